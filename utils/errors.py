@@ -1,0 +1,14 @@
+"""Errors that a user can mend. ``main.py`` prints them as one line and exits with code 2, without a traceback."""
+
+import difflib
+
+
+class UserError(Exception):
+    """Bad input: the message says what is wrong, where, and what to do, in one line."""
+
+
+def did_you_mean(name, known):
+    """``"; did you mean 'x'?"`` for the known name nearest to ``name``, or the list of known names when none is near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
