@@ -7,6 +7,10 @@ class UserError(Exception):
     """Bad input: the message says what is wrong, where, and what to do, in one line."""
 
 
+class UnusableRun(UserError):
+    """What a run's folder holds cannot be used. Other runs go on."""
+
+
 def did_you_mean(name, known):
     """``"; did you mean 'x'?"`` for the known name nearest to ``name``, or the list of known names when none is near."""
     known = sorted(known)

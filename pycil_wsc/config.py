@@ -1,0 +1,281 @@
+"""The configuration: loaded, completed with defaults, expanded into runs and checked in this one place.
+
+PyCIL's flat JSON keys keep their names and meaning. A list where one value is expected is an axis of the sweep.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import pycil_wsc.learners  # noqa: F401  registers the learners, and with them the backbones
+from utils import factory
+from utils.errors import UserError, did_you_mean
+from utils.memory import ExemplarMemory
+
+
+def key(default, doc, low=None, high=None, choices=None):
+    """A field with its documentation and the values it may have."""
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True)
+class WSCOptions:
+    """Weight Space Consolidation: the keys ``wsc.*``. Where the paper leaves a choice, facts and reasons are in the README."""
+
+    warmup: float = key(0.25, "share of a task's epochs before the reset", low=0, high=1)
+    retain: float = key(0.2, "share of the parameters that keep their weights at the reset (the paper's Q)", low=0, high=1)
+    blend: float = key(0.5, "weight of the current weights in a reset parameter (the paper's alpha)", low=0, high=1)
+    betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, high=1)
+    score_abs: bool = key(False, "first moment of |gradient| rather than of the gradient")
+    rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
+    reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, or `none`", choices=("blend", "revert", "none"))
+    reset_every: str = key("once", "how often to reset from the end of the warm-up on", choices=("once", "epoch", "iteration"))
+    reset_new_rows: bool = key(True, "the head's rows of new classes take part in ranking and reset")
+    reset_momentum: bool = key(False, "clear the optimiser's momentum at the reset")
+    reset_buffers: bool = key(False, "blend batch-norm statistics at the reset too")
+    average: bool = key(True, "average the weights from the reset on")
+    average_every: int = key(5, "interval of the average (the paper's j)", low=1)
+    average_unit: str = key("epoch", "unit of `average_every`", choices=("epoch", "iteration"))
+    average_start: str = key("reset", "the first weights averaged: those just `reset`, or those of the `first` interval after", choices=("reset", "first"))
+    average_count: str = key("since_reset", "`since_reset` is a plain mean, `absolute` the paper's n = i/j with i from the task's start", choices=("since_reset", "absolute"))
+    average_last: bool = key(True, "the task's last weights enter the average")
+    average_lr: float | None = key(0.1, "learning rate held after the reset; null keeps the schedule (the average then loses, see above)", low=0)
+    average_anneal: int = key(5, "epochs in which the rate goes over to `average_lr` (cosine)", low=0)
+    bn_update: str = key("recompute", "batch-norm statistics of the average: a pass over the data, a `copy` of the last, or their `average`", choices=("recompute", "copy", "average"))
+    first_task: bool = key(False, "consolidate in the first task too")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides one run, and where it runs. Learners bring defaults of their own (``utils.factory``)."""
+
+    prefix: str = key("run", "first folder below `out`: names an experiment")
+    dataset: str = key("cifar100", "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`")
+    memory_size: int = key(2000, "exemplars in all, when `fixed_memory` is false", low=0)
+    memory_per_class: int = key(20, "exemplars per class, when `fixed_memory` is true", low=0)
+    fixed_memory: bool = key(True, "keep `memory_per_class` of each class rather than share `memory_size` among them")
+    shuffle: bool = key(True, "shuffle the class order by `seed`, as PyCIL does")
+    init_cls: int = key(10, "classes of the first task", low=1)
+    increment: int = key(10, "classes of each later task", low=1)
+    model_name: str = key("wsc", "the learner")
+    convnet_type: str = key("resnet32", "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`")
+    device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`; of PyCIL's list of GPU numbers the first is used")
+    seed: int = key(1993, "class order, initial weights, batches, augmentation and exemplars", low=0)
+
+    init_epoch: int = key(200, "epochs of the first task", low=1)
+    init_lr: float = key(0.1, "learning rate of the first task", low=0)
+    init_milestones: tuple[int, ...] = key((60, 120, 170), "first task: epochs at which the rate is multiplied by `init_lr_decay`")
+    init_lr_decay: float = key(0.1, "factor at each of `init_milestones`", low=0)
+    init_weight_decay: float = key(5e-4, "weight decay of the first task", low=0)
+    epochs: int = key(70, "epochs of each later task", low=1)
+    lrate: float = key(0.1, "learning rate of later tasks", low=0)
+    milestones: tuple[int, ...] = key((30, 50), "later tasks: epochs at which the rate is multiplied by `lrate_decay`")
+    lrate_decay: float = key(0.1, "factor at each of `milestones`", low=0)
+    weight_decay: float = key(2e-4, "weight decay of later tasks", low=0)
+    momentum: float = key(0.9, "SGD's momentum", low=0, high=1)
+    batch_size: int = key(128, "images in a batch", low=1)
+    exemplars: str = key("herding", "how exemplars are chosen", choices=ExemplarMemory.strategies)
+    nme: bool = key(True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)")
+
+    image_size: int | None = key(None, "side of the images of folder data; null: the data set's own", low=8)
+    padding: int | None = key(None, "zero padding of the random crop; null: the data set's own", low=0)
+    flip: bool | None = key(None, "mirror training images at random; null: the data set's own")
+    brightness: float | None = key(None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0)
+
+    precision: str = key("auto", "`auto` is bf16 where the processor or GPU computes it natively", choices=("auto", "fp32", "bf16"))
+    num_workers: int = key(4, "processes that decode image files", low=0)
+    data_root: str = key("data", "folder of the data sets")
+    out: str = key("runs", "folder of the results")
+    wsc: WSCOptions = field(default_factory=WSCOptions)
+    options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
+
+    def to_dict(self):
+        """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
+        values = {name: getattr(self, name) for name in FIELDS if "." not in name} | vars(self.options)
+        if factory.learners[self.model_name].consolidates:
+            values |= {f"wsc.{f.name}": getattr(self.wsc, f.name) for f in fields(WSCOptions)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def identity(self):
+        """What decides the result: ``to_dict`` without the places, and without the memory key that does not count."""
+        skipped = PLACES | {"memory_size" if self.fixed_memory else "memory_per_class"}
+        return {name: value for name, value in self.to_dict().items() if name not in skipped}
+
+    @property
+    def run_folder(self):
+        """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<model_name>/m<memory>/seed<seed>[-<hash of what else differs>]``"""
+        usual = resolve({name: getattr(self, name) for name in IN_PATH}).identity()
+        other = {name: value for name, value in self.identity().items() if value != usual.get(name)}
+        digest = "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
+        memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
+        dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
+        return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.model_name, memory, f"seed{self.seed}{digest}")
+
+
+FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
+KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
+PLACES = {"prefix", "device", "num_workers", "data_root", "out"}
+IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "init_cls", "increment", "model_name", "seed")
+
+
+def load(path, overrides=None):
+    """The runs that the JSON file at ``path`` asks for, seeds outermost: a list of :class:`Config`.
+
+    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's.
+    """
+    try:
+        raw = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); name an existing JSON file") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); correct the file") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a JSON object of keys and values")
+    try:
+        runs = [resolve(point) for point in expand(_flatten(raw) | (overrides or {}))]
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return list({config.run_folder: config for config in runs}.values())  # points that are the same run are one run
+
+
+def parse_override(text):
+    """``key=value`` of the command line: the value is read as JSON, or taken as a string."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--set {text}: expected key=value")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _flatten(raw):
+    """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}."""
+    flat = {}
+    for name, value in raw.items():
+        flat |= {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def expand(flat):
+    """Every combination of the list-valued keys: a list of dicts with one value per key, seeds outermost."""
+    flat = flat | {"device": _first_device(flat["device"])} if "device" in flat else flat
+    axes = {name: value for name, value in flat.items() if _is_axis(name, value)}
+    if empty := [name for name, value in axes.items() if not value]:
+        raise UserError(f"{empty[0]}: an empty list has no runs; give at least one value")
+    order = sorted(axes, key=lambda name: name != "seed")
+    return [flat | dict(zip(order, point)) for point in itertools.product(*(axes[name] for name in order))]
+
+
+def _is_axis(name, value):
+    if not isinstance(value, list):
+        return False
+    takes_list = "tuple" in str(KINDS.get(name, "")) or any(isinstance(d.get(name), list) for d in factory.learner_defaults.values())
+    return bool(value) and all(isinstance(v, list) for v in value) if takes_list else True
+
+
+def _first_device(device):
+    """PyCIL's ``["0", "1"]``, ``[0]`` or ``[-1]`` as one of our names; anything else as it is."""
+    if isinstance(device, list) and device:
+        device = device[0]
+    if isinstance(device, int) or (isinstance(device, str) and re.fullmatch(r"-?\d+", device)):
+        return "cpu" if int(device) < 0 else f"gpu:{int(device)}"
+    return device
+
+
+def resolve(flat):
+    """One complete, checked :class:`Config` from one value per key; what is not given has the learner's default."""
+    learner = flat.get("model_name", FIELDS["model_name"].default)
+    own = factory.learner_defaults[_checked("model_name", learner)]
+    _refuse_unknown(flat)
+    values = {name: f.default for name, f in FIELDS.items()} | own
+    values |= {name: value for name, value in flat.items() if name in values}
+    values |= _scaled_milestones(flat, own)
+    values = {name: _checked(name, value, own) for name, value in values.items()}
+    if not factory.learners[learner].uses_memory:
+        values |= {"memory_per_class": 0, "fixed_memory": True}
+    wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
+    options = {name: values.pop(name) for name in list(values) if name not in FIELDS}
+    config = Config(**values, wsc=WSCOptions(**wsc), options=types.SimpleNamespace(**options))
+    _check_together(config)
+    return config
+
+
+def _refuse_unknown(flat):
+    known = set(FIELDS).union(*factory.learner_defaults.values())
+    for name in flat:
+        if name not in known:
+            raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
+
+
+def _scaled_milestones(flat, own):
+    """Where only the number of epochs is given, the learner's milestones keep their place in the schedule."""
+    scaled = {}
+    for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
+        if epochs in flat and milestones not in flat and isinstance(flat[epochs], int):
+            usual = own.get(epochs, FIELDS[epochs].default)
+            places = [max(1, round(m * flat[epochs] / usual)) for m in own.get(milestones, FIELDS[milestones].default)]
+            scaled[milestones] = [place for place in places if place < flat[epochs]]
+    return scaled
+
+
+def _checked(name, value, own=types.MappingProxyType({})):
+    """``value`` with the type of key ``name`` and within its limits, or a :class:`UserError`."""
+    if name not in FIELDS:
+        return _typed(name, value, tuple[float, ...] if isinstance(own[name], list) else type(own[name]))
+    value = _typed(name, value, KINDS[name])
+    limits = FIELDS[name].metadata
+    for number in value if isinstance(value, tuple) else [value]:
+        if number is None:
+            continue
+        if limits["choices"] and number not in limits["choices"]:
+            raise UserError(f"{name}: '{number}' is not one of {', '.join(limits['choices'])}")
+        if limits["low"] is not None and number < limits["low"]:
+            raise UserError(f"{name}: {number} is below {limits['low']}")
+        if limits["high"] is not None and number > limits["high"]:
+            raise UserError(f"{name}: {number} is above {limits['high']}")
+    return value
+
+
+def _typed(name, value, kind):
+    for option in typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]:
+        if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
+        if option is float and type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+        if type(value) is option:
+            return value
+    raise UserError(f"{name}: expected {_described(kind)}, got {json.dumps(value, default=str)}")
+
+
+def _described(kind):
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "null"}
+    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]
+    return " or ".join("a list of " + names[typing.get_args(p)[0]].removeprefix("a ") + "s" if typing.get_origin(p) else names[p] for p in parts)
+
+
+def _check_together(config):
+    """What no key can be checked for alone."""
+    for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
+        places, end = getattr(config, milestones), getattr(config, epochs)
+        if list(places) != sorted(places) or any(not 0 < place < end for place in places):
+            raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
+    if config.wsc.warmup >= 1 and config.wsc.reset != "none":
+        raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use less")
+    if len(config.wsc.betas) != 2 or max(config.wsc.betas) >= 1:
+        raise UserError(f"wsc.betas: expected two numbers below 1, got {list(config.wsc.betas)}")
+    if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":
+        raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
+    factory.backbones[config.convnet_type]
+    if not config.dataset.startswith(("npz:", "folder:")):
+        factory.datasets[config.dataset]
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|gpu:\d+", config.device):
+        raise UserError(f"device: '{config.device}' is not auto, cpu, cuda, cuda:N or a list of GPU numbers")
+    if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):
+        raise UserError(f"prefix: '{config.prefix}' must be a folder name of letters, digits, dots, dashes and underscores")

@@ -1,0 +1,46 @@
+"""Batch-norm statistics that fit averaged weights."""
+
+from itertools import chain
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@torch.no_grad()
+def recompute_batch_norm(model, batches):
+    """Replace the running statistics of all batch norms by the mean over one pass of the statistics of each batch.
+
+    The statistics collected in training belong to other weights than the average. Like ``torch.optim.swa_utils.update_bn``, with
+    three differences that matter here: a batch norm which ``model.train()`` leaves in evaluation mode (frozen, as in
+    networks that expand) keeps its statistics; each module gets its own mode back; an empty pass raises instead of leaving
+    means of 0 and variances of 1. Without batch norm to recompute ``batches`` is not touched.
+
+    Args:
+        model: a module called with one batch of inputs.
+        batches: iterable of input tensors, or of tuples or lists that begin with one, on the model's device.
+
+    Raises:
+        ValueError: ``batches`` is empty; the statistics are as they were.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    norms = {m: m.momentum for m in modes if isinstance(m, _BatchNorm) and m.training and m.track_running_stats}
+    try:
+        if norms:
+            _collect(model, norms, iter(batches))
+    finally:
+        for norm, momentum in norms.items():
+            norm.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _collect(model, norms, batches):
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("no batch to recompute batch-norm statistics from: `batches` is empty, or an iterator already used up")
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # torch's name for a cumulative mean: each batch has the same weight
+    for batch in chain([first], batches):
+        model(batch[0] if isinstance(batch, (tuple, list)) else batch)

@@ -1,0 +1,62 @@
+"""What must hold of the tensors that a consolidation follows; each error says what to do."""
+
+import torch
+
+
+def by_name(pairs, argument, wanted):
+    """{name: tensor} of the wanted tensors among (name, tensor) pairs; a tensor under several names once, under the first."""
+    names, tensors = set(), {}
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(f"{argument} must give (name, tensor) pairs: pass model.{argument}()")
+        name, tensor = pair
+        if name in names:
+            raise ValueError(f"{argument}: two tensors are named '{name}'; give each its own name")
+        names.add(name)
+        if wanted(tensor):
+            tensors.setdefault(id(tensor), (name, tensor))
+    return dict(tensors.values())
+
+
+def check_eligible(eligible, params):
+    for name, mask in eligible.items():
+        if name not in params:
+            raise ValueError(f"eligible: '{name}' is not the name of a trainable parameter")
+        shape = tuple(params[name].shape)
+        if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+            raise ValueError(f"eligible: '{name}' needs torch.bool of shape {shape}, not {mask.dtype} of {tuple(mask.shape)}")
+
+
+def layouts(tensors):
+    """What may not change while a tensor is followed: {name: (shape, type, device)}."""
+    return {name: (tuple(t.shape), t.dtype, t.device) for name, t in tensors.items()}
+
+
+def check_layouts(tensors, before):
+    for name, layout in layouts(tensors).items():
+        if layout != before[name]:
+            was, now = (" ".join(map(str, each)) for each in (before[name], layout))
+            raise RuntimeError(
+                f"'{name}' was {was} and is now {now}: make a new WeightSpaceConsolidation once a model has grown or moved"
+            )
+
+
+def check_saved_shapes(saved, own):
+    """``saved`` and ``own``: {name: shape}."""
+    for name in sorted(own.keys() | saved.keys()):
+        if name not in saved:
+            raise ValueError(f"'{name}' is in this object but not in the state")
+        if name not in own:
+            raise ValueError(f"'{name}' is in the state but not in this object")
+        if tuple(saved[name]) != own[name]:
+            raise ValueError(f"'{name}' has shape {own[name]}, in the state {tuple(saved[name])}")
+
+
+def check_finite(names, scores):
+    """Waits for the device, once."""
+    finite = torch.stack([score.isfinite().all() for score in scores]).tolist()
+    for name, good in zip(names, finite, strict=True):
+        if not good:
+            raise RuntimeError(
+                f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: lower the learning rate or clip"
+            )

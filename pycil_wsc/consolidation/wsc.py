@@ -1,0 +1,262 @@
+"""Weight Space Consolidation as an object that follows an optimiser through one task."""
+
+from dataclasses import asdict
+
+import torch
+
+from pycil_wsc.consolidation.checks import by_name, check_eligible, check_finite, check_layouts, check_saved_shapes, layouts
+from pycil_wsc.consolidation.functional import average_, blend_, moment_score, rank_reset_, update_moments_
+from pycil_wsc.consolidation.options import Options
+
+
+class WeightSpaceConsolidation:
+    """Scores weights while a task warms up, resets the dormant ones once, and averages from there on.
+
+    "Forget Forgetting: Continual Learning in a World of Abundant Memory", section 4. One object serves one task:
+
+    >>> from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> batches = [(torch.randn(32, 8), torch.randint(2, (32,))) for _ in range(20)]
+    >>> wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=5, average_every=5).attach(optimizer)
+    >>> for inputs, targets in batches:
+    ...     loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+    ...     optimizer.zero_grad()
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> wsc.finish()
+    >>> recompute_batch_norm(model, batches)
+
+    With theta_prev the weights when the object is made, g the gradient in ``p.grad`` after an optimiser step (the loss's own,
+    before weight decay and momentum; clipped or scaled if the loop does that), i the number of the step, j ``average_every``::
+
+        m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2            each step of the warm-up
+        S = |m_hat| * v_hat                                          (hat: divided by 1 - b^i, as in Adam)
+        theta <- blend * theta + (1 - blend) * theta_prev            after warmup_steps steps, where S is not in the top `retain`
+        Theta <- (n * Theta + theta) / (n + 1)                       from there on, every j steps
+        theta <- Theta                                               at finish()
+
+    Parameters without a gradient in the whole warm-up are neither ranked nor reset; a gradient missing in some steps counts
+    as zero in those. A step never waits for the device; the reset does, once.
+
+    Memory, for N trainable elements of s bytes, f = max(s, 4): N (s + 2 f) bytes until the reset, N f after it; N (s + 3 f) with
+    ``reset_every``; N f alone, from the end of the warm-up, with ``reset="none"``. So 12, then 4 bytes per element for fp32. During
+    the reset it needs about as much again, for scores and their ranking; ``rank_scope="tensor"`` ranks with less.
+
+    Args:
+        named_parameters: iterable of (name, parameter), such as ``model.named_parameters()``. Those that do not require a gradient
+            are left alone, a parameter under several names counts once.
+        warmup_steps: optimiser steps from the task's start to the reset; 0 only with ``reset="none"``.
+        average_every: j, optimiser steps between samples of the average, counted from the reset.
+        retain: share of the elements kept at the reset, ``round(retain * n)`` of n by exact count, of equals the first.
+        blend: share of the present weights in the others.
+        betas: decay of the two moments.
+        score_abs: let m follow |g| instead of g.
+        rank_scope: ``"global"`` ranks all elements together, ``"tensor"`` each parameter's by themselves.
+        reset: ``"blend"``, ``"revert"`` (blend with 0) or ``"none"`` (only average).
+        reset_every: None for one reset, else reset again every so many steps after the first; the moments go on, theta_prev stays.
+        reset_momentum: drop the optimiser's state of the parameters at each reset, so that it starts on them afresh.
+        average: False leaves the last weights in place at the end.
+        average_start: ``"reset"`` makes the reset weights the first sample (with ``warmup_steps=0`` the weights when the object is
+            made); ``"first"`` those j steps later.
+        average_count: ``"since_reset"`` sets n to the number of samples so far, for a plain mean; ``"absolute"`` takes the paper's
+            n = i / j by the letter, i counted from the task's start (a real number if j does not divide it): then Theta begins
+            as the reset weights and they weigh more than one sample. It needs ``average_start="reset"``.
+        average_last: add the last weights to the average if their step was not one of the sampled.
+        named_buffers: iterable of (name, buffer), such as batch-norm statistics; those not of floating type are left alone.
+        reset_buffers: blend the buffers whole with their values at the start, at each reset.
+        average_buffers: average the buffers with the weights. Better: :func:`recompute_batch_norm` after ``finish()``.
+        eligible: mapping of name to bool tensor of the parameter's shape: only elements marked True are ranked and may be reset.
+            Names left out are eligible whole.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, unknown or inconsistent.
+        RuntimeError: in the course of training, for what cannot go on; the message says what to do.
+    """
+
+    def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, betas=(0.9, 0.999),
+                 score_abs=False, rank_scope="global", reset="blend", reset_every=None, reset_momentum=False,
+                 average=True, average_start="reset", average_count="since_reset", average_last=True,
+                 named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None):  # fmt: skip
+        self.options = Options(
+            warmup_steps=warmup_steps, average_every=average_every, retain=retain, blend=blend, betas=tuple(betas),
+            score_abs=score_abs, rank_scope=rank_scope, reset=reset, reset_every=reset_every, reset_momentum=reset_momentum,
+            average=average, average_start=average_start, average_count=average_count, average_last=average_last,
+            reset_buffers=reset_buffers, average_buffers=average_buffers,
+        )  # fmt: skip
+        with_buffers = reset_buffers or average_buffers
+        if with_buffers and named_buffers == ():
+            raise ValueError("reset_buffers and average_buffers need named_buffers=model.named_buffers()")
+        self._params = by_name(named_parameters, "named_parameters", lambda p: p.requires_grad)
+        self._buffers = by_name(named_buffers, "named_buffers", torch.is_floating_point) if with_buffers else {}
+        both = [*self._params.items(), *self._buffers.items()]
+        self._tensors = by_name(both, "named_parameters and named_buffers", torch.is_tensor)
+        self._layouts = layouts(self._tensors)
+        if not self._params:
+            raise ValueError("named_parameters holds no parameter that requires a gradient")
+        check_eligible(eligible or {}, self._params)
+        self._eligible = {name: mask.to(self._params[name].device) for name, mask in (eligible or {}).items()}
+        self._hook = None
+        self._steps = self._averaged = self._resets = 0
+        self._finished = False
+        self._begin()
+
+    @torch.no_grad()
+    def _begin(self):
+        self._with_gradient = set()  # names of the parameters that have had a gradient
+        self._previous, self._first, self._second, self._average = {}, {}, {}, {}  # theta_prev, m, v, Theta: by name
+        if self.options.resets:
+            tensors = self._tensors if self.options.reset_buffers else self._params
+            self._previous = {name: tensor.clone() for name, tensor in tensors.items()}
+            self._first, self._second = (
+                {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in self._params.items()} for _ in range(2)
+            )
+        if self.options.samples_at(0):
+            self._sample()
+
+    def attach(self, optimizer):
+        """Follow ``optimizer``: each of its steps is a step here. Returns the object itself."""
+        if self._hook is not None:
+            raise RuntimeError("attached already: detach() first")
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held.isdisjoint(map(id, self._params.values())):
+            raise ValueError("the optimizer holds none of the parameters: attach to the one that trains them")
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+        return self
+
+    def detach(self):
+        """No longer follow the optimiser; without effect if none is followed."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    @torch.no_grad()
+    def finish(self):
+        """End the task: the average becomes the weights, in their own type, and all memory is freed.
+
+        Raises RuntimeError if there is nothing to average: the warm-up has not ended, or no sample was due.
+        """
+        options, steps = self.options, self._steps
+        if self._finished:
+            raise RuntimeError("finish() was called already: make a new WeightSpaceConsolidation for each task")
+        if steps < options.warmup_steps:
+            of = f"{steps} of {options.warmup_steps} warm-up steps"
+            raise RuntimeError(f"finish() after {of}: train longer or shorten warmup_steps")
+        if options.average and options.average_last and not options.samples_at(steps):
+            self._sample()
+        if options.average and not self._averaged:
+            raise RuntimeError("finish() before any sample of the average: shorten average_every, or set average_last")
+        for name, mean in self._average.items():
+            self._tensors[name].copy_(mean)
+        self._finished = True
+        self._previous, self._first, self._second, self._average = {}, {}, {}, {}
+
+    @property
+    def steps(self):
+        """Optimiser steps followed since the task's start."""
+        return self._steps
+
+    @property
+    def averaged(self):
+        """Samples in the average."""
+        return self._averaged
+
+    @property
+    def resets(self):
+        """Resets done."""
+        return self._resets
+
+    @property
+    def phase(self):
+        """``"warm-up"``, ``"averaging"`` or ``"finished"``."""
+        return "finished" if self._finished else "warm-up" if self._steps < self.options.warmup_steps else "averaging"
+
+    def state_dict(self):
+        """All that is needed to go on, for ``torch.load(weights_only=True)``. As in torch, the tensors are not copies."""
+        return {
+            "options": asdict(self.options),
+            "shapes": self._shapes(),
+            "steps": self._steps,
+            "averaged": self._averaged,
+            "resets": self._resets,
+            "finished": self._finished,
+            "with_gradient": sorted(self._with_gradient),
+            "previous": dict(self._previous),
+            "first": dict(self._first),
+            "second": dict(self._second),
+            "average": dict(self._average),
+        }
+
+    def load_state_dict(self, state):
+        """Go on from a saved state: load model and optimiser too. Raises ValueError if options, names or shapes differ."""
+        self.options.check_saved(state["options"])
+        check_saved_shapes(state["shapes"], self._shapes())
+        self._steps, self._averaged, self._resets = state["steps"], state["averaged"], state["resets"]
+        self._finished, self._with_gradient = state["finished"], set(state["with_gradient"])
+        for part in "previous", "first", "second", "average":
+            saved = state[part]
+            own = {name: saved[name].to(t.device, copy=True) for name, t in self._tensors.items() if name in saved}
+            setattr(self, f"_{part}", own)
+
+    def _shapes(self):
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    @torch.no_grad()
+    def _after_step(self, optimizer, args, kwargs):
+        if self._finished:
+            raise RuntimeError("a step after finish(): make a new WeightSpaceConsolidation for the next task, or detach() this one")
+        check_layouts(self._tensors, self._layouts)
+        self._steps += 1
+        if self._first:
+            self._score()
+        if self.options.resets_at(self._steps):
+            self._reset(optimizer)
+        if self.options.samples_at(self._steps):
+            self._sample()
+
+    def _score(self):
+        grads = {name: p.grad for name, p in self._params.items()}
+        present = [name for name, grad in grads.items() if grad is not None]
+        if not present:
+            raise RuntimeError(
+                "missing gradients: no parameter has one after optimizer.step(); call backward() before it, and zero_grad() not in between"
+            )
+        self._with_gradient.update(present)
+        first, second = list(self._first.values()), list(self._second.values())
+        update_moments_(first, second, list(grads.values()), self.options.betas, self.options.score_abs)
+
+    def _reset(self, optimizer):
+        options = self.options
+        names = [name for name in self._params if name in self._with_gradient]
+        params, previous = _pick(self._params, names), _pick(self._previous, names)
+        scores = moment_score(_pick(self._first, names), _pick(self._second, names), self._steps, options.betas)
+        check_finite(names, scores)
+        eligible = [self._eligible.get(name) for name in names]
+        rank_reset_(params, previous, scores, options.retain, options.reset_blend, options.rank_scope, eligible)
+        if options.reset_buffers:
+            keep_none = [torch.zeros_like(b, dtype=torch.bool) for b in self._buffers.values()]
+            blend_(self._buffers.values(), _pick(self._previous, self._buffers), keep_none, options.reset_blend)
+        if options.reset_momentum:
+            for param in self._params.values():
+                optimizer.state.pop(param, None)  # what an optimiser lacks it makes anew at its next step
+        if not options.reset_every:
+            self._previous, self._first, self._second = {}, {}, {}
+        self._resets += 1
+
+    def _sample(self):
+        tensors = self._tensors if self.options.average_buffers else self._params
+        if self._averaged:
+            n = self.options.weight_of_average(self._steps, self._averaged)
+            average_(list(self._average.values()), list(tensors.values()), n)
+        else:
+            self._average = {name: tensor.to(_wide(tensor.dtype), copy=True) for name, tensor in tensors.items()}
+        self._averaged += 1
+
+
+def _pick(by_name, names):
+    return [by_name[name] for name in names]
+
+
+def _wide(dtype):
+    """The type of moments and averages: at least fp32."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,230 @@
+"""The only training loop. A method says what its loss is; everything else happens here, once."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from pycil_wsc.learners.schedules import step_lr
+from utils import seeding
+from utils.inc_net import IncrementalNet
+from utils.loader import num_batches
+from utils.memory import ExemplarMemory, normalise
+
+
+@dataclass
+class Phase:
+    """A stretch of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
+
+    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``name`` is for the progress bar.
+    """
+
+    epochs: int
+    optimizer: torch.optim.Optimizer
+    lr: Callable
+    indices: np.ndarray
+    loss: Callable
+    name: str = "train"
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a stopped run stood within a task: ``epoch`` epochs of phase ``phase`` were done."""
+
+    phase: int
+    epoch: int
+    learner: dict
+    optimizer: dict
+
+
+class BaseLearner(nn.Module):
+    """A continual learner: its networks are submodules, so ``state_dict`` holds all that it has learned.
+
+    A method must give ``loss``; it may override ``grow``, ``begin_task``, ``phases``, ``after_step``, ``end_task``, ``extract``
+    and ``classify``. ``learn`` is never overridden.
+    """
+
+    uses_memory = True
+    consolidates = False
+
+    def __init__(self, config, manager, train_source, device):
+        super().__init__()
+        self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
+        self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
+        self.images_trained = 0
+        with self.seeded("weights"):
+            self.network = self.build()
+        self.place()
+
+    # ---- hooks of a method ---------------------------------------------------------------------------------------------
+
+    def build(self):
+        """The network before the first task."""
+        return IncrementalNet(self.config.convnet_type)
+
+    def loss(self, images, targets):
+        """(B, 3, H, W), (B,) -> (scalar loss, (B, classes) logits)."""
+        raise NotImplementedError
+
+    def grow(self, task):
+        """Make room for the task's classes. Also called for the tasks before it when a stopped run goes on."""
+        self.network.grow(task.num_seen)
+
+    def begin_task(self, task):
+        """Before training; the head has grown already."""
+
+    def phases(self, task):
+        """The task's phases, in order; a generator may prepare each just before it starts."""
+        yield self.main_phase(task)
+
+    def after_step(self):
+        """After each ``optimizer.step()``, before the gradients are cleared."""
+
+    def end_task(self, task):
+        """After training, before exemplars are chosen and the test is run."""
+
+    def extract(self, images):
+        """(B, 3, H, W) -> (B, d) features, for herding, nearest mean and ``classify``."""
+        return self.network.backbone(images)
+
+    def classify(self, features):
+        """(B, d) features -> (B, classes) logits."""
+        return self.network.head(features)
+
+    def predict(self, images):
+        """(B, 3, H, W) -> (B, classes) logits."""
+        return self.classify(self.extract(images))
+
+    @classmethod
+    def planned_epochs(cls, config, task):
+        """Passes over a task's training data, for the cost that ``--dry-run`` states."""
+        return config.epochs if task.index else config.init_epoch
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------
+
+    def learn(self, task, monitor, resume=None):
+        """Learn one task. ``monitor`` is told of every step and epoch; ``resume`` says where a stopped run stood."""
+        self.grow_for(task)
+        self.begin_task(task)
+        for number, phase in enumerate(self.phases(task)):
+            if resume and number < resume.phase:
+                continue
+            first = 0
+            if resume and number == resume.phase:
+                self.load_state_dict(resume.learner)
+                phase.optimizer.load_state_dict(resume.optimizer)
+                first = resume.epoch
+            self.fit(task, number, phase, first, monitor)
+        self.end_task(task)
+        rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
+        self.memory.update(task, self.manager.train_targets, self.features, rng)
+
+    def grow_for(self, task):
+        with self.seeded("weights", task.index):
+            self.grow(task)
+        self.place()
+
+    def fit(self, task, number, phase, first, monitor):
+        batches = num_batches(len(phase.indices), self.config.batch_size)
+        monitor.phase_started(task, phase, first, batches)
+        for epoch in range(first, phase.epochs):
+            for group in phase.optimizer.param_groups:
+                group["lr"] = phase.lr(epoch)
+            self.train()
+            total_loss = torch.zeros((), device=self.device)
+            correct = torch.zeros((), device=self.device, dtype=torch.int64)
+            for images, targets in self.training_batches(phase.indices, task.index, number, epoch):
+                with self.autocast():
+                    loss, logits = phase.loss(images, targets)
+                loss.backward()
+                phase.optimizer.step()
+                self.after_step()
+                phase.optimizer.zero_grad(set_to_none=True)
+                total_loss += loss.detach()
+                correct += (logits.detach().argmax(1) == targets).sum()
+                monitor.step(len(images))
+            self.images_trained += len(phase.indices)
+            monitor.epoch_ended(task, number, phase, epoch, total_loss.item() / batches, 100 * correct.item() / len(phase.indices))
+
+    def training_batches(self, indices, *address):
+        """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone."""
+        seed = seeding.derived_seed(self.config.seed, "batches", *address)
+        return self.train_source.batches(indices, self.manager.train_targets, self.config.batch_size, train=True, seed=seed)
+
+    # ---- what methods build on -----------------------------------------------------------------------------------------
+
+    def main_phase(self, task, parameters=None):
+        """The usual phase: SGD over the task's data and the memory, with the step schedule of the configuration."""
+        c = self.config
+        if task.index == 0:
+            epochs, rate, decay = c.init_epoch, step_lr(c.init_lr, c.init_milestones, c.init_lr_decay), c.init_weight_decay
+        else:
+            epochs, rate, decay = c.epochs, step_lr(c.lrate, c.milestones, c.lrate_decay), c.weight_decay
+        return Phase(epochs, self.sgd(parameters or self.network.parameters(), decay), rate, self.training_indices(task), self.loss)
+
+    def training_indices(self, task):
+        """The task's samples and all exemplars: (n,)."""
+        return np.concatenate([task.train_indices, self.memory.indices])
+
+    def sgd(self, parameters, weight_decay):
+        """SGD as PyCIL has it, a new one for each task; the rate is set before each epoch."""
+        trainable = [p for p in parameters if p.requires_grad]
+        return torch.optim.SGD(trainable, lr=0.0, momentum=self.config.momentum, weight_decay=weight_decay, fused=True)
+
+    def autocast(self):
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
+
+    @property
+    def precision(self):
+        return resolved_precision(self.config.precision, self.device)
+
+    def seeded(self, *address):
+        return seeding.seeded(self.config.seed, *address)
+
+    def place(self):
+        """Everything on the device, in the memory format that convolutions like best."""
+        self.to(self.device, memory_format=torch.channels_last)
+
+    @torch.inference_mode()
+    def forward_over(self, source, indices, targets):
+        """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d), (B,)."""
+        self.eval()
+        for images, labels in source.batches(indices, targets, self.config.batch_size):
+            with self.autocast():
+                features = self.extract(images)
+            yield features.float(), labels
+
+    def features(self, indices):
+        """Features of training samples: float32 numpy (n, d)."""
+        parts = [f for f, _ in self.forward_over(self.train_source, indices, self.manager.train_targets)]
+        return torch.cat(parts).cpu().numpy()
+
+    def class_means(self, num_seen):
+        """Normalised mean of each class's normalised exemplar features, (num_seen, d), or None while a class has no exemplar."""
+        memory = self.memory.classes
+        if any(len(memory.get(c, ())) == 0 for c in range(num_seen)):
+            return None
+        indices = self.memory.indices
+        features, targets = normalise(self.features(indices)), self.manager.train_targets[indices]
+        return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
+
+    def get_extra_state(self):
+        return {"memory": self.memory.state_dict(), "images_trained": self.images_trained}
+
+    def set_extra_state(self, state):
+        self.memory.load_state_dict(state["memory"])
+        self.images_trained = state["images_trained"]
+
+
+def resolved_precision(precision, device):
+    """``auto`` becomes ``bf16`` where the device computes it natively, else ``fp32``."""
+    if precision != "auto":
+        return precision
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if native else "fp32"

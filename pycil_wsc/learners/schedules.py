@@ -1,0 +1,25 @@
+"""Learning rates as pure functions of the epoch, so that going on after a stop needs no scheduler state."""
+
+import math
+
+
+def step_lr(base, milestones, decay):
+    """``base`` times ``decay`` for each milestone reached: PyCIL's schedule."""
+    return lambda epoch: base * decay ** sum(epoch >= milestone for milestone in milestones)
+
+
+def cosine_lr(base, epochs):
+    """From ``base`` to 0 along half a cosine in ``epochs`` epochs."""
+    return lambda epoch: base * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+def held_lr(schedule, start, value, anneal):
+    """``schedule`` until epoch ``start``; then over to ``value`` along half a cosine in ``anneal`` epochs, and held there."""
+
+    def rate(epoch):
+        if epoch < start:
+            return schedule(epoch)
+        done = min(1, (epoch - start + 1) / anneal) if anneal else 1
+        return value + (schedule(start - 1) - value) * (1 + math.cos(math.pi * done)) / 2
+
+    return rate

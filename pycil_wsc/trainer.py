@@ -1,0 +1,271 @@
+"""One run: tasks -> learner -> metrics -> checkpoint -> result.json."""
+
+import json
+import logging
+import math
+import re
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pycil_wsc.learners.base import Resume, resolved_precision
+from pycil_wsc.progress import TaskBar
+from utils import factory, metrics
+from utils.data_manager import DataManager
+from utils.errors import UnusableRun, UserError
+from utils.files import save_tensors, write_atomically, write_json
+from utils.loader import open_source
+from utils.memory import ExemplarMemory
+
+TOP_K = 5
+
+
+class TrainingDiverged(Exception):
+    """The loss of a run is no longer a finite number."""
+
+
+class Run:
+    """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
+
+    ``dataset`` is a :class:`utils.data.Dataset`; ``title`` is shown before each line of the run.
+    """
+
+    def __init__(self, config, dataset, title=""):
+        self.config, self.title = config, title
+        self.folder = config.run_folder
+        self.device = resolved_device(config.device)
+        self.dataset = dataset
+        self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
+        self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
+        self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
+        self.learner = factory.learners[config.model_name](config, self.manager, self.train_source, self.device)
+        self.history = []  # what metrics.jsonl holds: a dict per task
+        self.clock = {"train_seconds": 0.0, "total_seconds": 0.0}
+        self.peak_memory = 0
+
+    def execute(self):
+        """Train and test every task; returns the contents of ``result.json``."""
+        self.log = open_log(self.folder)
+        write_json(self.folder / "config.json", self.config.to_dict())
+        reset_peak_memory(self.device)
+        first, resume = self._restore()
+        self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
+        self.mark = time.perf_counter()
+        for task in self.manager.tasks[first:]:
+            self.bar = TaskBar(self.title, task, len(self.manager.tasks))
+            self.learner.learn(task, self, resume)
+            resume = None
+            self._tick("total_seconds")
+            self.history.append(self._test(task))
+            self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
+            write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+            self.bar.close(summary(self.history[-1]))
+            self.log.info("task %d: %s", task.index, summary(self.history[-1]))
+        result = self._result()
+        write_json(self.folder / "result.json", result)
+        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        return result
+
+    # ---- what the learner reports to -----------------------------------------------------------------------------------
+
+    def phase_started(self, task, phase, first, batches):
+        self._tick("total_seconds")
+        self.bar.start(phase.name, first, phase.epochs, batches)
+
+    def step(self, images):
+        self.bar.step(images)
+
+    def epoch_ended(self, task, number, phase, epoch, loss, accuracy):
+        self._tick("train_seconds")
+        self.bar.epoch(epoch, loss, accuracy)
+        self.log.info("task %d %s epoch %d/%d: loss %.4f, train accuracy %.2f", task.index, phase.name, epoch + 1, phase.epochs, loss, accuracy)
+        if not math.isfinite(loss):
+            raise TrainingDiverged(f"the loss became {loss} in task {task.index}, epoch {epoch + 1}; try a lower learning rate")
+        self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
+
+    # ---- saving and going on -------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, position, optimizer):
+        self._tick("total_seconds")
+        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
+        state = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
+        state |= {"history": self.history, "clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
+        save_tensors(self.folder / "checkpoint.pt", state)
+
+    def _restore(self):
+        """(index of the task to go on with, where in it or None)."""
+        path = self.folder / "checkpoint.pt"
+        if not path.exists():
+            return 0, None
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            position = state["position"]
+        except Exception as error:
+            raise UnusableRun(f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again") from None
+        if state["identity"] != self.config.identity():
+            raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
+        self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
+        for task in self.manager.tasks[: position["task"]]:
+            self.learner.grow_for(task)
+        self.log.info("going on with task %d, epoch %d", position["task"], position["epoch"] + 1)
+        if state["optimizer"] is not None:
+            return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
+        self.learner.load_state_dict(state["learner"])
+        return position["task"], None
+
+    def _tick(self, *names):
+        """Add the time since the last tick to the total, and to the named clocks."""
+        now = time.perf_counter()
+        for name in {"total_seconds", *names}:
+            self.clock[name] += now - self.mark
+        self.mark = now
+
+    # ---- testing -------------------------------------------------------------------------------------------------------
+
+    def _test(self, task):
+        """The line of ``metrics.jsonl`` for the task just learned."""
+        learner, boundaries = self.learner, self.manager.boundaries[: task.index + 2]
+        prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
+        cnn, nme = self._predictions(task, prototypes)
+        targets = self.manager.test_targets[task.test_indices]
+        line = {"task": task.index, "num_seen": task.num_seen, "exemplars": len(learner.memory), "images_trained": learner.images_trained}
+        line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, boundaries).items()}
+        line |= {f"nme_{name}": value for name, value in scores(nme, targets, boundaries).items()} if nme is not None else {}
+        self._tick("total_seconds")
+        return line | self.clock
+
+    def _predictions(self, task, prototypes):
+        """Best classes first, by logits and by nearest mean of exemplars (or None): two (N, <=5) arrays."""
+        k = min(TOP_K, task.num_seen)
+        cnn, nme = [], []
+        means = None if prototypes is None else torch.from_numpy(prototypes).to(self.device)
+        for features, _ in self.learner.forward_over(self.test_source, task.test_indices, self.manager.test_targets):
+            with torch.inference_mode(), self.learner.autocast():
+                cnn.append(self.learner.classify(features).float().topk(k).indices)
+            if means is not None:
+                unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
+                nme.append(torch.cdist(unit, means).topk(k, largest=False).indices)
+        return torch.cat(cnn).cpu().numpy(), torch.cat(nme).cpu().numpy() if nme else None
+
+    def _result(self):
+        rows = self.history
+        matrix, curve = [row["cnn_tasks"] for row in rows], [row["cnn_top1"] for row in rows]
+        nme = [row.get("nme_top1") for row in rows]
+        return {
+            "config": self.config.to_dict(),
+            "curve": curve,
+            "avg_acc": metrics.average_accuracy(curve),
+            "last_acc": curve[-1],
+            "matrix": matrix,
+            "forgetting": metrics.forgetting(matrix),
+            "new_acc": metrics.new_task_accuracy(matrix),
+            "top5_curve": [row["cnn_top5"] for row in rows],
+            "nme_curve": nme if None not in nme else None,
+            "train_seconds": self.clock["train_seconds"],
+            "total_seconds": self.clock["total_seconds"],
+            "images_trained": self.learner.images_trained,
+            "peak_memory_bytes": self.peak_memory,
+            "parameters": sum(p.numel() for p in self.learner.network.parameters()),
+            "class_order": self.manager.class_order,
+            "device": device_name(self.device),
+            "precision": self.learner.precision,
+            "torch": torch.__version__,
+            "commit": commit(),
+        }
+
+
+def scores(predictions, targets, boundaries):
+    """``top1``, ``top5`` and the accuracy on each task's classes, in percent."""
+    return {
+        "top1": metrics.accuracy(predictions, targets),
+        "top5": metrics.top_k_accuracy(predictions, targets),
+        "tasks": metrics.task_accuracies(predictions, targets, boundaries),
+    }
+
+
+def summary(line):
+    nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
+    return f"{line['num_seen']} classes: CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}, {line['exemplars']} exemplars"
+
+
+def planned_images(config, manager):
+    """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
+    learner, total = factory.learners[config.model_name], 0
+    strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
+    memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
+    for task in manager.tasks:
+        total += learner.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
+        memory.update(task, manager.train_targets, None, np.random.default_rng(0))
+    return total
+
+
+def resolved_device(name):
+    """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is none."""
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    if name.startswith("gpu:"):
+        if not gpus:
+            logging.getLogger("pycil_wsc").warning("no GPU on this machine: the configuration's GPU list gives way to the CPU")
+            return torch.device("cpu")
+        name = name.replace("gpu", "cuda")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise UserError(f"device: '{name}' is not there (GPUs: {gpus}); use auto or cpu")
+    return device
+
+
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "")
+    return f"{model[1] if model else 'cpu'}, {torch.get_num_threads()} threads"
+
+
+def reset_peak_memory(device):
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again at the present size
+
+
+def peak_memory(device):
+    """Bytes: allocated by torch on a GPU, resident in this process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1])
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def commit():
+    """The commit of this code, with a mark if it was changed since; null outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        text = subprocess.run(["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return text.stdout.strip()
+
+
+def open_log(folder):
+    """A logger of its own for the run, appending to ``log.txt`` in its folder."""
+    log = logging.getLogger(f"pycil_wsc.run.{folder}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(folder / "log.txt")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    return log

@@ -1,0 +1,151 @@
+"""The configuration: PyCIL's files run, sweeps expand, and whatever is wrong is one clear line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pycil_wsc import config as configuration
+from pycil_wsc.config import FIELDS, load, parse_override, resolve
+from utils.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+
+STOCK_REPLAY = {
+    "prefix": "reproduce", "dataset": "cifar100", "memory_size": 2000, "memory_per_class": 20, "fixed_memory": False, "shuffle": True,
+    "init_cls": 10, "increment": 10, "model_name": "replay", "convnet_type": "resnet32", "device": ["0", "1", "2", "3"], "seed": [1993],
+}  # fmt: skip
+
+
+def write(tmp_path, values):
+    path = tmp_path / "config.json"
+    path.write_text(values if isinstance(values, str) else json.dumps(values))
+    return path
+
+
+def test_a_stock_pycil_file_is_one_run_with_pycils_schedule(tmp_path):
+    (run,) = load(write(tmp_path, STOCK_REPLAY))
+    assert (run.seed, run.fixed_memory, run.memory_size, run.device) == (1993, False, 2000, "gpu:0")
+    assert (run.init_epoch, run.init_milestones, run.init_weight_decay) == (200, (60, 120, 170), 5e-4)
+    assert (run.epochs, run.milestones, run.weight_decay, run.lrate, run.batch_size) == (70, (30, 50), 2e-4, 0.1, 128)
+    (run,) = load(write(tmp_path, STOCK_REPLAY | {"model_name": "finetune"}))
+    assert (run.epochs, run.milestones) == (80, (40, 70))
+
+
+@pytest.mark.parametrize("given, device", [(["0"], "gpu:0"), ([1, 0], "gpu:1"), ([-1], "cpu"), (["-1"], "cpu"), (2, "gpu:2"), ("cuda:1", "cuda:1")])
+def test_pycils_device_lists_are_understood(given, device, tmp_path):
+    (run,) = load(write(tmp_path, {"device": given}))
+    assert run.device == device
+
+
+def test_lists_are_axes_with_seeds_outermost(tmp_path):
+    runs = load(write(tmp_path, {"model_name": ["replay", "wsc"], "memory_per_class": [20, 200], "seed": [1, 2]}))
+    assert [(r.seed, r.model_name, r.memory_per_class) for r in runs] == [(s, n, m) for s in (1, 2) for n in ("replay", "wsc") for m in (20, 200)]
+    assert len({r.run_folder for r in runs}) == 8
+
+
+def test_keys_that_are_lists_become_axes_as_lists_of_lists(tmp_path):
+    (run,) = load(write(tmp_path, {"milestones": [10, 20]}))
+    assert run.milestones == (10, 20)
+    assert [r.milestones for r in load(write(tmp_path, {"milestones": [[10, 20], [30]]}))] == [(10, 20), (30,)]
+
+
+def test_nested_and_dotted_keys_are_the_same(tmp_path):
+    (nested,) = load(write(tmp_path, {"wsc": {"retain": 0.3}}))
+    (dotted,) = load(write(tmp_path, {"wsc.retain": 0.3}))
+    assert nested == dotted and nested.wsc.retain == 0.3
+    assert len(load(write(tmp_path, {"wsc": {"retain": [0.1, 0.2, 0.5]}}))) == 3
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    path = write(tmp_path, {"seed": [1, 2], "wsc": {"retain": 0.3}})
+    (run,) = load(path, dict(map(parse_override, ["seed=7", "wsc.retain=1", "dataset=npz:my=data.npz"])))
+    assert (run.seed, run.wsc.retain, run.dataset) == (7, 1.0, "npz:my=data.npz")
+
+
+def test_points_that_are_the_same_run_are_done_once(tmp_path):
+    """Finetune has no memory, and Replay no ``wsc`` keys: sweeping over those is one run."""
+    assert len(load(write(tmp_path, {"model_name": "finetune", "memory_per_class": [20, 200]}))) == 1
+    assert len(load(write(tmp_path, {"model_name": ["replay", "wsc"], "wsc.retain": [0.1, 0.2]}))) == 3
+
+
+def test_milestones_keep_their_place_when_only_the_epochs_are_given():
+    run = resolve({"model_name": "replay", "epochs": 7, "init_epoch": 20})
+    assert (run.milestones, run.init_milestones) == ((3, 5), (6, 12, 17))
+    assert resolve({"model_name": "replay", "epochs": 1}).milestones == ()
+
+
+def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
+    run = resolve({"model_name": "wsc", "wsc.retain": 0.5, "epochs": 9, "wsc.average_lr": None})
+    (again,) = load(write(tmp_path, run.to_dict()))
+    assert again == run and again.run_folder == run.run_folder
+
+
+def test_only_what_decides_the_result_makes_a_new_run():
+    usual = resolve({}).run_folder
+    assert usual == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")
+    for name, value in {"device": "cpu", "num_workers": 1, "data_root": "/elsewhere"}.items():
+        assert resolve({name: value}).run_folder == usual
+    for name, value in {"lrate": 0.05, "precision": "fp32", "wsc.blend": 0.4, "nme": False, "convnet_type": "resnet20", "shuffle": False}.items():
+        assert resolve({name: value}).run_folder != usual
+        assert resolve({name: value}).run_folder.parent == usual.parent
+
+
+BAD = {
+    "unknown key 'memory_per_clas'; did you mean 'memory_per_class'?": {"memory_per_clas": 20},
+    "unknown key 'wsc.retian'; did you mean 'wsc.retain'?": {"wsc": {"retian": 0.2}},
+    "unknown model_name 'repaly'; did you mean 'replay'?": {"model_name": "repaly"},
+    "unknown convnet_type 'resnet23'; did you mean": {"convnet_type": "resnet23"},
+    "unknown dataset 'cifar1000'; did you mean 'cifar100'?": {"dataset": "cifar1000"},
+    "memory_per_class: -1 is below 0": {"memory_per_class": -1},
+    "increment: 0 is below 1": {"increment": 0},
+    "wsc.retain: 1.2 is above 1": {"wsc.retain": 1.2},
+    "wsc.warmup: 1 leaves no epoch": {"wsc.warmup": 1},
+    "wsc.betas: expected two numbers": {"wsc.betas": [0.9]},
+    "epochs: expected a whole number, got 7.5": {"epochs": 7.5},
+    "epochs: expected a whole number, got true": {"epochs": True},
+    "lrate: expected a number, got NaN": '{"lrate": NaN}',
+    'shuffle: expected true or false, got "yes"': {"shuffle": "yes"},
+    "milestones: expected a list of whole numbers, got 30": {"milestones": 30},
+    "milestones: [30, 70] must rise and lie within the 70 epochs": {"milestones": [30, 70]},
+    "milestones: [50, 30] must rise": {"milestones": [50, 30]},
+    "exemplars: 'herd' is not one of herding, random, reservoir": {"exemplars": "herd"},
+    "seed: an empty list has no runs": {"seed": []},
+    "device: 'tpu' is not": {"device": "tpu"},
+    "prefix: '../up' must be a folder name": {"prefix": "../up"},
+    "not valid JSON": '{"seed": 1,}',
+    "expected a JSON object": "[1]",
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_configuration_is_one_line_that_names_file_and_key(message, tmp_path):
+    path = write(tmp_path, BAD[message])
+    with pytest.raises(UserError) as error:
+        load(path)
+    assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere.json: cannot be read"):
+        load(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "exps").glob("*.json")), ids=lambda path: path.name)
+def test_every_shipped_experiment_loads(path):
+    assert load(path)
+
+
+def test_the_readmes_table_of_keys_is_the_configuration():
+    rows = re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    table = {name: (default, doc) for name, default, doc in rows if name in FIELDS}
+    assert table == {name: (f"`{json.dumps(f.default)}`", f.metadata["doc"]) for name, f in FIELDS.items()}
+
+
+def test_a_learners_own_option_is_read_checked_and_part_of_the_run(monkeypatch):
+    monkeypatch.setitem(configuration.factory.learner_defaults, "replay", {"temperature": 2.0})
+    assert resolve({"model_name": "replay", "temperature": 3}).options.temperature == 3.0
+    assert resolve({"model_name": "replay", "temperature": 3}).run_folder != resolve({"model_name": "replay"}).run_folder
+    with pytest.raises(UserError, match='temperature: expected a number, got "warm"'):
+        resolve({"model_name": "replay", "temperature": "warm"})

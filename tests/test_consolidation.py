@@ -1,0 +1,771 @@
+"""Weight Space Consolidation: what it does to weights, stated and compared with independent references."""
+
+import doctest
+import io
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pycil_wsc.consolidation import (
+    WeightSpaceConsolidation,
+    average_,
+    blend_,
+    moment_score,
+    rank_reset_,
+    recompute_batch_norm,
+    revert_,
+    top_mask,
+    update_moments_,
+)
+from pycil_wsc.consolidation.reference import ReferenceConsolidation
+
+
+def small_net(dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    return net.to(dtype)
+
+
+def start(lr=0.1, momentum=0.9, dtype=torch.float32, **options):
+    """-> a small network, its optimiser, and a consolidation that follows it."""
+    net = small_net(dtype)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
+    return net, optimizer, consolidated(net, optimizer, **options)
+
+
+def train(net, optimizer, steps):
+    for step in steps:
+        train_step(net, optimizer, step)
+
+
+def train_step(net, optimizer, seed):
+    generator = torch.Generator().manual_seed(seed)
+    dtype = next(net.parameters()).dtype
+    inputs = torch.randn(8, 4, generator=generator).to(dtype)
+    targets = torch.randint(3, (8,), generator=generator)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(inputs), targets).backward()
+    optimizer.step()
+
+
+def consolidated(net, optimizer, **options):
+    return WeightSpaceConsolidation(net.named_parameters(), **options).attach(optimizer)
+
+
+def snapshot(net):
+    return {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def same_bits(left, right):
+    return left.dtype == right.dtype and torch.equal(left.view(torch.int32), right.view(torch.int32))
+
+
+# The whole, against the slow twin.
+
+
+def random_options(rng):
+    reset = rng.choice(["blend", "blend", "revert", "none"])
+    count = rng.choice(["since_reset", "since_reset", "absolute"])
+    return dict(
+        warmup_steps=rng.randint(0 if reset == "none" else 1, 6),
+        average_every=rng.randint(1, 4),
+        retain=rng.choice([0, 0.1, 0.2, 0.5, 0.77, 1]),
+        blend=rng.choice([0, 0.3, 0.5, 1]),
+        betas=rng.choice([(0.9, 0.999), (0.5, 0.7), (0, 0)]),
+        score_abs=rng.random() < 0.5,
+        rank_scope=rng.choice(["global", "tensor"]),
+        reset=reset,
+        reset_every=rng.choice([None, None, 1, 3]),
+        average=rng.random() < 0.9,
+        average_start="reset" if count == "absolute" else rng.choice(["reset", "first"]),
+        average_count=count,
+        average_last=rng.random() < 0.5,
+        reset_buffers=rng.random() < 0.5,
+        average_buffers=rng.random() < 0.5,
+    )
+
+
+def random_gradient(rng, size):
+    """Half zeros, as where units are dead; None now and then."""
+    if rng.random() < 0.2:
+        return None
+    return [rng.gauss(0, 1) if rng.random() < 0.5 else 0.0 for _ in range(size)]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_fast_version_follows_the_slow_one_through_a_task(seed):
+    rng = random.Random(seed)
+    options = random_options(rng)
+    shapes = {"matrix": (3, 4), "kernel": (2, 1, 2, 2), "bias": (5,), "scale": (), "unused": (4,)}
+    gauss = {name: [rng.gauss(0, 1) for _ in range(torch.Size(shape).numel())] for name, shape in shapes.items()}
+    params = {name: nn.Parameter(torch.tensor(gauss[name], dtype=torch.float64).view(shape)) for name, shape in shapes.items()}
+    buffers = {"mean": [rng.gauss(0, 1) for _ in range(3)]}
+    fast_buffers = {"mean": torch.tensor(buffers["mean"], dtype=torch.float64), "count": torch.tensor(0)}
+    eligible = {"matrix": [rng.random() < 0.6 for _ in range(12)]} if rng.random() < 0.5 else {}
+
+    optimizer = torch.optim.SGD(params.values(), lr=0.1)
+    masks = {name: torch.tensor(mask).view(shapes[name]) for name, mask in eligible.items()}
+    fast = WeightSpaceConsolidation(params.items(), named_buffers=fast_buffers.items(), eligible=masks, **options).attach(optimizer)
+    slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options)
+
+    def assert_same():
+        for name, param in params.items():
+            assert param.flatten().tolist() == pytest.approx(gauss[name], rel=1e-10, abs=1e-10)
+        assert fast_buffers["mean"].tolist() == pytest.approx(buffers["mean"], rel=1e-10)
+
+    for _ in range(options["warmup_steps"] + 3 * options["average_every"] + rng.randint(0, 3)):
+        gradients = {name: None if name == "unused" else random_gradient(rng, len(values)) for name, values in gauss.items()}
+        gradients["bias"] = gradients["bias"] or [1.0] * 5  # at least one has a gradient
+        for name, gradient in gradients.items():
+            params[name].grad = None if gradient is None else torch.tensor(gradient, dtype=torch.float64).view(shapes[name])
+            for e, g in enumerate(gradient or ()):
+                gauss[name][e] -= 0.1 * g
+        for e in range(3):
+            buffers["mean"][e] += 1.0
+        fast_buffers["mean"] += 1.0
+        optimizer.step()
+        slow.step(gauss, gradients, buffers)
+        assert_same()
+    fast.finish()
+    slow.finish(gauss, buffers)
+    assert_same()
+    assert fast.averaged == slow.samples
+    assert fast_buffers["count"] == 0
+
+
+# The reset.
+
+
+def reset_once(**options):
+    """-> weights before the task, weights trained alike without a consolidation, weights right after the reset."""
+    results = []
+    for with_reset in False, True:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+        before = snapshot(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        if with_reset:
+            consolidated(net, optimizer, warmup_steps=4, **options)
+        train(net, optimizer, range(4))
+        results.append({name: p.detach().clone() for name, p in net.named_parameters()})
+    return before, *results
+
+
+def test_retain_1_changes_no_bit():
+    before, trained, reset = reset_once(retain=1)
+    assert all(same_bits(trained[name], reset[name]) for name in trained)
+    assert not any(torch.equal(trained[name], before[name]) for name in trained)
+
+
+@pytest.mark.parametrize("options", [dict(blend=0), dict(reset="revert", blend=0.7)])
+def test_retain_0_with_blend_0_gives_the_previous_weights_to_the_bit(options):
+    before, _, reset = reset_once(retain=0, **options)
+    assert all(same_bits(before[name], reset[name]) for name in reset)
+
+
+def test_revert_keeps_the_sign_of_zero_and_drops_infinities():
+    previous = torch.tensor([-0.0, 1.0, -2.0])
+    param = torch.tensor([3.0, float("inf"), float("nan")])
+    revert_([param], [previous], [torch.zeros(3, dtype=torch.bool)])
+    assert same_bits(param, previous)
+
+
+def test_reset_none_leaves_the_weights_alone():
+    _, trained, reset = reset_once(reset="none", retain=0, blend=0)
+    assert all(same_bits(trained[name], reset[name]) for name in trained)
+
+
+def test_reset_moves_all_but_exactly_the_retained_share():
+    before, trained, reset = reset_once(retain=0.2, blend=0.5)
+    moved = {name: trained[name] != reset[name] for name in trained}
+    total = sum(mask.numel() for mask in moved.values())
+    assert sum(int(mask.sum()) for mask in moved.values()) == total - round(0.2 * total)
+    for name, mask in moved.items():
+        torch.testing.assert_close(reset[name][mask], (0.5 * trained[name] + 0.5 * before[name])[mask])
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused", "for-loop"])
+def test_ranking_uses_the_raw_gradient_under_weight_decay(kind):
+    net = small_net()
+    switches = dict(foreach=kind == "foreach", fused=kind == "fused")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=10.0, **switches)
+    wsc = consolidated(net, optimizer, warmup_steps=2)
+    weights = snapshot(net)
+    train_step(net, optimizer, 0)
+    twin = small_net()
+    twin.load_state_dict(weights)
+    train_step(twin, torch.optim.SGD(twin.parameters(), lr=0.0), 0)
+    for name, p in twin.named_parameters():
+        torch.testing.assert_close(wsc.state_dict()["first"][name], 0.1 * p.grad)
+        torch.testing.assert_close(wsc.state_dict()["second"][name], 0.001 * p.grad**2)
+
+
+def test_moments_and_score_are_adams():
+    param = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    adam = torch.optim.Adam([param], betas=(0.8, 0.95))
+    first, second = [torch.zeros_like(param)], [torch.zeros_like(param)]
+    with torch.no_grad():
+        for step in range(1, 6):
+            param.grad = torch.randn(5, dtype=torch.float64)
+            adam.step()
+            update_moments_(first, second, [param.grad], (0.8, 0.95))
+            m_hat = adam.state[param]["exp_avg"] / (1 - 0.8**step)
+            v_hat = adam.state[param]["exp_avg_sq"] / (1 - 0.95**step)
+            torch.testing.assert_close(moment_score(first, second, step, (0.8, 0.95)), [m_hat.abs() * v_hat])
+
+
+def test_moments_of_bf16_gradients_are_computed_in_fp32():
+    gradient = torch.randn(50).bfloat16()
+    first, second = [torch.zeros(50)], [torch.zeros(50)]
+    update_moments_(first, second, [gradient], (0.9, 0.999))
+    torch.testing.assert_close(first[0], 0.1 * gradient.float())
+    torch.testing.assert_close(second[0], 0.001 * gradient.float() ** 2)
+
+
+def test_absolute_score_does_not_let_opposite_gradients_cancel():
+    kept = {}
+    for score_abs in False, True:
+        weights = nn.Parameter(torch.zeros(2))  # element 0: strong, changing sign; element 1: weaker, steady
+        optimizer = torch.optim.SGD([weights], lr=1.0)
+        WeightSpaceConsolidation(
+            [("w", weights)], warmup_steps=2, retain=0.5, blend=0, betas=(0.5, 0.5), score_abs=score_abs
+        ).attach(optimizer)
+        for gradient in [2.0, 0.5], [-1.0, 0.5]:
+            weights.grad = torch.tensor(gradient)
+            optimizer.step()
+        kept[score_abs] = weights.nonzero().flatten().tolist()
+    assert kept == {False: [1], True: [0]}
+
+
+def test_parameters_never_given_a_gradient_are_neither_ranked_nor_reset():
+    used, unused = nn.Parameter(torch.ones(10)), nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([used, unused], lr=0.1)
+    WeightSpaceConsolidation([("used", used), ("unused", unused)], warmup_steps=1, retain=0.5, blend=0).attach(optimizer)
+    with torch.no_grad():
+        unused += 1.0  # changed by someone else
+    used.grad = torch.arange(1.0, 11.0)
+    optimizer.step()
+    assert (used == 1).tolist() == [True] * 5 + [False] * 5
+    assert (unused == 2).all()
+
+
+def test_only_eligible_elements_are_ranked_and_reset():
+    weights = nn.Parameter(torch.zeros(4, 2))
+    optimizer = torch.optim.SGD([weights], lr=1.0)
+    old_rows = torch.tensor([True, True, True, False])[:, None].expand(4, 2)
+    WeightSpaceConsolidation([("w", weights)], warmup_steps=1, retain=0.5, blend=0, eligible={"w": old_rows}).attach(optimizer)
+    weights.grad = torch.arange(1.0, 9.0).view(4, 2)
+    optimizer.step()
+    assert (-weights).flatten().tolist() == [0, 0, 0, 4, 5, 6, 7, 8]  # half of six, and the new row untouched
+
+
+def test_reset_momentum_lets_the_optimiser_start_afresh():
+    momenta = {}
+    for reset_momentum in False, True:
+        net, optimizer, _ = start(warmup_steps=3, reset_momentum=reset_momentum)
+        train(net, optimizer, range(4))
+        momenta[reset_momentum] = [(optimizer.state[p]["momentum_buffer"], p.grad) for p in net.parameters()]
+    assert all(torch.equal(buffer, grad) for buffer, grad in momenta[True])
+    assert not any(torch.equal(buffer, grad) for buffer, grad in momenta[False])
+
+
+def test_reset_every_resets_again():
+    net, optimizer, wsc = start(warmup_steps=2, reset_every=3)
+    resets = []
+    for step in range(9):
+        train_step(net, optimizer, step)
+        resets.append(wsc.resets)
+    assert resets == [0, 1, 1, 1, 2, 2, 2, 3, 3]
+
+
+# The ranking.
+
+
+def stable_top(scores, count):
+    """Positions of the ``count`` highest by a stable sort: an independent statement of the rule."""
+    flat = [float(value) for score in scores for value in score.flatten()]
+    return set(sorted(range(len(flat)), key=lambda position: -flat[position])[:count])
+
+
+def marked(masks):
+    return set(torch.cat([mask.flatten() for mask in masks]).nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("retain", [0, 0.1, 0.25, 0.5, 0.8, 1])
+@pytest.mark.parametrize("seed", range(5))
+def test_mask_marks_the_exact_number_though_most_scores_are_equal(seed, retain):
+    generator = torch.Generator().manual_seed(seed)
+    scores = [torch.randint(-1, 3, shape, generator=generator).clamp(min=0).float() for shape in [(5, 3), (), (7,), (2, 2, 3)]]
+    assert marked(top_mask(scores, retain)) == stable_top(scores, round(retain * 35))
+    per_tensor = top_mask(scores, retain, "tensor")
+    for score, mask in zip(scores, per_tensor):
+        assert mask.shape == score.shape
+        assert marked([mask]) == stable_top([score], round(retain * score.numel()))
+
+
+def test_mask_of_all_zeros_marks_the_first():
+    assert marked(top_mask([torch.zeros(3), torch.zeros(7)], 0.4)) == {0, 1, 2, 3}
+
+
+def test_mask_follows_logical_position_whatever_the_memory_layout():
+    score = torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    assert marked(top_mask([score], 0.5)) == set(range(12))
+
+
+def test_global_ranking_may_starve_a_tensor_and_ranking_by_tensor_does_not():
+    scores = [torch.arange(10.0), 100 + torch.arange(10.0)]
+    assert [int(mask.sum()) for mask in top_mask(scores, 0.5, "global")] == [0, 10]
+    assert [int(mask.sum()) for mask in top_mask(scores, 0.5, "tensor")] == [5, 5]
+
+
+def test_mask_counts_eligible_elements_only():
+    scores = [torch.arange(10.0), torch.arange(10.0)]
+    eligible = [torch.arange(10) < 4, None]
+    masks = top_mask(scores, 0.5, "global", eligible)
+    assert marked(masks) == {3, 14, 15, 16, 17, 18, 19}  # half of 14; two scores are 3, and the first is marked
+    assert [int(mask.sum()) for mask in top_mask(scores, 0.5, "tensor", eligible)] == [2, 5]
+    assert marked(top_mask(scores, 1.0, "global", [torch.zeros(10, dtype=torch.bool)] * 2)) == set()
+
+
+def test_rank_reset_leaves_ineligible_elements_alone():
+    param, scores = torch.full((4,), 2.0), torch.tensor([1.0, 2.0, 3.0, 0.0])
+    rank_reset_([param], [torch.zeros(4)], [scores], 1 / 3, 0.25, eligible=[torch.tensor([True, True, True, False])])
+    assert param.tolist() == [0.5, 0.5, 2.0, 2.0]
+
+
+def test_blend_is_the_equation_where_not_kept():
+    theta, previous, keep = torch.randn(100), torch.randn(100), torch.rand(100) < 0.5
+    result = theta.clone()
+    blend_([result], [previous], [keep], 0.3)
+    torch.testing.assert_close(result[~keep], (0.3 * theta + 0.7 * previous)[~keep])
+    assert torch.equal(result[keep], theta[keep])
+
+
+# The average.
+
+
+@pytest.mark.parametrize("begin, every, last", [("reset", 1, True), ("reset", 3, False), ("first", 2, False), ("first", 4, True)])
+def test_average_equals_torchs_averaged_model(begin, every, last):
+    net, optimizer, wsc = start(lr=0.3, warmup_steps=3, average_every=every, average_start=begin, average_last=last)
+    averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
+    for step in range(1, 15):
+        train_step(net, optimizer, step)
+        since = step - 3
+        at_start, at_end = since == 0 and begin == "reset", last and step == 14
+        if at_start or (since > 0 and since % every == 0) or at_end:
+            averaged.update_parameters(net)
+    wsc.finish()
+    assert wsc.averaged == int(averaged.n_averaged)
+    for ours, theirs in zip(net.parameters(), averaged.module.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_absolute_count_gives_the_reset_weights_the_papers_literal_share():
+    # Steps 5 and 10 are sampled with n = 5/5 and 10/5 after the reset at step 5: (reset * 2 + last) / 3.
+    weight = nn.Parameter(torch.tensor([0.0], dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    options = dict(warmup_steps=5, average_every=5, retain=1, average_count="absolute")
+    wsc = WeightSpaceConsolidation([("w", weight)], **options).attach(optimizer)
+    for _ in range(10):
+        weight.grad = -torch.ones_like(weight)
+        optimizer.step()
+    wsc.finish()
+    assert weight.item() == pytest.approx((5 * 2 + 10) / 3)
+
+
+def test_without_warm_up_the_average_begins_with_the_weights_at_the_start():
+    weight = nn.Parameter(torch.tensor([0.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=0, reset="none", average_every=2).attach(optimizer)
+    for _ in range(4):
+        weight.grad = -torch.ones(1)
+        optimizer.step()
+    wsc.finish()
+    assert weight.item() == pytest.approx((0 + 2 + 4) / 3)
+
+
+def test_average_of_bf16_weights_is_kept_in_fp32():
+    # Steps of 1/64 around 1 exist in bf16, a mean of many of them does not.
+    weights = [torch.tensor([1 + k / 64], dtype=torch.bfloat16) for k in range(10)]
+    average = [weights[0].float()]
+    for n, weight in enumerate(weights[1:], start=1):
+        average_(average, [weight], n)
+    assert average[0].dtype == torch.float32
+    assert average[0].item() == pytest.approx(1 + 4.5 / 64, abs=1e-6)
+
+
+def test_bf16_network_gets_the_rounded_fp32_average():
+    net, optimizer, wsc = start(dtype=torch.bfloat16, warmup_steps=2)
+    samples = []
+    for step in range(8):
+        train_step(net, optimizer, step)
+        samples += [[p.detach().double() for p in net.parameters()]] if step >= 1 else []
+    assert all(mean.dtype == torch.float32 for mean in wsc.state_dict()["average"].values())
+    wsc.finish()
+    for index, param in enumerate(net.parameters()):
+        exact = torch.stack([sample[index] for sample in samples]).mean(0)
+        assert param.dtype == torch.bfloat16
+        torch.testing.assert_close(param.detach().double(), exact, rtol=2**-8, atol=1e-6)  # half a unit in the last place
+
+
+def test_finish_without_average_leaves_the_last_weights():
+    net, optimizer, wsc = start(warmup_steps=2, average=False)
+    train(net, optimizer, range(5))
+    last = snapshot(net)
+    wsc.finish()
+    assert all(torch.equal(last[name], tensor) for name, tensor in net.state_dict().items())
+    assert wsc.averaged == 0
+
+
+# Parameters and buffers.
+
+
+def test_shared_parameters_count_once_and_frozen_ones_not_at_all():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    net[2].requires_grad_(False)
+    wsc = WeightSpaceConsolidation(net.named_parameters(remove_duplicate=False), warmup_steps=1)
+    assert list(wsc.state_dict()["previous"]) == ["0.weight", "0.bias", "1.bias"]
+
+
+@pytest.mark.parametrize("reset_buffers, average_buffers", [(False, False), (False, True), (True, False), (True, True)])
+def test_buffers_are_reset_and_averaged_only_on_request(reset_buffers, average_buffers):
+    weight, buffer, count = nn.Parameter(torch.zeros(1)), torch.zeros(1), torch.tensor(0)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    named_buffers = [("mean", buffer), ("count", count)]
+    wsc = WeightSpaceConsolidation(
+        [("w", weight)], warmup_steps=1, named_buffers=named_buffers, reset_buffers=reset_buffers, average_buffers=average_buffers
+    ).attach(optimizer)
+    for _ in range(2):
+        buffer += 8.0
+        weight.grad = torch.ones(1)
+        optimizer.step()
+    wsc.finish()
+    after_reset = 4.0 if reset_buffers else 8.0
+    last = after_reset + 8.0
+    assert buffer.item() == ((after_reset + last) / 2 if average_buffers else last)
+    assert count.item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reset_every", [None, 3])
+def test_memory_is_what_the_docstring_says(dtype, reset_every):
+    net, optimizer, wsc = start(dtype=dtype, warmup_steps=2, reset_every=reset_every)
+    elements, size = sum(p.numel() for p in net.parameters()), dtype.itemsize
+
+    def held():
+        parts = (wsc.state_dict()[part].values() for part in ("previous", "first", "second", "average"))
+        return sum(tensor.nbytes for part in parts for tensor in part)
+
+    assert held() == elements * (size + 2 * 4)
+    train(net, optimizer, range(2))
+    assert held() == elements * (size + 3 * 4 if reset_every else 4)
+    wsc.finish()
+    assert held() == 0
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the operations whose result the host must wait for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "equal")
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_step_but_the_reset_waits_for_the_device():
+    net, optimizer, _ = start(warmup_steps=3, average_every=2)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    waits = []
+    for _ in range(8):
+        with HostReads() as reads:
+            optimizer.step()
+        waits.append(reads.count > 0)
+    assert waits == [False, False, True] + 5 * [False]
+
+
+# Saving.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(warmup_steps=3, average_every=2),
+        dict(warmup_steps=2, average_every=3, average_start="first", average_last=False),
+        dict(warmup_steps=2, average_every=2, average_count="absolute", reset_every=2, reset_momentum=True),
+        dict(warmup_steps=3, reset="none"),
+        dict(warmup_steps=3, average_every=2, reset_buffers=True, average_buffers=True),
+    ],
+    ids=["default", "first", "absolute, repeated", "average only", "buffers"],
+)
+def test_save_load_and_go_on_equals_going_on(options):
+    def make():
+        net = small_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        wsc = WeightSpaceConsolidation(net.named_parameters(), named_buffers=net.named_buffers(), **options)
+        return net, optimizer, wsc.attach(optimizer)
+
+    def save(parts):
+        file = io.BytesIO()
+        torch.save([part.state_dict() for part in parts], file)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
+    steps = 9
+    through = make()
+    train(*through[:2], range(steps))
+    through[2].finish()
+    for moment in range(steps + 1):
+        stopped = make()
+        train(*stopped[:2], range(moment))
+        saved = save(stopped)
+        resumed = make()
+        train(*resumed[:2], range(50, 52))  # whatever it did before is replaced
+        for part, state in zip(resumed, saved):
+            part.load_state_dict(state)
+        train(*resumed[:2], range(moment, steps))
+        resumed[2].finish()
+        for name, tensor in through[0].state_dict().items():
+            assert torch.equal(tensor, resumed[0].state_dict()[name]), (moment, name)
+        assert (through[2].steps, through[2].averaged, through[2].resets) == (resumed[2].steps, resumed[2].averaged, resumed[2].resets)
+
+
+def test_loaded_state_is_a_copy():
+    state = start(warmup_steps=3)[2].state_dict()
+    net, optimizer, wsc = start(warmup_steps=3)
+    wsc.load_state_dict(state)
+    train_step(net, optimizer, 0)
+    assert not any(tensor.any() for tensor in state["first"].values())
+
+
+def test_finished_state_stays_finished():
+    net, optimizer, wsc = finished()
+    other = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=1)
+    other.load_state_dict(wsc.state_dict())
+    assert other.phase == "finished"
+    with pytest.raises(RuntimeError, match="was called already"):
+        other.finish()
+
+
+@pytest.mark.parametrize(
+    "other, options, message",
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 6)), {}, "'1.bias' is in the state but not in this object"),
+        (lambda: nn.Sequential(*small_net(), nn.Linear(3, 1)), {}, "'4.bias' is in this object but not in the state"),
+        (lambda: nn.Sequential(*small_net()[:3], nn.Linear(6, 5)), {}, r"'3.bias' has shape \(5,\), in the state \(3,\)"),
+        (small_net, {"retain": 0.3}, "saved with retain=0.2, this object has retain=0.3"),
+    ],
+)
+def test_state_of_something_else_is_refused_by_name(other, options, message):
+    state = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=3).state_dict()
+    wsc = WeightSpaceConsolidation(other().named_parameters(), warmup_steps=3, **options)
+    with pytest.raises(ValueError, match=message):
+        wsc.load_state_dict(state)
+
+
+# Misuse.
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(retain=1.5), "retain=1.5 is a share"),
+        (dict(retain=float("nan")), "retain=nan is a share"),
+        (dict(blend=-0.1), "blend=-0.1 is a share"),
+        (dict(average_every=0), "average_every=0: give a whole number of optimiser steps, at least 1"),
+        (dict(warmup_steps=17.5), "warmup_steps=17.5: give a whole number"),
+        (dict(warmup_steps=-1), "warmup_steps=-1"),
+        (dict(reset_every=0), "reset_every=0"),
+        (dict(betas=(0.9, 1.0)), "betas="),
+        (dict(warmup_steps=0), "leaves no gradient to rank by"),
+        (dict(reset="soft"), "reset='soft' is unknown; known: blend, revert, none"),
+        (dict(rank_scope="layer"), "known: global, tensor"),
+        (dict(average_start="now"), "known: reset, first"),
+        (dict(average_count="total"), "known: since_reset, absolute"),
+        (dict(average_count="absolute", average_start="first"), "it needs average_start='reset'"),
+        (dict(average_buffers=True), r"need named_buffers=model.named_buffers\(\)"),
+        (dict(eligible={"9.weight": torch.ones(1)}), "'9.weight' is not the name of a trainable parameter"),
+        (dict(eligible={"3.bias": torch.ones(2, dtype=torch.bool)}), r"'3.bias' needs torch.bool of shape \(3,\)"),
+        (dict(eligible={"3.bias": torch.ones(3)}), "not torch.float32"),
+        (dict(average_buffers=True, named_buffers=[("3.bias", torch.ones(3))]), "two tensors are named '3.bias'"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
+)
+def test_bad_options_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        WeightSpaceConsolidation(small_net().named_parameters(), **{"warmup_steps": 3, **options})
+
+
+def test_unknown_scope_of_the_mask_is_refused():
+    with pytest.raises(ValueError, match="known: 'global', 'tensor'"):
+        top_mask([torch.ones(2)], 0.5, "layer")
+
+
+@pytest.mark.parametrize(
+    "named_parameters, error, message",
+    [
+        (lambda net: net.parameters(), TypeError, r"pass model.named_parameters\(\)"),
+        (lambda net: dict(net.named_parameters()), TypeError, "pairs"),
+        (lambda net: [*net.named_parameters(), *net.named_parameters()], ValueError, "two tensors are named '0.weight'"),
+        (lambda net: net.requires_grad_(False).named_parameters(), ValueError, "no parameter that requires a gradient"),
+        (lambda net: (), ValueError, "no parameter that requires a gradient"),
+    ],
+)
+def test_bad_parameters_are_refused_at_once(named_parameters, error, message):
+    with pytest.raises(error, match=message):
+        WeightSpaceConsolidation(named_parameters(small_net()), warmup_steps=3)
+
+
+def finished():
+    net, optimizer, wsc = start(warmup_steps=1)
+    train_step(net, optimizer, 0)
+    wsc.finish()
+    return net, optimizer, wsc
+
+
+def test_a_step_after_finish_raises_until_detached():
+    net, optimizer, wsc = finished()
+    with pytest.raises(RuntimeError, match=r"make a new WeightSpaceConsolidation for the next task, or detach\(\)"):
+        train_step(net, optimizer, 1)
+    wsc.detach()
+    train_step(net, optimizer, 1)
+    assert wsc.steps == 1
+
+
+def test_finishing_twice_raises():
+    with pytest.raises(RuntimeError, match="was called already"):
+        finished()[2].finish()
+
+
+def test_finishing_in_the_warm_up_raises_and_changes_nothing():
+    net, optimizer, wsc = start(warmup_steps=5)
+    train_step(net, optimizer, 0)
+    weights = snapshot(net)
+    with pytest.raises(RuntimeError, match="after 1 of 5 warm-up steps: train longer or shorten warmup_steps"):
+        wsc.finish()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in net.state_dict().items())
+    assert wsc.phase == "warm-up"
+
+
+def test_finishing_without_a_sample_raises():
+    net, optimizer, wsc = start(warmup_steps=1, average_every=10, average_start="first", average_last=False)
+    train_step(net, optimizer, 0)
+    with pytest.raises(RuntimeError, match="shorten average_every, or set average_last"):
+        wsc.finish()
+
+
+def test_missing_gradients_raise():
+    net, optimizer, _ = start(warmup_steps=2)
+    with pytest.raises(RuntimeError, match="missing gradients"):
+        optimizer.step()
+
+
+def test_gradients_that_are_not_finite_raise_at_the_reset_and_name_the_parameter():
+    net, optimizer, _ = start(lr=0.0, warmup_steps=1)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    net[3].weight.grad[0, 0] = float("inf")
+    with pytest.raises(RuntimeError, match="'3.weight' were not finite"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("change", [lambda w: torch.zeros(5, 6), lambda w: w.double()], ids=["grown", "converted"])
+def test_a_parameter_that_changed_raises(change):
+    net, optimizer, _ = start(warmup_steps=2)
+    net[3].weight.data = change(net[3].weight.data)
+    net[0].weight.grad = torch.ones(6, 4)
+    with pytest.raises(RuntimeError, match=r"'3.weight' was \(3, 6\) torch.float32 cpu and is now .* make a new"):
+        optimizer.step()
+
+
+def test_attaching_twice_raises_and_attaching_again_after_detach_goes_on():
+    net, optimizer, wsc = start(warmup_steps=2)
+    with pytest.raises(RuntimeError, match=r"detach\(\) first"):
+        wsc.attach(optimizer)
+    train_step(net, optimizer, 0)
+    wsc.detach()
+    other = torch.optim.Adam(net.parameters())
+    wsc.attach(other)
+    train_step(net, other, 1)
+    assert (wsc.steps, wsc.phase) == (2, "averaging")
+
+
+def test_attaching_to_a_foreign_optimizer_raises():
+    wsc = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=2)
+    with pytest.raises(ValueError, match="holds none of the parameters"):
+        wsc.attach(torch.optim.SGD(small_net().parameters(), lr=0.1))
+
+
+# Batch norm.
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=0.3)), [torch.randn(size, 4) for size in (8, 8, 5)]
+
+
+def test_recomputed_statistics_are_the_mean_over_the_batches():
+    net, batches = normed()
+    net.train()
+    net(batches[0] + 100)  # stale statistics
+    recompute_batch_norm(net, [(batch, None) for batch in batches])
+    outputs = [net[0](batch).detach() for batch in batches]
+    torch.testing.assert_close(net[1].running_mean, torch.stack([x.mean(0) for x in outputs]).mean(0))
+    torch.testing.assert_close(net[1].running_var, torch.stack([x.var(0) for x in outputs]).mean(0))
+    assert net[1].momentum == 0.3
+    other, _ = normed()
+    update_bn(batches, other)
+    torch.testing.assert_close(net.state_dict(), other.state_dict())
+
+
+def test_recomputing_gives_each_module_its_mode_back():
+    net, batches = normed()
+    net.eval()
+    net[0].train()
+    recompute_batch_norm(net, batches)
+    assert [module.training for module in net.modules()] == [False, True, False]
+
+
+class PartlyFrozen(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+def test_recomputing_leaves_frozen_batch_norms_alone():
+    net = PartlyFrozen(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    net[0].running_mean.fill_(7.0)
+    recompute_batch_norm(net, [torch.randn(8, 4)])
+    assert (net[0].running_mean == 7).all()
+    torch.testing.assert_close(net[1].running_mean.mean().item(), -7.0, atol=1.0, rtol=0)
+
+
+def test_without_batch_norm_no_batch_is_drawn():
+    batches = iter([torch.randn(2, 4)])
+    recompute_batch_norm(nn.Linear(4, 2), batches)
+    assert len(list(batches)) == 1
+
+
+def test_recomputing_from_nothing_raises_and_keeps_the_statistics():
+    net, _ = normed()
+    net[1].running_mean.fill_(7.0)
+    with pytest.raises(ValueError, match="no batch to recompute"):
+        recompute_batch_norm(net, [])
+    assert (net[1].running_mean == 7).all()
+
+
+# The documentation.
+
+
+def test_example_in_the_docstring_runs():
+    (example,) = doctest.DocTestFinder(recurse=False).find(WeightSpaceConsolidation)
+    assert doctest.DocTestRunner().run(example, clear_globs=False).failed == 0
+    wsc = example.globs["wsc"]
+    assert (wsc.phase, wsc.resets, wsc.averaged) == ("finished", 1, 4)  # after steps 5, 10, 15 and 20

@@ -1,0 +1,77 @@
+"""What holds of the tree as a whole: the direction of imports, and that the README's code is true."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from pycil_wsc.config import resolve
+from pycil_wsc.trainer import Run
+from utils import factory
+from utils.data import load_dataset
+
+ROOT = Path(__file__).parent.parent
+
+ALLOWED = {  # what a module may import of ours; the longest matching name counts
+    "utils.errors": [],
+    "utils.factory": ["utils.errors"],
+    "utils": ["utils", "convs"],
+    "convs": ["convs", "utils.factory"],
+    "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
+    "pycil_wsc.learners": ["pycil_wsc.learners", "pycil_wsc.consolidation", "utils"],
+    "pycil_wsc.config": ["pycil_wsc.learners", "utils"],
+    "pycil_wsc.progress": [],
+    "pycil_wsc.trainer": ["pycil_wsc.learners", "pycil_wsc.progress", "utils"],
+    "pycil_wsc.report": ["utils"],
+    "pycil_wsc.sweep": ["pycil_wsc.config", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
+    "pycil_wsc": [],
+    "main": ["pycil_wsc.config", "pycil_wsc.sweep", "utils.errors"],
+}
+
+
+def modules():
+    for path in [*ROOT.glob("*.py"), *(p for top in ("convs", "utils", "pycil_wsc") for p in (ROOT / top).rglob("*.py"))]:
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        yield name, path
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name, parents):
+    return any(name == parent or name.startswith(parent + ".") for parent in parents)
+
+
+@pytest.mark.parametrize("name, path", modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_imports_point_one_way(name, path):
+    rule = max((known for known in ALLOWED if within(name, [known])), key=len)
+    ours = [module for module in imports(path) if within(module, ["convs", "utils", "pycil_wsc"])]
+    assert [module for module in ours if not within(module, ALLOWED[rule])] == []
+
+
+def test_the_consolidation_needs_nothing_but_torch():
+    foreign = {m.split(".")[0] for name, path in modules() if within(name, ["pycil_wsc.consolidation"]) for m in imports(path)}
+    assert foreign <= {"torch", "pycil_wsc", "dataclasses", "itertools", "math", "typing", "collections"}
+
+
+def test_the_readmes_learner_learns_three_tasks(tmp_path, monkeypatch):
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "register_learner" in block)
+    monkeypatch.setattr(factory, "learners", _copy(factory.learners))
+    monkeypatch.setattr(factory, "learner_defaults", _copy(factory.learner_defaults))
+    exec(source, {"__name__": "lwf"})
+    config = resolve({"model_name": "lwf", "dataset": "digits", "init_cls": 4, "increment": 3, "init_epoch": 2, "epochs": 1, "batch_size": 64,
+                      "convnet_type": "resnet8", "out": str(tmp_path), "distill": 2, "device": "cpu"})  # fmt: skip
+    result = Run(config, load_dataset("digits", ".")).execute()
+    assert len(result["curve"]) == 3 and result["new_acc"] > 40
+
+
+def _copy(registry):
+    copy = type(registry)(registry.kind)
+    copy.update(registry)
+    return copy

@@ -1,0 +1,236 @@
+"""Whole runs through the command line: every learner learns, a killed run goes on, and what goes wrong costs nothing done."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from main import main
+from pycil_wsc.config import resolve
+from pycil_wsc.learners.replay import Replay
+from pycil_wsc.trainer import Run, planned_images
+from utils import factory
+from utils.data import load_dataset
+
+ROOT = Path(__file__).parent.parent
+MEASURED = {"train_seconds", "total_seconds", "peak_memory_bytes", "config"}
+
+
+def small_data(path, classes=6, per_class=12, size=8):
+    """Noisy class templates, as an npz file."""
+    rng = np.random.default_rng(0)
+    templates = rng.integers(0, 200, (classes, size, size, 3))
+    arrays = {}
+    for split in ("train", "test"):
+        targets = np.repeat(np.arange(classes), per_class)
+        arrays[f"{split}_x"] = (templates[targets] + rng.integers(0, 56, (len(targets), size, size, 3))).astype(np.uint8)
+        arrays[f"{split}_y"] = targets
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Three tasks of two classes, a schedule of seconds."""
+    return {
+        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
+        "model_name": "wsc", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 3, "epochs": 4, "batch_size": 8, "wsc.average_every": 1,
+    }  # fmt: skip
+
+
+def write(tmp_path, settings):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(settings))
+    return str(path)
+
+
+def results(settings):
+    return {path.parent: json.loads(path.read_text()) for path in Path(settings["out"]).rglob("result.json")}
+
+
+def without_measurements(result):
+    return {key: value for key, value in result.items() if key not in MEASURED}
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, settings, tmp_path):
+    assert main(["--config", write(tmp_path, settings | {"model_name": name})]) == 0
+    ((folder, result),) = results(settings).items()
+    assert [len(row) for row in result["matrix"]] == [1, 2, 3] and len(result["curve"]) == len(result["top5_curve"]) == 3
+    assert np.isclose(result["avg_acc"], np.mean(result["curve"])) and result["last_acc"] == result["curve"][-1]
+    assert np.allclose(result["curve"], [np.mean(row) for row in result["matrix"]])  # the tasks are of equal size
+    assert result["new_acc"] > 60, "the newest of two easy tasks is learned"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["cnn_top1"] for line in lines] == result["curve"]
+    assert not (folder / "checkpoint.pt").exists() and json.loads((folder / "config.json").read_text()) == result["config"]
+    assert "epoch 4/4" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("memory", [0, 3, 1000])
+def test_the_planned_cost_is_the_cost(name, memory, settings, tmp_path):
+    """Memory 0 and a quota above the class size included."""
+    config = resolve(settings | {"model_name": name, "memory_per_class": memory, "epochs": 1, "init_epoch": 1})
+    run = Run(config, load_dataset(config.dataset, "."))
+    result = run.execute()
+    assert result["images_trained"] == planned_images(config, run.manager)
+    kept = [json.loads(line)["exemplars"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert kept == [2 * min(memory, 12) * task * run.learner.uses_memory for task in (1, 2, 3)]
+    assert (result["nme_curve"] is None) == (memory == 0 or not config.nme or not run.learner.uses_memory)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("epoch", [1, 4, 6, 7, 9, 11])
+def test_a_run_stopped_after_any_epoch_ends_like_one_never_stopped(name, epoch, settings, tmp_path, monkeypatch):
+    """Stopped in the first task, at its end, in and after the warm-up, between averages, and in the last task."""
+    config = resolve(settings | {"model_name": name, "exemplars": "random", "wsc.average_every": 2})
+    dataset = load_dataset(config.dataset, ".")
+    undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), dataset).execute()
+
+    saved, checkpoint = [], Run._checkpoint
+
+    def checkpoint_and_die(run, position, optimizer):
+        checkpoint(run, position, optimizer)
+        saved.extend([1] if optimizer is not None else [])
+        if len(saved) == epoch:
+            raise Killed
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+    with pytest.raises(Killed):
+        Run(config, dataset).execute()
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+    torch.manual_seed(epoch)  # the global generator is not what decides
+    assert without_measurements(Run(config, dataset).execute()) == without_measurements(undisturbed)
+
+
+def command(tmp_path, settings):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings)]
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path):
+    settings |= {"seed": [1, 2], "epochs": 12, "init_epoch": 12}
+    undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
+    assert command(tmp_path, undisturbed).wait() == 0
+    for _ in range(2):
+        process, checkpoint = command(tmp_path, settings), Path(settings["out"])
+        seen = len(list(checkpoint.rglob("log.txt"))) and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt"))
+        while process.poll() is None and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt")) < seen + 8:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    process = command(tmp_path, settings)
+    assert process.wait() == 0, process.stderr.read()
+    assert "going on with" in "".join(path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
+    assert [*map(without_measurements, results(settings).values())] == [*map(without_measurements, results(undisturbed).values())]
+    before = {path: path.stat().st_mtime_ns for path in Path(settings["out"]).rglob("result.json")}
+    process = command(tmp_path, settings)
+    assert process.communicate()[0].count("finished before") == 2
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_two_processes_on_one_folder_do_every_run_once(settings, tmp_path):
+    settings |= {"seed": [1, 2, 3]}
+    processes = [command(tmp_path, settings), command(tmp_path, settings)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert len(results(settings)) == 3
+    assert sum(output.count("task 3/3") for output, _ in outputs) == 3
+    assert outputs[0][0].split("Average accuracy")[1] == outputs[1][0].split("Average accuracy")[1]
+
+
+def test_a_loss_that_is_no_number_stops_that_run_alone(settings, tmp_path, capsys):
+    settings |= {"init_lr": [0.1, 1e30], "model_name": "replay"}
+    assert main(["--config", write(tmp_path, settings)]) == 1
+    captured = capsys.readouterr()
+    assert "FAILED: the loss became nan in task 0" in captured.out and "failed: " in captured.err
+    assert len(results(settings)) == 1
+
+
+def test_a_defect_of_one_run_is_a_line_its_traceback_in_the_log(settings, tmp_path, capsys, monkeypatch):
+    def broken(self, images, targets):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(Replay, "loss", broken)
+    assert main(["--config", write(tmp_path, settings | {"model_name": ["replay", "finetune"]})]) == 1
+    assert "FAILED: RuntimeError: shapes do not fit" in capsys.readouterr().out
+    assert len(results(settings)) == 1
+    assert any("Traceback" in path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
+
+
+def test_a_stock_pycil_file_runs_where_there_is_no_gpu(settings, tmp_path):
+    stock = settings | {"prefix": "reproduce", "fixed_memory": False, "memory_size": 12, "device": ["0", "1", "2", "3"], "seed": [1993], "model_name": "replay"}
+    assert main(["--config", write(tmp_path, stock)]) == 0
+    ((folder, _),) = results(settings).items()
+    assert folder.parent.name == "total12"
+    assert [json.loads(line)["exemplars"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [12, 12, 12]
+
+
+def test_dry_run_lists_runs_and_writes_nothing(settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2]}), "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    # by hand: 3 epochs of 24 images, then 4 of 24 + 8 and 4 of 24 + 16
+    assert output.count("360 images") == 2 and "2 runs, 720 training images" in output
+    assert not Path(settings["out"]).exists()
+
+
+def one_error_line(capsys, arguments):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ") and "\n" not in error
+    return error
+
+
+def test_bad_input_is_one_line_and_exit_code_2(settings, tmp_path, capsys):
+    path = write(tmp_path, settings)
+    assert "--set retain: expected key=value" in one_error_line(capsys, ["--config", path, "--set", "retain"])
+    assert "did you mean 'wsc.retain'" in one_error_line(capsys, ["--config", path, "--set", "wsc.retian=1"])
+    assert "absent.npz" in one_error_line(capsys, ["--config", path, "--set", f"dataset=npz:{tmp_path}/absent.npz"])
+    assert "init_cls 7 is more than the 6 classes" in one_error_line(capsys, ["--config", path, "--set", "init_cls=7"])
+    assert "'cuda:99' is not there" in one_error_line(capsys, ["--config", path, "--device", "cuda:99"])
+
+
+def test_an_output_folder_that_cannot_be_is_named(settings, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert f"{tmp_path}/file" in one_error_line(capsys, ["--config", write(tmp_path, settings), "--out", str(tmp_path / "file" / "runs")])
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings, tmp_path):
+    """A limit on the size of files stands in for the disk: writing a checkpoint fails half-way, as on a full disk."""
+    path = write(tmp_path, settings | {"model_name": "replay"})
+    script = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.path.insert(0, '.'); from main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.run([sys.executable, "-c", script, "--config", path], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2 and "checkpoint.pt: cannot be written" in process.stderr and "Traceback" not in process.stderr
+    assert not list(Path(settings["out"]).rglob("*.partial"))
+    assert main(["--config", path]) == 0
+
+
+def test_a_result_that_is_not_whole_is_named_and_kept(settings, tmp_path, capsys):
+    path = write(tmp_path, settings)
+    assert main(["--config", path]) == 0
+    ((folder, _),) = results(settings).items()
+    (folder / "result.json").write_text('{"config": {')
+    assert main(["--config", path]) == 1
+    assert "result.json: is not a whole result" in capsys.readouterr().out
+    assert (folder / "result.json").read_text() == '{"config": {'
+
+
+def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
+    path = write(tmp_path, settings)
+    folder = resolve(settings).run_folder
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    assert main(["--config", path]) == 1
+    assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out

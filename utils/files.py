@@ -1,0 +1,40 @@
+"""Files that are whole or absent: written beside their place, then renamed into it."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from utils.errors import UserError
+
+
+def write_atomically(path, content):
+    """Write ``content`` (bytes or text) to ``path``. What stood there stays whole if the disk is full or the process dies."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        try:
+            partial.unlink(missing_ok=True)
+        except OSError:
+            pass  # the folder itself cannot be written or is no folder: the first error tells
+        raise UserError(f"{path}: cannot be written ({error.strerror}); free space or choose another folder with --out. What was saved before is intact") from None
+
+
+def write_json(path, value):
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def save_tensors(path, state):
+    """``torch.save``, atomically, and with a full disk reported as any other."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_atomically(path, buffer.getvalue())

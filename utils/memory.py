@@ -1,0 +1,110 @@
+"""Exemplar memory: indices into the training set, never copies of images."""
+
+import numpy as np
+
+
+class ExemplarMemory:
+    """Which training samples are kept for replay.
+
+    ``fixed``: ``per_class`` exemplars of each class for good; otherwise ``total`` shared equally among the classes seen, the
+    old ones keeping their first. ``strategy``:
+
+    * ``herding``: those whose running mean of normalised features follows the class mean best (Rebuffi et al., 2017);
+    * ``random``: a uniform draw from each class;
+    * ``reservoir``: a uniform draw from the stream, whatever the class (Vitter, 1985): with ``fixed``, ``per_class`` times the
+      number of new classes out of the task's samples; otherwise ``total`` out of all samples ever seen.
+
+    A quota above the size of a class keeps the whole class; 0 keeps nothing.
+    """
+
+    strategies = ("herding", "random", "reservoir")
+
+    def __init__(self, fixed, per_class, total, strategy):
+        self.fixed, self.per_class, self.total, self.strategy = fixed, per_class, total, strategy
+        self.classes = {}  # class -> its exemplars' indices, most important first
+
+    def __len__(self):
+        return sum(map(len, self.classes.values()))
+
+    @property
+    def indices(self):
+        """All exemplars, by class: int64 (n,)."""
+        return np.concatenate([np.empty(0, np.int64), *(self.classes[c] for c in sorted(self.classes))])
+
+    def quota(self, num_seen):
+        return self.per_class if self.fixed else self.total // num_seen
+
+    def update(self, task, targets, features, rng):
+        """Choose exemplars of ``task``'s classes and, unless ``fixed``, let the old classes shrink.
+
+        ``targets``: (N,) of the whole training set. ``features``: indices -> float32 (n, d) array, called once, and only for
+        herding. ``rng``: a ``numpy.random.Generator``.
+        """
+        if self.strategy == "reservoir":
+            self._update_reservoir(task, targets, rng)
+            return
+        quota = self.quota(task.num_seen)
+        self.classes = {c: kept[:quota] for c, kept in self.classes.items()} if not self.fixed else self.classes
+        candidates = task.train_indices
+        described = features(candidates) if self.strategy == "herding" and quota else None
+        for c in range(task.num_old, task.num_seen):
+            rows = np.flatnonzero(targets[candidates] == c)
+            if not quota:
+                picks = rows[:0]
+            elif described is None:
+                picks = rng.permutation(rows)[:quota]
+            else:
+                picks = rows[herding(described[rows], quota)]
+            self.classes[c] = candidates[picks]
+
+    def _update_reservoir(self, task, targets, rng):
+        if self.fixed:
+            chosen = rng.permutation(task.train_indices)[: self.per_class * task.num_new]
+            kept = self.classes
+        else:
+            seen = np.count_nonzero(targets < task.num_old)
+            chosen, kept = _reservoir(self.indices, seen, task.train_indices, self.total, rng), {}
+        groups = {c: chosen[targets[chosen] == c] for c in range(task.num_seen)}
+        self.classes = {c: kept.get(c, groups[c]) for c in groups}
+
+    def state_dict(self):
+        return {"classes": {c: kept.tolist() for c, kept in self.classes.items()}}
+
+    def load_state_dict(self, state):
+        self.classes = {c: np.array(kept, np.int64) for c, kept in state["classes"].items()}
+
+
+def normalise(features):
+    """Rows scaled to unit length, 1e-8 added to the length as in PyCIL: (n, d)."""
+    return features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-8)
+
+
+def herding(features, quota):
+    """Greedy picks whose running mean of normalised features stays nearest to the class mean (Rebuffi et al., 2017).
+
+    ``features``: (n, d) of one class. Returns min(quota, n) row numbers in the order of choice, none twice; of equals the first.
+    """
+    features = normalise(features)
+    mean = features.mean(0)
+    total = np.zeros_like(mean)
+    taken = np.zeros(len(features), bool)
+    picks = []
+    for k in range(1, min(quota, len(features)) + 1):
+        distance = np.sqrt((((features + total) / k - mean) ** 2).sum(1))
+        distance[taken] = np.inf
+        pick = int(distance.argmin())
+        total = total + features[pick]
+        taken[pick] = True
+        picks.append(pick)
+    return np.array(picks, np.int64)
+
+
+def _reservoir(held, seen, stream, capacity, rng):
+    """Vitter's algorithm R: ``held`` is a uniform sample of ``seen`` items; take in those of ``stream``, in random order."""
+    held = list(held)
+    for count, item in enumerate(rng.permutation(stream), start=seen + 1):
+        if len(held) < capacity:
+            held.append(item)
+        elif (slot := rng.integers(count)) < capacity:
+            held[slot] = item
+    return np.array(held, np.int64)
