@@ -59,7 +59,7 @@ class Run:
             self.bar = TaskBar(self.title, task, len(self.manager.tasks))
             self.learner.learn(task, self, resume)
             resume = None
-            self._tick("total_seconds")
+            self._tick()
             self.history.append(self._test(task))
             self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
@@ -73,7 +73,7 @@ class Run:
     # ---- what the learner reports to -----------------------------------------------------------------------------------
 
     def phase_started(self, task, phase, first, batches):
-        self._tick("total_seconds")
+        self._tick()
         self.bar.start(phase.name, first, phase.epochs, batches)
 
     def step(self, images):
@@ -90,7 +90,7 @@ class Run:
     # ---- saving and going on -------------------------------------------------------------------------------------------
 
     def _checkpoint(self, position, optimizer):
-        self._tick("total_seconds")
+        self._tick()
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
         state = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
         state |= {"history": self.history, "clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
@@ -135,7 +135,7 @@ class Run:
         line = {"task": task.index, "num_seen": task.num_seen, "exemplars": len(learner.memory), "images_trained": learner.images_trained}
         line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, boundaries).items()}
         line |= {f"nme_{name}": value for name, value in scores(nme, targets, boundaries).items()} if nme is not None else {}
-        self._tick("total_seconds")
+        self._tick()
         return line | self.clock
 
     def _predictions(self, task, prototypes):
@@ -156,7 +156,7 @@ class Run:
         matrix, curve = [row["cnn_tasks"] for row in rows], [row["cnn_top1"] for row in rows]
         nme = [row.get("nme_top1") for row in rows]
         return {
-            "config": self.config.to_dict(),
+            "config": {name: value for name, value in self.config.to_dict().items() if name not in ("out", "data_root")},
             "curve": curve,
             "avg_acc": metrics.average_accuracy(curve),
             "last_acc": curve[-1],

@@ -544,6 +544,22 @@ def test_loaded_state_is_a_copy():
     assert not any(tensor.any() for tensor in state["first"].values())
 
 
+def test_a_gradient_from_before_saving_counts_after_loading():
+    params = {"always": nn.Parameter(torch.zeros(2)), "early": nn.Parameter(torch.zeros(2))}
+    optimizer = torch.optim.SGD(params.values(), lr=1.0)
+    stopped = WeightSpaceConsolidation(params.items(), warmup_steps=2, retain=0, blend=0).attach(optimizer)
+    resumed = WeightSpaceConsolidation(params.items(), warmup_steps=2, retain=0, blend=0)
+    for param in params.values():
+        param.grad = torch.ones(2)
+    optimizer.step()
+    stopped.detach()
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.attach(optimizer)
+    params["early"].grad = None
+    optimizer.step()
+    assert {name: param.tolist() for name, param in params.items()} == {"always": [0, 0], "early": [0, 0]}
+
+
 def test_finished_state_stays_finished():
     net, optimizer, wsc = finished()
     other = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=1)

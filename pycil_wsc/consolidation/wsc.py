@@ -219,7 +219,7 @@ class WeightSpaceConsolidation:
         present = [name for name, grad in grads.items() if grad is not None]
         if not present:
             raise RuntimeError(
-                "missing gradients: no parameter has one after optimizer.step(); call backward() before it, and zero_grad() not in between"
+                "missing gradients: no parameter has one after optimizer.step(); call backward() before it, zero_grad() only later"
             )
         self._with_gradient.update(present)
         first, second = list(self._first.values()), list(self._second.values())

@@ -1,0 +1,487 @@
+"""Data sets: what is read is what was stored, and every defect is one line that names the file."""
+
+import dataclasses
+import io
+import logging
+import shutil
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision
+from PIL import Image
+from sklearn.datasets import load_digits
+from torchvision.datasets import ImageFolder
+
+from utils import factory
+from utils.data import _mean_and_std, decode, load_dataset
+from utils.errors import UserError
+
+
+def small_arrays(classes=3, side=8, train=4, test=2, seed=0):
+    """``train`` and ``test`` random images of each class, in shuffled order."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for part, count in (("train", train), ("test", test)):
+        arrays[f"{part}_x"] = rng.integers(0, 256, (classes * count, side, side, 3), dtype=np.uint8)
+        arrays[f"{part}_y"] = rng.permutation(np.repeat(np.arange(classes), count))
+    return arrays
+
+
+def write_npz(path, **changes):
+    """``small_arrays`` with some replaced; None removes one."""
+    arrays = small_arrays() | changes
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return path
+
+
+def write_folder(root, files):
+    """Small images at the given relative paths."""
+    rng = np.random.default_rng(0)
+    for name in files:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(path, {".jpg": "JPEG", ".jpeg": "JPEG"}.get(path.suffix.lower(), "PNG"))
+    return root
+
+
+def complaint(name, root=".", image_size=None):
+    """The one line with which the data set is refused."""
+    with pytest.raises(UserError) as caught:
+        load_dataset(name, root, image_size)
+    return one_line(caught.value)
+
+
+def one_line(error):
+    message = str(error)
+    assert message and "\n" not in message and ";" in message, "one line, with a remedy"
+    return message
+
+
+def test_npz_holds_the_users_arrays(tmp_path):
+    arrays = small_arrays(classes=4, side=16)
+    name = f"npz:{write_npz(tmp_path / 'own.npz', **arrays)}"
+    dataset = load_dataset(name, "/nowhere")
+    for part in ("train", "test"):
+        split = getattr(dataset, part)
+        assert split.in_memory and len(split) == len(arrays[f"{part}_y"])
+        assert np.array_equal(split.images, arrays[f"{part}_x"]) and split.images.dtype == np.uint8
+        assert np.array_equal(split.targets, arrays[f"{part}_y"]) and split.targets.dtype == np.int64
+    info = dataset.info
+    assert (info.name, info.classes, info.num_classes, info.image_size) == (name, ("0", "1", "2", "3"), 4, 16)
+    assert (info.crop, info.padding, info.flip, info.brightness) == ("pad", 2, True, 0)
+
+
+def test_records_are_frozen(tmp_path):
+    dataset = load_dataset(f"npz:{write_npz(tmp_path / 'own.npz')}", ".")
+    for record, field in ((dataset, "info"), (dataset.info, "mean"), (dataset.train, "targets")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, field, None)
+
+
+def test_npz_takes_class_names_compression_and_any_integer_labels(tmp_path):
+    arrays = small_arrays()
+    arrays |= {"train_y": arrays["train_y"].astype(np.uint8), "test_y": arrays["test_y"].astype(">i4")}
+    np.savez_compressed(tmp_path / "own.npz", **arrays, classes=np.array(["ant", "bee", "cat"]))
+    dataset = load_dataset(f"npz:{tmp_path / 'own.npz'}", ".")
+    assert dataset.info.classes == ("ant", "bee", "cat")
+    assert dataset.train.targets.dtype == dataset.test.targets.dtype == np.int64
+    assert np.array_equal(dataset.test.targets, arrays["test_y"])
+
+
+def test_grey_images_get_three_equal_channels(tmp_path):
+    arrays = small_arrays()
+    grey = {name: arrays[name][..., 0] for name in ("train_x", "test_x")}
+    dataset = load_dataset(f"npz:{write_npz(tmp_path / 'grey.npz', **grey)}", ".")
+    for channel in range(3):
+        assert np.array_equal(dataset.train.images[..., channel], grey["train_x"])
+        assert np.array_equal(dataset.test.images[..., channel], grey["test_x"])
+
+
+def test_relative_paths_start_at_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_npz(tmp_path / "own.npz")
+    write_folder(tmp_path / "own", ["train/a/0.png", "val/a/0.png"])
+    assert len(load_dataset("npz:own.npz", "/nowhere").train) == 12
+    assert len(load_dataset("folder:own", "/nowhere").train) == 1
+    assert str(tmp_path) in complaint("npz:elsewhere.npz")
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_npz(tmp_path / "own.npz")
+    image_folder(tmp_path / "imagenet100")
+    assert len(load_dataset("npz:~/own.npz", ".").train) == 12
+    assert len(load_dataset("folder:~/imagenet100", ".").test) == len(load_dataset("imagenet100", "~").test) == 4
+
+
+def test_mean_and_std_are_those_of_the_training_images(tmp_path):
+    arrays = small_arrays(train=40)
+    arrays["train_x"] //= np.array([1, 2, 3], dtype=np.uint8)
+    info = load_dataset(f"npz:{write_npz(tmp_path / 'own.npz', **arrays)}", ".").info
+    scaled = arrays["train_x"].astype(np.float64) / 255
+    assert np.allclose(info.mean, scaled.mean((0, 1, 2)), rtol=1e-12, atol=0) and np.allclose(info.std, scaled.std((0, 1, 2)), rtol=1e-12, atol=0)
+    assert info.mean[0] > info.mean[1] > info.mean[2]
+    for chunk in (1, 64, 1000, 7777):
+        assert _mean_and_std(arrays["train_x"], chunk) == (info.mean, info.std)
+
+
+@pytest.mark.parametrize("value", [0, 1, 77, 128, 255])
+def test_a_channel_of_one_value_is_not_divided_by_zero(value, tmp_path):
+    images = small_arrays()["train_x"]
+    images[..., 1] = value
+    info = load_dataset(f"npz:{write_npz(tmp_path / 'own.npz', train_x=images)}", ".").info
+    assert info.std[1] == 1 and np.isclose(info.mean[1], value / 255) and 0 < info.std[0] < 1
+
+
+def cut_short(path):
+    content = write_npz(path).read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def damaged_member(path, save=np.savez):
+    """The directory of the archive is whole, the bytes of an array are not."""
+    save(path, **small_arrays())
+    content = bytearray(path.read_bytes())
+    content[200:260] = bytes(60)
+    path.write_bytes(content)
+
+
+UNREADABLE = {
+    "absent": lambda path: None,
+    "a folder": Path.mkdir,
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("train_x, train_y\n"),
+    "a single array": lambda path: path.write_bytes(npy(np.zeros(3))),
+    "cut short": cut_short,
+    "damaged": damaged_member,
+    "damaged and compressed": lambda path: damaged_member(path, np.savez_compressed),
+    "pickled images": lambda path: write_npz(path, train_x=np.array([{}] * 12)),
+    "pickled classes": lambda path: write_npz(path, classes=np.array(["a", "b", "c"], dtype=object)),
+}
+
+
+def npy(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("defect", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_named(defect, tmp_path):
+    path = tmp_path / "own.npz"
+    UNREADABLE[defect](path)
+    assert complaint(f"npz:{path}").startswith(f"{path}: {'no such file' if defect == 'absent' else 'not a whole npz file'}")
+
+
+GOOD = small_arrays()
+DEFECTS = {  # changed arrays -> what the message says
+    "no training images": ({"train_x": None}, ["no array 'train_x'", "train_y", "test_x", "test_y"]),
+    "no test labels": ({"test_y": None}, ["no array 'test_y'"]),
+    "float images": ({"train_x": GOOD["train_x"] / 255}, ["'train_x'", "float64", "uint8"]),
+    "signed images": ({"test_x": GOOD["test_x"].astype(np.int64)}, ["'test_x'", "int64", "uint8"]),
+    "flat images": ({"train_x": GOOD["train_x"].reshape(12, -1)}, ["'train_x'", "(12, 192)"]),
+    "channels first": ({"train_x": GOOD["train_x"].transpose(0, 3, 1, 2)}, ["'train_x'", "(12, 3, 8, 8)"]),
+    "four channels": ({"train_x": np.zeros((12, 8, 8, 4), np.uint8)}, ["'train_x'", "(12, 8, 8, 4)"]),
+    "not square": ({"test_x": GOOD["test_x"][:, 1:]}, ["'test_x'", "7x8", "square"]),
+    "nothing": ({"train_x": GOOD["train_x"][:0], "train_y": GOOD["train_y"][:0]}, ["'train_x'", "(0, 8, 8, 3)"]),
+    "two sizes": ({"test_x": GOOD["test_x"][:, 1:, 1:]}, ["'train_x'", "side 8", "'test_x'", "7"]),
+    "too few labels": ({"train_y": GOOD["train_y"][1:]}, ["12 images", "'train_x'", "11 labels", "'train_y'"]),
+    "float labels": ({"train_y": GOOD["train_y"] * 1.0}, ["'train_y'", "float64", "integers"]),
+    "boolean labels": ({"train_y": GOOD["train_y"] > 1}, ["'train_y'", "bool", "integers"]),
+    "one-hot labels": ({"train_y": np.eye(3, dtype=int)[GOOD["train_y"]]}, ["'train_y'", "(12, 3)"]),
+    "a negative label": ({"test_y": np.where(GOOD["test_y"] == 1, -7, GOOD["test_y"])}, ["'test_y'", "label -7", "0..2"]),
+    "labels from one": ({"train_y": GOOD["train_y"] + 1, "test_y": GOOD["test_y"] + 1}, ["'train_y'", "class '0'"]),
+    "a gap": ({"train_y": GOOD["train_y"] * 2, "test_y": GOOD["test_y"] * 2}, ["'train_y'", "class '1'"]),
+    "a huge label": ({"train_y": np.where(GOOD["train_y"] == 2, 2**40, GOOD["train_y"])}, ["'train_y'", "class '2'"]),
+    "a class without test images": ({"test_y": np.minimum(GOOD["test_y"], 1)}, ["'test_y'", "class '2'"]),
+    "a class without training images": ({"train_y": np.minimum(GOOD["train_y"], 1)}, ["'train_y'", "class '2'"]),
+    "a named class without images": ({"classes": np.array(["a", "b", "c", "dodo"])}, ["'train_y'", "class 'dodo'"]),
+    "a class without a name": ({"classes": np.array(["a", "b"])}, ["'train_y'", "label 2", "0..1"]),
+    "classes that are numbers": ({"classes": np.arange(3)}, ["'classes'", "int64"]),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_in_an_array_is_one_line(defect, tmp_path):
+    changes, says = DEFECTS[defect]
+    path = write_npz(tmp_path / "own.npz", **changes)
+    message = complaint(f"npz:{path}")
+    assert message.startswith(f"{path}: ")
+    assert [part for part in says if part not in message] == []
+
+
+@pytest.mark.parametrize("name", ["npz", "npz:", "folder:", "digit", "cifar-100", ""])
+def test_an_unknown_name_lists_or_names_the_known(name):
+    message = complaint(name)
+    assert f"'{name}'" in message and ("digits" in message or "cifar100" in message)
+
+
+def test_the_documented_names_are_registered():
+    assert {"cifar100", "cifar10", "digits", "imagenet100"} <= set(factory.datasets)
+
+
+# CIFAR
+
+
+class FakeCifar:
+    """torchvision's interface: ``data``, ``targets`` (a list) and ``classes``, and a count of the calls."""
+
+    calls = 0
+    arrays = small_arrays(100, 32, 2, 1)
+
+    def __init__(self, root, train, download):
+        assert download
+        type(self).calls += 1
+        part = "train" if train else "test"
+        self.data, self.targets = self.arrays[f"{part}_x"], self.arrays[f"{part}_y"].tolist()
+        self.classes = [f"class {k}" for k in range(100)]
+
+
+def no_download(*args, **kwargs):
+    pytest.fail("a download was tried")
+
+
+@pytest.fixture
+def fake_cifar(monkeypatch):
+    monkeypatch.setattr(FakeCifar, "calls", 0)
+    monkeypatch.setattr(torchvision.datasets, "CIFAR100", FakeCifar)
+    return FakeCifar
+
+
+def equal(split, images, targets):
+    return np.array_equal(split.images, images) and np.array_equal(split.targets, targets) and split.targets.dtype == np.int64
+
+
+@pytest.mark.parametrize("name, classes, mean, std", [
+    ("cifar100", 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    ("cifar10", 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+])  # fmt: skip
+def test_a_cifar_file_at_hand_is_read_without_a_download(name, classes, mean, std, tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, name.upper(), no_download)
+    arrays = small_arrays(classes, 32, 2, 1)
+    np.savez(tmp_path / f"{name}.npz", **arrays)
+    dataset = load_dataset(name, tmp_path)
+    assert equal(dataset.train, arrays["train_x"], arrays["train_y"]) and equal(dataset.test, arrays["test_x"], arrays["test_y"])
+    info = dataset.info
+    assert (info.name, info.num_classes, info.image_size, info.mean, info.std) == (name, classes, 32, mean, std)
+    assert (info.crop, info.padding, info.flip, info.brightness) == ("pad", 4, True, 63 / 255)
+
+
+def test_cifar_is_downloaded_once_and_kept(fake_cifar, tmp_path):
+    for _ in range(2):
+        dataset = load_dataset("cifar100", str(tmp_path))
+        assert equal(dataset.train, fake_cifar.arrays["train_x"], fake_cifar.arrays["train_y"])
+        assert equal(dataset.test, fake_cifar.arrays["test_x"], fake_cifar.arrays["test_y"])
+        assert dataset.info.classes[7] == "class 7"
+        assert fake_cifar.calls == 2, "one for training, one for testing, and none when loaded again"
+    assert [path.name for path in tmp_path.iterdir()] == ["cifar100.npz"]
+    with np.load(tmp_path / "cifar100.npz") as file:
+        assert all(np.array_equal(file[name], array) for name, array in fake_cifar.arrays.items())
+
+
+@pytest.mark.parametrize("error, says", [
+    (urllib.error.URLError("Name or service not known"), "Name or service not known"),
+    (RuntimeError("File not found or corrupted."), "corrupted"),
+    (PermissionError(13, "Permission denied"), "Permission denied"),
+    (TimeoutError("two\nlines"), "two lines"),
+    (EOFError(), "EOFError"),
+])  # fmt: skip
+def test_a_failed_download_says_what_to_do(error, says, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR100", fail)
+    message = complaint("cifar100", tmp_path)
+    wanted = [str(tmp_path / "cifar100.npz"), says, "connect to the internet", "copy a file cifar100.npz", "train_x, train_y, test_x, test_y"]
+    assert [part for part in wanted if part not in message] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("failing", ["numpy.savez", "os.replace"])
+def test_a_full_disk_costs_the_file_but_not_the_run(failing, fake_cifar, tmp_path, monkeypatch, caplog):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(failing, full)
+    with caplog.at_level(logging.WARNING):
+        dataset = load_dataset("cifar100", tmp_path)
+    assert equal(dataset.train, fake_cifar.arrays["train_x"], fake_cifar.arrays["train_y"])
+    assert list(tmp_path.iterdir()) == [] and "No space left" in caplog.text and "cifar100.npz" in caplog.text
+
+
+@pytest.mark.parametrize("arrays, says", [
+    (small_arrays(10, 32, 2, 1), "class '10'"),
+    (small_arrays(101, 32, 2, 1), "label 100"),
+    (small_arrays(100, 16, 2, 1), "side 16"),
+    (small_arrays(100, 32, 2, 1) | {"classes": np.array(["a", "b"])}, "100 classes"),
+])  # fmt: skip
+def test_a_file_that_is_not_cifar_is_refused(arrays, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, "CIFAR100", no_download)
+    np.savez(tmp_path / "cifar100.npz", **arrays)
+    message = complaint("cifar100", tmp_path)
+    assert message.startswith(str(tmp_path / "cifar100.npz")) and says in message
+
+
+def test_a_damaged_cifar_file_is_not_replaced_behind_the_users_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, "CIFAR100", no_download)
+    cut_short(tmp_path / "cifar100.npz")
+    before = (tmp_path / "cifar100.npz").read_bytes()
+    assert complaint("cifar100", tmp_path).startswith(str(tmp_path / "cifar100.npz"))
+    assert (tmp_path / "cifar100.npz").read_bytes() == before
+
+
+def test_images_in_memory_are_not_resized(tmp_path):
+    np.savez(tmp_path / "cifar100.npz", **FakeCifar.arrays)
+    assert load_dataset("cifar100", tmp_path, 32).info.image_size == 32
+    assert "32" in complaint("cifar100", tmp_path, 64) and "image_size" in complaint("digits", tmp_path, 28)
+
+
+# digits
+
+
+def test_digits_are_scikit_learns_each_exactly_once():
+    dataset, source = load_dataset("digits", "/nowhere"), load_digits()
+    assert len(dataset.train) + len(dataset.test) == len(source.target) == 1797
+    loaded = [(label, *(image[..., 0].ravel() // 15)) for split in (dataset.train, dataset.test) for image, label in zip(split.images, split.targets)]
+    original = [(label, *image.ravel().astype(int)) for image, label in zip(source.images, source.target)]
+    assert sorted(loaded) == sorted(original) and len(set(original)) == len(original), "all are different: the parts are disjoint"
+    for split in (dataset.train, dataset.test):
+        assert (split.images == split.images[..., :1]).all() and split.images.max() == 240 and (split.images % 15 == 0).all()
+
+
+def test_every_fifth_digit_of_each_class_is_for_testing():
+    dataset, source = load_dataset("digits", "."), load_digits()
+    for label in range(10):
+        images = 15 * source.images[source.target == label]
+        assert np.array_equal(dataset.test.images[dataset.test.targets == label][..., 2], images[4::5])
+        assert np.array_equal(dataset.train.images[dataset.train.targets == label][..., 2], np.delete(images, np.s_[4::5], axis=0))
+
+
+def test_the_facts_of_digits():
+    dataset = load_dataset("digits", ".")
+    info, scaled = dataset.info, dataset.train.images / 255
+    assert (info.name, info.classes, info.image_size) == ("digits", tuple("0123456789"), 8)
+    assert (info.crop, info.padding, info.flip, info.brightness) == ("pad", 1, False, 0)
+    assert np.allclose(info.mean, scaled.mean()) and np.allclose(info.std, scaled.std())
+    assert (round(info.mean[0], 4), round(info.std[0], 4), len(dataset.train)) == (0.2872, 0.3540, 1442), "as the docstring says"
+
+
+# folders
+
+FILES = ["b/2.png", "b/10.png", "b/x.JPEG", "a/z.jpg", "a/deep/a.PNG", "C/1.png", "a/A.png"]
+
+
+def image_folder(root, test="val"):
+    write_folder(root / "train", FILES)
+    write_folder(root / test, ["a/1.png", "b/0.png", "b/00.jpg", "C/1.png"])
+    (root / "train" / "a" / "notes.txt").write_text("no image")
+    (root / "train" / "README.txt").write_text("no class")
+    return root
+
+
+@pytest.mark.parametrize("test", ["val", "test"])
+def test_folders_are_read_in_torchvisions_order(test, tmp_path):
+    dataset = load_dataset(f"folder:{image_folder(tmp_path, test)}", "/nowhere")
+    for split, part in ((dataset.train, "train"), (dataset.test, test)):
+        expected = ImageFolder(tmp_path / part)
+        assert list(zip(split.images, split.targets)) == expected.samples
+        assert list(dataset.info.classes) == expected.classes and not split.in_memory and len(split) == len(expected)
+    order = ["C/1.png", "a/A.png", "a/z.jpg", "a/deep/a.PNG", "b/10.png", "b/2.png", "b/x.JPEG"]
+    assert [str(Path(path).relative_to(tmp_path / "train")) for path in dataset.train.images] == order
+    assert dataset.train.targets.tolist() == [0, 1, 1, 1, 2, 2, 2] and dataset.train.targets.dtype == np.int64
+
+
+def test_val_comes_before_test(tmp_path):
+    image_folder(tmp_path)
+    write_folder(tmp_path / "test", ["unlabelled/0.png"])
+    assert len(load_dataset(f"folder:{tmp_path}", ".").test) == 4
+
+
+def test_the_facts_of_folders(tmp_path):
+    info = load_dataset(f"folder:{image_folder(tmp_path)}", ".").info
+    assert (info.name, info.classes, info.image_size) == (f"folder:{tmp_path}", ("C", "a", "b"), 224)
+    assert (info.crop, info.padding, info.flip, info.brightness) == ("resized", 0, True, 0)
+    assert (info.mean, info.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert load_dataset(f"folder:{tmp_path}", ".", 64).info == dataclasses.replace(info, image_size=64)
+
+
+def test_imagenet100_is_the_folder_below_the_root(tmp_path):
+    image_folder(tmp_path / "imagenet100")
+    dataset = load_dataset("imagenet100", tmp_path)
+    assert dataset.info == dataclasses.replace(load_dataset(f"folder:{tmp_path / 'imagenet100'}", ".").info, name="imagenet100")
+    assert all(Path(path).is_file() for path in dataset.train.images)
+    shutil.rmtree(tmp_path / "imagenet100")
+    assert complaint("imagenet100", tmp_path).startswith(str(tmp_path / "imagenet100"))
+
+
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+FOLDER_DEFECTS = {  # -> (what to do to the data, which path is named, what else)
+    "no such folder": (shutil.rmtree, "train", "No such file"),
+    "no training part": (lambda root: shutil.rmtree(root / "train"), "train", "No such file"),
+    "no test part": (lambda root: shutil.rmtree(root / "val"), "val", "No such file"),
+    "no classes": (lambda root: emptied(root / "train"), "train", "no class folders"),
+    "a class not in train": (lambda root: shutil.rmtree(root / "train" / "b"), "train", "class 'b'"),
+    "a class not in val": (lambda root: shutil.rmtree(root / "val" / "b"), "val", "class 'b'"),
+    "an empty class in train": (lambda root: emptied(root / "train" / "a"), "train", "class 'a'"),
+    "an empty class in val": (lambda root: emptied(root / "val" / "C"), "val", "class 'C'"),
+    "a class empty in both": (lambda root: [(root / part / "new").mkdir() for part in ("train", "val")], "train", "class 'new'"),
+    "a class of other files": (lambda root: (root / "val" / "C" / "1.png").rename(root / "val" / "C" / "1.gif"), "val", ".jpeg"),
+}
+
+
+@pytest.mark.parametrize("defect", FOLDER_DEFECTS)
+def test_a_defect_in_a_folder_is_one_line(defect, tmp_path):
+    root = image_folder(tmp_path / "own")
+    harm, part, says = FOLDER_DEFECTS[defect]
+    harm(root)
+    message = complaint(f"folder:{root}")
+    assert message.startswith(f"{root / part}: ") and says in message
+
+
+# decoding
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_every_kind_of_image_becomes_rgb(mode, tmp_path):
+    colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)).convert(mode)
+    path = tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
+    colours.save(path)
+    image = decode(str(path))
+    assert image.mode == "RGB" and image.size == (7, 5)
+    assert np.array_equal(np.asarray(image), np.asarray(colours.convert("RGB")))
+
+
+def cut_image(path, suffix):
+    write_folder(path.parent, [path.name + suffix])
+    content = (path.parent / (path.name + suffix)).read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+BAD_IMAGES = {
+    "absent": lambda path: None,
+    "a folder": Path.mkdir,
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("<html>404</html>"),
+    "half a jpeg": lambda path: cut_image(path, ".jpg"),
+    "half a png": lambda path: cut_image(path, ".png"),
+    "a bomb": lambda path: path.write_bytes(b"P6\n60000 60000\n255\n"),
+    "a broken header": lambda path: path.write_bytes(b"P6\n4 x\n255\n"),
+    "16 bits": lambda path: Image.fromarray(np.full((4, 4), 4000, np.uint16)).save(path, "PNG"),
+    "floats": lambda path: Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(path, "TIFF"),
+}
+
+
+@pytest.mark.parametrize("defect", BAD_IMAGES)
+def test_an_image_that_cannot_be_decoded_is_named(defect, tmp_path):
+    path = tmp_path / "image"
+    BAD_IMAGES[defect](path)
+    with pytest.raises(UserError) as caught:
+        decode(str(path))
+    message = one_line(caught.value)
+    assert message.startswith(f"{path}: ") and ("8 bits" if defect in ("16 bits", "floats") else "not a readable image") in message
