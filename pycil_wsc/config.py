@@ -247,9 +247,10 @@ def _typed(name, value, kind):
     for option in typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]:
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
             return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
-        if option is float and type(value) in (int, float) and math.isfinite(value):
-            return float(value)
-        if type(value) is option:
+        if option is float and type(value) in (int, float):
+            if math.isfinite(value):
+                return float(value)
+        elif type(value) is option:
             return value
     raise UserError(f"{name}: expected {_described(kind)}, got {json.dumps(value, default=str)}")
 

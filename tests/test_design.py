@@ -48,7 +48,7 @@ def within(name, parents):
     return any(name == parent or name.startswith(parent + ".") for parent in parents)
 
 
-@pytest.mark.parametrize("name, path", modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("name, path", list(modules()), ids=lambda value: value if isinstance(value, str) else "")
 def test_imports_point_one_way(name, path):
     rule = max((known for known in ALLOWED if within(name, [known])), key=len)
     ours = [module for module in imports(path) if within(module, ["convs", "utils", "pycil_wsc"])]

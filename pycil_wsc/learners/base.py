@@ -109,6 +109,8 @@ class BaseLearner(nn.Module):
         """Learn one task. ``monitor`` is told of every step and epoch; ``resume`` says where a stopped run stood."""
         self.grow_for(task)
         self.begin_task(task)
+        if resume:
+            self.set_extra_state(resume.learner["_extra_state"])  # the phases' data are the task's and the memory's
         for number, phase in enumerate(self.phases(task)):
             if resume and number < resume.phase:
                 continue

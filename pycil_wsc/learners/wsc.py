@@ -24,9 +24,10 @@ class Consolidated:
     def _consolidate(self, task, phase):
         options, per_epoch = self.config.wsc, num_batches(len(phase.indices), self.config.batch_size)
         epochs = int(options.warmup * phase.epochs)
+        steps = epochs * per_epoch or int(options.warmup * phase.epochs * per_epoch)  # less than an epoch: in steps
         self.consolidation = WeightSpaceConsolidation(
             self.network.named_parameters(),
-            warmup_steps=epochs * per_epoch or int(options.warmup * phase.epochs * per_epoch),  # less than an epoch: in steps
+            warmup_steps=steps if options.reset == "none" else max(1, steps),
             average_every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
             retain=options.retain,
             blend=options.blend,
