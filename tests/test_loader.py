@@ -1,0 +1,94 @@
+"""Batches hold every sample once, with its label, and random numbers follow the seed alone."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import functional as F
+
+from utils.data import load_dataset
+from utils.errors import UserError
+from utils.loader import FolderSource, open_source
+
+CPU = torch.device("cpu")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture
+def digits():
+    dataset = load_dataset("digits", ".")
+    return open_source(dataset.info, dataset.train, CPU, 0), dataset.train, dataset.info
+
+
+def collect(batches):
+    images, targets = zip(*batches)
+    return torch.cat(images), torch.cat(targets)
+
+
+def test_test_batches_are_the_normalised_images_in_order(digits):
+    source, split, info = digits
+    indices = np.arange(5, 300, 3)
+    images, targets = collect(source.batches(indices, split.targets, 32))
+    expected = [F.normalize(F.to_tensor(Image.fromarray(split.images[i])), info.mean, info.std) for i in indices]
+    torch.testing.assert_close(images, torch.stack(expected), rtol=0, atol=2e-6)
+    assert targets.tolist() == split.targets[indices].tolist()
+
+
+def test_training_batches_hold_every_sample_once_shuffled_by_the_seed(digits):
+    source, split, _ = digits
+    indices, numbers = np.arange(200), np.arange(len(split))  # each sample's number as its label
+    batches = list(source.batches(indices, numbers, 64, train=True, seed=3))
+    assert [len(targets) for _, targets in batches] == [64, 64, 64, 8]
+    order = torch.cat([targets for _, targets in batches]).tolist()
+    assert sorted(order) == indices.tolist() and order != indices.tolist()
+    again, other = (collect(source.batches(indices, numbers, 64, train=True, seed=seed)) for seed in (3, 4))
+    assert torch.equal(again[0], torch.cat([images for images, _ in batches])) and again[1].tolist() == order
+    assert other[1].tolist() != order
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(5):
+                size = rng.integers(20, 60, 2)
+                Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / part / name / f"{i}.png")
+    return load_dataset(f"folder:{tmp_path}", ".", image_size=16)
+
+
+def test_the_test_transform_of_files_is_torchvisions(folder):
+    source = FolderSource(folder.info, folder.test, CPU, 0)
+    images, targets = collect(source.batches(np.arange(10), folder.test.targets, 4))
+    for i, path in enumerate(folder.test.images):
+        image = F.center_crop(F.resize(Image.open(path), round(16 * 256 / 224)), 16)
+        torch.testing.assert_close(images[i], F.normalize(F.to_tensor(image), MEAN, STD), rtol=0, atol=2e-6)
+    assert targets.tolist() == [0] * 5 + [1] * 5
+
+
+def test_crops_of_files_follow_the_seed_whatever_the_workers(folder):
+    alone, pool = FolderSource(folder.info, folder.train, CPU, 0), FolderSource(folder.info, folder.train, CPU, 2)
+    epochs = [collect(source.batches(np.arange(10), np.arange(10), 4, train=True, seed=seed)) for source, seed in [(alone, 1), (pool, 1), (pool, 2)]]
+    assert torch.equal(epochs[0][0], epochs[1][0]) and torch.equal(epochs[0][1], epochs[1][1])
+    assert sorted(epochs[2][1].tolist()) == list(range(10)) and not torch.equal(epochs[1][0], epochs[2][0])
+
+
+def test_workers_live_from_epoch_to_epoch(folder):
+    source = FolderSource(folder.info, folder.train, CPU, 2)
+    workers = []
+    for seed in (1, 2):
+        collect(source.batches(np.arange(10), folder.train.targets, 4, train=True, seed=seed))
+        workers.append([worker.pid for worker in source.loader._iterator._workers])
+    assert len(workers[0]) == 2 and workers[0] == workers[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_cannot_be_read_is_named(folder, workers):
+    broken = folder.train.images[3]
+    with open(broken, "wb") as file:
+        file.write(b"not an image")
+    source = FolderSource(folder.info, folder.train, CPU, workers)
+    with pytest.raises(UserError) as error:
+        collect(source.batches(np.arange(10), folder.train.targets, 4))
+    assert broken in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,118 @@
+"""Exemplars: herding picks what PyCIL's would, quotas hold, and sampling is uniform."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils.data_manager import Task
+from utils.memory import ExemplarMemory, herding
+
+
+def herding_by_the_book(features, quota):
+    """As PyCIL: re-sum the chosen at each pick, delete them from the candidates."""
+    vectors = features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-8)
+    mean, chosen, picks, left = vectors.mean(0), [], [], list(range(len(vectors)))
+    for k in range(1, min(quota, len(vectors)) + 1):
+        total = np.sum(chosen, axis=0) if chosen else np.zeros_like(mean)
+        distances = [np.sqrt(np.sum((mean - (vectors[i] + total) / k) ** 2)) for i in left]
+        pick = left.pop(int(np.argmin(distances)))
+        chosen.append(vectors[pick])
+        picks.append(pick)
+    return picks
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 50), st.integers(1, 16), st.integers(0, 10_000))
+def test_herding_picks_what_the_slow_reference_picks(count, quota, width, seed):
+    features = np.random.default_rng(seed).normal(size=(count, width))
+    assert herding(features, quota).tolist() == herding_by_the_book(features, quota)
+
+
+def test_of_equal_candidates_herding_takes_the_first():
+    assert herding(np.ones((5, 3)), 5).tolist() == [0, 1, 2, 3, 4]
+
+
+TARGETS = np.repeat(np.arange(6), 10)
+
+
+def tasks(per_task=2):
+    for index, old in enumerate(range(0, 6, per_task)):
+        yield Task(index, old, old + per_task, np.flatnonzero((TARGETS >= old) & (TARGETS < old + per_task)), np.empty(0, np.int64))
+
+
+def features(indices):
+    return np.random.default_rng(7).normal(size=(60, 5))[indices]
+
+
+def filled(strategy, fixed, per_class=0, total=0, seed=0):
+    memory, history = ExemplarMemory(fixed, per_class, total, strategy), []
+    for task in tasks():
+        memory.update(task, TARGETS, features, np.random.default_rng([seed, task.index]))
+        history.append({c: kept.tolist() for c, kept in memory.classes.items()})
+    return memory, history
+
+
+@pytest.mark.parametrize("strategy", ["herding", "random"])
+@pytest.mark.parametrize("quota, kept", [(0, 0), (3, 3), (10, 10), (1000, 10)])
+def test_fixed_memory_keeps_the_quota_and_never_touches_old_classes(strategy, quota, kept):
+    memory, history = filled(strategy, True, per_class=quota)
+    assert len(memory) == len(memory.indices) == 6 * kept
+    for before, after in zip(history, history[1:]):
+        assert all(after[c] == before[c] for c in before)
+    for c, indices in memory.classes.items():
+        assert len(set(indices.tolist())) == kept and (TARGETS[indices] == c).all()
+
+
+def test_herding_keeps_the_picks_of_the_class_in_order():
+    memory, _ = filled("herding", True, per_class=4)
+    for c, indices in memory.classes.items():
+        rows = np.flatnonzero(TARGETS == c)
+        assert indices.tolist() == rows[herding_by_the_book(features(rows), 4)].tolist()
+
+
+@pytest.mark.parametrize("strategy", ["herding", "random"])
+def test_shared_memory_shrinks_old_classes_to_their_first(strategy):
+    _, history = filled(strategy, False, total=20)
+    assert [{len(kept) for kept in classes.values()} for classes in history] == [{10}, {5}, {3}]
+    for before, after in zip(history, history[1:]):
+        assert all(after[c] == before[c][: len(after[c])] for c in before)
+
+
+def test_nothing_is_described_where_nothing_is_herded():
+    def refuse(indices):
+        raise AssertionError("features were computed for nothing")
+
+    for strategy, quota in [("random", 3), ("reservoir", 3), ("herding", 0)]:
+        memory = ExemplarMemory(True, quota, 0, strategy)
+        memory.update(next(tasks()), TARGETS, refuse, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("fixed, quota, expected", [(True, {"per_class": 4}, [8, 16, 24]), (False, {"total": 15}, [15, 15, 15]), (False, {"total": 50}, [20, 40, 50])])
+def test_reservoir_holds_its_capacity(fixed, quota, expected):
+    memory, history = filled("reservoir", fixed, **quota)
+    assert [sum(map(len, classes.values())) for classes in history] == expected
+    assert len(set(memory.indices.tolist())) == expected[-1]
+    assert all((TARGETS[kept] == c).all() for c, kept in memory.classes.items())
+
+
+def test_reservoir_over_the_stream_is_uniform():
+    """Each of the 60 samples is held with probability 12/60 in the end, whenever it came: within five standard deviations."""
+    counts = np.zeros(60)
+    for seed in range(600):
+        counts[filled("reservoir", False, total=12, seed=seed)[0].indices] += 1
+    assert np.abs(counts / 600 - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / 600)
+    assert abs(counts[:20].sum() - counts[40:].sum()) / 600 < 0.5
+
+
+def test_memory_survives_saving():
+    memory, _ = filled("random", True, per_class=3)
+    buffer = io.BytesIO()
+    torch.save(memory.state_dict(), buffer)
+    buffer.seek(0)
+    other = ExemplarMemory(True, 3, 0, "random")
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert other.indices.tolist() == memory.indices.tolist()

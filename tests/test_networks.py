@@ -1,0 +1,72 @@
+"""Backbones have the published shapes, and a growing head keeps what it knows."""
+
+import torch
+from torch import nn
+from torchvision.models import resnet18 as torchvision_resnet18
+
+from convs.cifar_resnet import BasicBlock
+from utils.factory import backbones
+from utils.inc_net import IncrementalHead, IncrementalNet
+from utils.seeding import seeded
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_parameter_counts_are_the_published_ones():
+    assert parameters(backbones["resnet32"]()) == 463_504
+    assert parameters(backbones["resnet18"]()) == 11_176_512
+    assert parameters(backbones["resnet18_cifar"]()) == parameters(backbones["resnet18_small"]()) == 11_168_832
+    net = IncrementalNet("resnet32")
+    net.grow(100)
+    assert parameters(net) == 463_504 + 6_500  # PyCIL prints 650 more: a layer it never uses
+
+
+def test_the_shortcut_takes_every_second_pixel_and_appends_zero_channels():
+    block = BasicBlock(16, 32, 2).eval()
+    nn.init.zeros_(block.bn2.weight)  # the residual branch is silent
+    images = torch.rand(2, 16, 8, 8)
+    out = block(images)
+    assert torch.equal(out[:, :16], images[:, :, ::2, ::2]) and not out[:, 16:].any()
+
+
+def test_resnet18_computes_what_torchvisions_does():
+    ours, theirs = backbones["resnet18"]().eval(), torchvision_resnet18().eval()
+    names = dict(zip(ours.state_dict(), theirs.state_dict()))
+    ours.load_state_dict({name: theirs.state_dict()[other] for name, other in names.items()})
+    theirs.fc = nn.Identity()
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_features_are_vectors_of_the_stated_size_and_not_negative():
+    for name, side in [("resnet8", 8), ("resnet20", 32), ("resnet32", 32), ("resnet18_cifar", 16), ("resnet18_small", 32)]:
+        net = backbones[name]()
+        features = net(torch.randn(3, 3, side, side))
+        assert features.shape == (3, net.out_dim) and (features >= 0).all()
+
+
+def test_head_growth_keeps_old_rows_to_the_bit():
+    head = IncrementalHead(64)
+    head.grow(10)
+    nn.init.normal_(head.bias)
+    weight, bias = head.weight.clone(), head.bias.clone()
+    head.grow(1010)
+    assert torch.equal(head.weight[:10], weight) and torch.equal(head.bias[:10], bias)
+    new, bound = head.weight[10:], (3 / 64) ** 0.5
+    assert new.abs().max() <= bound and abs(new.std() - bound / 3**0.5) < 0.002  # uniform in +-bound
+    assert not head.bias[10:].any() and head(torch.randn(2, 64)).shape == (2, 1010)
+
+
+def test_initial_weights_follow_the_seed_and_leave_the_global_generator_alone():
+    def weights(seed):
+        with seeded(seed, "weights"):
+            return IncrementalNet("resnet8").backbone.stem[0].weight
+
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    first = weights(1)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first, weights(1)) and not torch.equal(first, weights(2))
