@@ -16,8 +16,9 @@ class TaskBar:
         """A phase of ``epochs`` epochs begins with epoch ``first``."""
         self._remove()
         self.phase, self.epochs, self.images = phase, epochs, 0
-        self.bar = tqdm(total=epochs * batches, initial=first * batches, leave=False, disable=not sys.stderr.isatty(), bar_format="{desc} {bar:20} {percentage:3.0f}% {remaining} left{postfix}")
-        self._describe(first)
+        layout = "{desc} {bar:20} {percentage:3.0f}% {remaining} left{postfix}"
+        quiet = not sys.stderr.isatty()
+        self.bar = tqdm(desc=self._description(first), total=epochs * batches, initial=first * batches, leave=False, disable=quiet, bar_format=layout)
 
     def step(self, images):
         self.images += images
@@ -25,7 +26,7 @@ class TaskBar:
 
     def epoch(self, epoch, loss, accuracy):
         """Epoch ``epoch`` ended with this mean loss and training accuracy in percent."""
-        self._describe(min(epoch + 1, self.epochs - 1))
+        self.bar.set_description_str(self._description(min(epoch + 1, self.epochs - 1)))
         seconds = self.bar.format_dict["elapsed"]
         self.bar.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.1f}%, {self.images / max(seconds, 1e-9):,.0f} images/s")
 
@@ -33,8 +34,8 @@ class TaskBar:
         self._remove()
         print(f"{self.label}  {line}", flush=True)
 
-    def _describe(self, epoch):
-        self.bar.set_description_str(f"{self.label} {self.phase} epoch {epoch + 1}/{self.epochs}")
+    def _description(self, epoch):
+        return f"{self.label} {self.phase} epoch {epoch + 1}/{self.epochs}"
 
     def _remove(self):
         if self.bar is not None:
