@@ -90,6 +90,7 @@ class Config:
 
     precision: str = key("auto", "`auto` is bf16 where the processor or GPU computes it natively", choices=("auto", "fp32", "bf16"))
     num_workers: int = key(4, "processes that decode image files", low=0)
+    threads: int | None = key(None, "processor threads of a run; null: one for each core. Small networks are best with 1", low=1)
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
     wsc: WSCOptions = field(default_factory=WSCOptions)
@@ -120,7 +121,7 @@ class Config:
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "num_workers", "data_root", "out"}
+PLACES = {"prefix", "device", "num_workers", "threads", "data_root", "out"}
 IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "init_cls", "increment", "model_name", "seed")
 
 

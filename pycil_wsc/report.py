@@ -56,7 +56,7 @@ def _varying_keys(results):
     for result in results:
         for name, value in result["config"].items():
             seen[result["config"]["model_name"], name].add(json.dumps(value))
-    own = {"model_name", "memory_size", "memory_per_class", "fixed_memory", "seed", "device", "out", "data_root", "num_workers"}
+    own = {"model_name", "memory_size", "memory_per_class", "fixed_memory", "seed", "device", "out", "data_root", "num_workers", "threads"}
     return {name for (_, name), values in seen.items() if len(values) > 1} - own
 
 

@@ -49,6 +49,8 @@ class Run:
 
     def execute(self):
         """Train and test every task; returns the contents of ``result.json``."""
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
         self.log = open_log(self.folder)
         write_json(self.folder / "config.json", self.config.to_dict())
         reset_peak_memory(self.device)

@@ -179,6 +179,14 @@ def test_a_stock_pycil_file_runs_where_there_is_no_gpu(settings, tmp_path):
     assert [json.loads(line)["exemplars"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [12, 12, 12]
 
 
+def test_a_run_uses_the_threads_it_is_given(settings, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    config = resolve(settings | {"threads": 3, "init_epoch": 1, "epochs": 1})
+    Run(config, load_dataset(config.dataset, ".")).execute()
+    assert asked == [3]
+
+
 def test_dry_run_lists_runs_and_writes_nothing(settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings | {"seed": [1, 2]}), "--dry-run"]) == 0
     output = capsys.readouterr().out
