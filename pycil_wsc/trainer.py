@@ -38,7 +38,6 @@ class Run:
         self.config, self.title = config, title
         self.folder = config.run_folder
         self.device = resolved_device(config.device)
-        self.dataset = dataset
         self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
@@ -63,8 +62,8 @@ class Run:
             resume = None
             self._tick()
             self.history.append(self._test(task))
-            self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+            self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
             self.bar.close(summary(self.history[-1]))
             self.log.info("task %d: %s", task.index, summary(self.history[-1]))
         result = self._result()

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from main import main
+from pycil_wsc import trainer
 from pycil_wsc.config import resolve
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.trainer import Run, planned_images
-from utils import factory
+from utils import factory, files
 from utils.data import load_dataset
 
 ROOT = Path(__file__).parent.parent
@@ -113,6 +114,31 @@ def test_a_run_stopped_after_any_epoch_ends_like_one_never_stopped(name, epoch, 
     monkeypatch.setattr(Run, "_checkpoint", checkpoint)
     torch.manual_seed(epoch)  # the global generator is not what decides
     assert without_measurements(Run(config, dataset).execute()) == without_measurements(undisturbed)
+
+
+@pytest.mark.parametrize("moment", ["metrics.jsonl", "checkpoint.pt", "result.json"])
+def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypatch):
+    """Killed at the very end, just after the last writing of ``moment``."""
+    config = resolve(settings | {"model_name": "replay"})
+    dataset = load_dataset(config.dataset, ".")
+    write = trainer.write_atomically
+
+    def write_and_die(path, content):
+        write(path, content)
+        whole = moment == "result.json" or len(run.history) == 3
+        if Path(path).name == moment and whole:
+            raise Killed
+
+    run = Run(config, dataset)
+    for module in (trainer, files):
+        monkeypatch.setattr(module, "write_atomically", write_and_die)
+    with pytest.raises(Killed):
+        run.execute()
+    for module in (trainer, files):
+        monkeypatch.setattr(module, "write_atomically", write)
+    result = Run(config, dataset).execute()
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["cnn_top1"] for line in lines] == result["curve"] and len(lines) == 3
 
 
 def command(tmp_path, settings):
