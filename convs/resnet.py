@@ -3,6 +3,7 @@
 from torch import nn
 from torchvision.models import resnet18 as torchvision_resnet18
 
+from convs.cifar_resnet import GlobalAverage
 from utils.factory import register_backbone
 
 STEMS = {
@@ -27,10 +28,14 @@ class ResNet18(nn.Module):
         self.stem = nn.Sequential(*STEMS[stem]())
         nn.init.kaiming_normal_(self.stem[0].weight, mode="fan_out", nonlinearity="relu")
         self.stage1, self.stage2, self.stage3, self.stage4 = net.layer1, net.layer2, net.layer3, net.layer4
+        self.pool = GlobalAverage()
 
     def forward(self, x):
-        x = self.stage4(self.stage3(self.stage2(self.stage1(self.stem(x)))))
-        return x.mean((2, 3))
+        return self.pool(self.stage4(self.stage3(self.stage2(self.stage1(self.stem(x))))))
+
+    def split(self):
+        """(shared trunk, block of one task), as MEMO has it: the last stage, 8,393,728 parameters, is the block."""
+        return nn.Sequential(self.stem, self.stage1, self.stage2, self.stage3), nn.Sequential(self.stage4, self.pool)
 
 
 @register_backbone("resnet18")

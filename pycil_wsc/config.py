@@ -78,6 +78,7 @@ class Config:
     milestones: tuple[int, ...] = key((30, 50), "later tasks: epochs at which the rate is multiplied by `lrate_decay`")
     lrate_decay: float = key(0.1, "factor at each of `milestones`", low=0)
     weight_decay: float = key(2e-4, "weight decay of later tasks", low=0)
+    scheduler: str = key("steplr", "the rate within a task: `steplr` falls at the milestones, `cosine` to 0", choices=("steplr", "cosine"))
     momentum: float = key(0.9, "SGD's momentum", low=0, high=1)
     batch_size: int = key(128, "images in a batch", low=1)
     exemplars: str = key("herding", "how exemplars are chosen", choices=ExemplarMemory.strategies)
@@ -91,6 +92,7 @@ class Config:
     precision: str = key("auto", "`auto` is bf16 where the processor or GPU computes it natively", choices=("auto", "fp32", "bf16"))
     num_workers: int = key(4, "processes that decode image files", low=0)
     threads: int | None = key(None, "processor threads of a run; null: one for each core. Small networks are best with 1", low=1)
+    cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
     wsc: WSCOptions = field(default_factory=WSCOptions)
@@ -121,7 +123,10 @@ class Config:
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "num_workers", "threads", "data_root", "out"}
+PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out"}
+DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
+ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
+STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on
 IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "init_cls", "increment", "model_name", "seed")
 
 
@@ -139,7 +144,7 @@ def load(path, overrides=None):
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object of keys and values")
     try:
-        runs = [resolve(point) for point in expand(_flatten(raw) | (overrides or {}))]
+        runs = [resolve(point) for point in expand(_our_names(_flatten(raw) | (overrides or {})))]
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return list({config.run_folder: config for config in runs}.values())  # points that are the same run are one run
@@ -160,7 +165,16 @@ def _flatten(raw):
     """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}."""
     flat = {}
     for name, value in raw.items():
-        flat |= {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
+        nested = isinstance(value, dict) and name not in DIRECTIVES
+        flat |= {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
+    return flat
+
+
+def _our_names(flat):
+    """PyCIL's own files as they are: its other names become ours, and what has no counterpart may stand at its stock value."""
+    flat = {ALIASES.get(name, name): value for name, value in flat.items() if name not in STOCK or value != STOCK[name]}
+    if str(flat.get("convnet_type")).startswith("memo_"):
+        flat["convnet_type"] = flat["convnet_type"].removeprefix("memo_")
     return flat
 
 
@@ -197,7 +211,7 @@ def resolve(flat):
     _refuse_unknown(flat)
     values = {name: f.default for name, f in FIELDS.items()} | own
     values |= {name: value for name, value in flat.items() if name in values}
-    values |= _scaled_milestones(flat, own)
+    values |= _schedule(flat, learner)
     values = {name: _checked(name, value, own) for name, value in values.items()}
     if not factory.learners[learner].uses_memory:
         values |= {"memory_per_class": 0, "fixed_memory": True}
@@ -209,21 +223,54 @@ def resolve(flat):
 
 
 def _refuse_unknown(flat):
-    known = set(FIELDS).union(*factory.learner_defaults.values())
+    known = (set(FIELDS) | DIRECTIVES).union(*factory.learner_defaults.values())
     for name in flat:
         if name not in known:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
 
 
-def _scaled_milestones(flat, own):
-    """Where only the number of epochs is given, the learner's milestones keep their place in the schedule."""
-    scaled = {}
-    for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
-        if epochs in flat and milestones not in flat and isinstance(flat[epochs], int):
-            usual = own.get(epochs, FIELDS[epochs].default)
-            places = [max(1, round(m * flat[epochs] / usual)) for m in own.get(milestones, FIELDS[milestones].default)]
-            scaled[milestones] = [place for place in places if place < flat[epochs]]
+def _schedule(flat, learner):
+    """Epochs and milestones that the file leaves open, in proportion to those it gives and to the budget.
+
+    By default each method has its own epochs. A budget of {"updates_like": other} gives it the other's: as many passes over
+    the data in each task, spread over the method's phases (``epoch_keys``) as usual.
+    """
+    like, scaled = _reference(flat.get("budget", "pycil")), {}
+    for first_task, milestones in ((True, "init_milestones"), (False, "milestones")):
+        usual = _usual_epochs(learner, first_task)
+        main = next(iter(usual))
+        if like:
+            asked, whole = flat.get(main, sum(_usual_epochs(like, first_task).values())), sum(usual.values())
+        else:
+            asked, whole = flat.get(main), usual[main]
+        if not isinstance(asked, int) or asked < 1:
+            continue  # not given; or no number of epochs, as the check will say
+        epochs = {name: max(1, round(value * asked / whole)) for name, value in usual.items()}
+        places = [max(1, round(m * epochs[main] / usual[main])) for m in _default(learner, milestones)]
+        scaled |= {name: value for name, value in epochs.items() if like or name not in flat}
+        scaled |= {milestones: [place for place in places if place < epochs[main]]} if milestones not in flat else {}
     return scaled
+
+
+def _usual_epochs(learner, first_task):
+    """Key -> epochs of the phases of a task, as the learner has them by default."""
+    keys = ("init_epoch",) if first_task else factory.learners[learner].epoch_keys
+    return {name: _default(learner, name) for name in keys}
+
+
+def _default(learner, name):
+    own = factory.learner_defaults[learner]
+    return own[name] if name in own else FIELDS[name].default
+
+
+def _reference(budget):
+    """The learner whose number of updates counts, or None for each its own."""
+    if budget == "pycil":
+        return None
+    if isinstance(budget, dict) and list(budget) == ["updates_like"] and isinstance(budget["updates_like"], str):
+        factory.learners[budget["updates_like"]]
+        return budget["updates_like"]
+    raise UserError(f'budget: expected "pycil" or {{"updates_like": "replay"}}, got {json.dumps(budget, default=str)}')
 
 
 def _checked(name, value, own=types.MappingProxyType({})):
@@ -275,6 +322,8 @@ def _check_together(config):
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":
         raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
     factory.backbones[config.convnet_type]
+    if problem := factory.learners[config.model_name].check(config):
+        raise UserError(problem)
     if not config.dataset.startswith(("npz:", "folder:")):
         factory.datasets[config.dataset]
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|gpu:\d+", config.device):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pycil_wsc import first_task
 from pycil_wsc.learners.base import Resume, resolved_precision
 from pycil_wsc.progress import TaskBar
 from utils import factory, metrics
@@ -35,7 +36,7 @@ class Run:
     """
 
     def __init__(self, config, dataset, title=""):
-        self.config, self.title = config, title
+        self.config, self.dataset, self.title = config, dataset, title
         self.folder = config.run_folder
         self.device = resolved_device(config.device)
         self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
@@ -43,7 +44,7 @@ class Run:
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = factory.learners[config.model_name](config, self.manager, self.train_source, self.device)
         self.history = []  # what metrics.jsonl holds: a dict per task
-        self.clock = {"train_seconds": 0.0, "total_seconds": 0.0}
+        self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.peak_memory = 0
 
     def execute(self):
@@ -58,7 +59,7 @@ class Run:
         self.mark = time.perf_counter()
         for task in self.manager.tasks[first:]:
             self.bar = TaskBar(self.title, task, len(self.manager.tasks))
-            self.learner.learn(task, self, resume)
+            self._learn(task, resume)
             resume = None
             self._tick()
             self.history.append(self._test(task))
@@ -70,6 +71,29 @@ class Run:
         write_json(self.folder / "result.json", result)
         (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         return result
+
+    def _learn(self, task, resume):
+        """Learn a task; the first from what another run trained, where there is such and none of this one's own is under way."""
+        if task.index or resume or not (self.config.cache_first_task and self.learner.plain_first_task):
+            self.learner.learn(task, self, resume)
+            return
+        with first_task.shared(self, self.dataset) as entry:
+            self._tick()
+            trained = entry.load()
+            self.learner.learn(task, self, trained=trained and trained["learner"])
+            if trained:
+                self._take(trained)
+            else:
+                self._tick()
+                own = {"clock": self.clock, "peak_memory": max(self.peak_memory, peak_memory(self.device))}
+                entry.save({"learner": self.learner.trained_state()} | own)
+
+    def _take(self, trained):
+        """Count the first task as if this run had trained it."""
+        self.log.info("task 0: taken from a run that shares it, %.1f s saved", trained["clock"]["train_seconds"])
+        for name in ("train_seconds", "total_seconds", "saved_seconds"):
+            self.clock[name] += trained["clock"]["train_seconds"]
+        self.peak_memory = max(self.peak_memory, trained["peak_memory"])
 
     # ---- what the learner reports to -----------------------------------------------------------------------------------
 
@@ -133,11 +157,23 @@ class Run:
         prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
         cnn, nme = self._predictions(task, prototypes)
         targets = self.manager.test_targets[task.test_indices]
+        parameters = sum(p.numel() for p in learner.network.parameters())
         line = {"task": task.index, "num_seen": task.num_seen, "exemplars": len(learner.memory), "images_trained": learner.images_trained}
+        line |= {"train_flops": learner.train_flops, "parameters": parameters}
         line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, boundaries).items()}
         line |= {f"nme_{name}": value for name, value in scores(nme, targets, boundaries).items()} if nme is not None else {}
+        line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
         self._tick()
         return line | self.clock
+
+    def _accuracy(self, task, network):
+        """Top-1 accuracy in percent of a network beside the learner's own."""
+        network.eval()
+        predictions = []
+        with torch.inference_mode(), self.learner.autocast():
+            for images, _ in self.test_source.batches(task.test_indices, self.manager.test_targets, self.config.batch_size):
+                predictions.append(network(images).argmax(1))
+        return metrics.accuracy(torch.cat(predictions).cpu().numpy()[:, None], self.manager.test_targets[task.test_indices])
 
     def _predictions(self, task, prototypes):
         """Best classes first, by logits and by nearest mean of exemplars (or None): two (N, <=5) arrays."""
@@ -166,11 +202,14 @@ class Run:
             "new_acc": metrics.new_task_accuracy(matrix),
             "top5_curve": [row["cnn_top5"] for row in rows],
             "nme_curve": nme if None not in nme else None,
+            **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in self.learner.also_tested()},
             "train_seconds": self.clock["train_seconds"],
+            "train_seconds_spent": self.clock["train_seconds"] - self.clock["saved_seconds"],
             "total_seconds": self.clock["total_seconds"],
-            "images_trained": self.learner.images_trained,
+            "images_trained": rows[-1]["images_trained"],
+            "train_flops": rows[-1]["train_flops"],
             "peak_memory_bytes": self.peak_memory,
-            "parameters": sum(p.numel() for p in self.learner.network.parameters()),
+            "parameters": rows[-1]["parameters"],
             "class_order": self.manager.class_order,
             "device": device_name(self.device),
             "precision": self.learner.precision,

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,61 @@ def test_a_stock_pycil_file_is_one_run_with_pycils_schedule(tmp_path):
     assert (run.epochs, run.milestones, run.weight_decay, run.lrate, run.batch_size) == (70, (30, 50), 2e-4, 0.1, 128)
     (run,) = load(write(tmp_path, STOCK_REPLAY | {"model_name": "finetune"}))
     assert (run.epochs, run.milestones) == (80, (40, 70))
+
+
+STOCK = {
+    "icarl": {"convnet_type": "resnet32"},
+    "foster": {"fixed_memory": True, "init_cls": 50, "device": ["0"], "beta1": 0.96, "beta2": 0.97, "oofc": "ft", "is_teacher_wa": False, "is_student_wa": False,
+               "lambda_okd": 1, "wa_value": 1, "init_epochs": 200, "init_lr": 0.1, "init_weight_decay": 5e-4, "boosting_epochs": 170, "compression_epochs": 130,
+               "lr": 0.1, "batch_size": 128, "weight_decay": 5e-4, "num_workers": 8, "T": 2},
+    "memo": {"convnet_type": "memo_resnet32", "train_base": True, "train_adaptive": False, "debug": False, "skip": False, "scheduler": "steplr", "init_epoch": 200,
+             "t_max": None, "init_lr": 0.1, "init_weight_decay": 5e-4, "init_lr_decay": 0.1, "init_milestones": [60, 120, 170], "milestones": [80, 120, 150],
+             "epochs": 170, "lrate": 0.1, "batch_size": 128, "weight_decay": 2e-4, "lrate_decay": 0.1, "alpha_aux": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_stock_files_with_hyper_parameters_give_the_methods_own_defaults(name, tmp_path):
+    stock = STOCK_REPLAY | {"model_name": name} | STOCK[name]
+    (run,) = load(write(tmp_path, stock))
+    plain = resolve({key: stock[key] for key in ("memory_size", "fixed_memory", "init_cls", "model_name")} | {"device": "gpu:0", "prefix": "reproduce"})
+    assert run.identity() == plain.identity()
+
+
+def test_schedules_are_pycils():
+    first, usual = (200, (60, 120, 170), 5e-4), {}
+    for name in ("replay", "wsc", "icarl", "bic", "wa", "der", "foster", "memo"):
+        run = resolve({"model_name": name})
+        usual[name] = (run.epochs, run.milestones, run.weight_decay)
+        assert (run.init_epoch, run.init_milestones, run.init_weight_decay) == ((170, (60, 100, 140), 2e-4) if name == "bic" else first)
+        assert run.scheduler == ("cosine" if name == "foster" else "steplr") and (run.lrate, run.lrate_decay, run.momentum, run.batch_size) == (0.1, 0.1, 0.9, 128)
+    assert usual["replay"] == usual["wsc"] == (70, (30, 50), 2e-4)
+    assert usual["icarl"] == (170, (80, 120), 2e-4) and usual["bic"] == usual["wa"] == (170, (60, 100, 140), 2e-4)
+    assert usual["der"] == usual["memo"] == (170, (80, 120, 150), 2e-4) and usual["foster"][::2] == (170, 5e-4)
+    assert resolve({"model_name": "foster"}).options.compression_epochs == 130
+
+
+@pytest.mark.parametrize("name", ["icarl", "bic", "wa", "der", "foster", "memo", "joint", "finetune", "replay"])
+@pytest.mark.parametrize("given, first, later", [({}, 200, 70), ({"epochs": 7, "init_epoch": 20}, 20, 7)])
+def test_a_budget_gives_every_method_as_many_passes_in_each_task(name, given, first, later):
+    run = resolve({"model_name": name, "budget": {"updates_like": "replay"}} | given)
+    learner, tasks = configuration.factory.learners[name], [SimpleNamespace(index=index) for index in (0, 1)]
+    assert [learner.planned_epochs(run, task) for task in tasks] == [first, later]
+    usual = resolve({"model_name": name})
+    assert [m / run.epochs for m in run.milestones] == pytest.approx([m / usual.epochs for m in usual.milestones], abs=0.5 / run.epochs)
+
+
+def test_a_budget_is_an_axis_and_leaves_its_mark_in_the_epochs_alone(tmp_path):
+    shipped, matched = load(write(tmp_path, {"model_name": "foster", "budget": ["pycil", {"updates_like": "replay"}]}))
+    assert shipped == resolve({"model_name": "foster"}) and shipped.run_folder != matched.run_folder
+    assert (matched.epochs, matched.options.compression_epochs) == (40, 30)
+    (again,) = load(write(tmp_path, matched.to_dict()))
+    assert again == matched
+
+
+def test_fosters_second_phase_keeps_its_share_when_only_the_epochs_are_given():
+    assert resolve({"model_name": "foster", "epochs": 17}).options.compression_epochs == 13
+    assert resolve({"model_name": "foster", "epochs": 17, "compression_epochs": 2}).options.compression_epochs == 2
 
 
 @pytest.mark.parametrize("given, device", [(["0"], "gpu:0"), ([1, 0], "gpu:1"), ([-1], "cpu"), (["-1"], "cpu"), (2, "gpu:2"), ("cuda:1", "cuda:1")])
@@ -114,6 +170,12 @@ BAD = {
     "seed: an empty list has no runs": {"seed": []},
     "device: 'tpu' is not": {"device": "tpu"},
     "prefix: '../up' must be a folder name": {"prefix": "../up"},
+    "budget: expected": {"budget": "half"},
+    "unknown model_name 'repaly'": {"budget": {"updates_like": "repaly"}},
+    "unknown key 'skip'": {"model_name": "memo", "skip": True},
+    "validation: expected 'pycil' or 'per_class'": {"model_name": "bic", "validation": "none"},
+    "oofc: expected 'ft' or 'az'": {"model_name": "foster", "oofc": "no"},
+    "scheduler: 'constant' is not one of steplr, cosine": {"scheduler": "constant"},
     "not valid JSON": '{"seed": 1,}',
     "expected a JSON object": "[1]",
 }

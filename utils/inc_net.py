@@ -1,5 +1,6 @@
-"""A backbone and a head that grows with the tasks."""
+"""Networks whose heads grow with the tasks, and those that grow new backbones too."""
 
+import copy
 import math
 
 import torch
@@ -12,7 +13,7 @@ from utils.factory import backbones
 class IncrementalHead(nn.Linear):
     """A linear classifier whose old rows survive growth exactly.
 
-    New rows are uniform in +-sqrt(3 / in_features) with zero bias: Kaiming's bound for a linear output, as in PyCIL, which
+    What is new is uniform in +-sqrt(3 / in_features) with zero bias: Kaiming's bound for a linear output, as in PyCIL, which
     is 1.73 times ``nn.Linear``'s.
     """
 
@@ -25,14 +26,22 @@ class IncrementalHead(nn.Linear):
         pass  # rows are initialised when they are added
 
     @torch.no_grad()
-    def grow(self, num_classes):
-        """Add rows until there are ``num_classes``; the first ``out_features`` rows keep weight and bias to the bit."""
-        added = num_classes - self.out_features
-        bound = math.sqrt(3 / self.in_features)
-        rows = self.weight.new_empty(added, self.in_features).uniform_(-bound, bound)
-        self.weight = nn.Parameter(torch.cat([self.weight, rows]))
-        self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(added)]))
-        self.out_features = num_classes
+    def grow(self, num_classes, in_features=None):
+        """Grow to ``num_classes`` rows, and to ``in_features`` columns if given; what was there stays to the bit."""
+        rows, columns = self.out_features, self.in_features
+        wide = in_features or columns
+        bound = math.sqrt(3 / wide)
+        below = self.weight.new_empty(num_classes - rows, wide).uniform_(-bound, bound)
+        beside = self.weight.new_empty(rows, wide - columns).uniform_(-bound, bound)
+        self.weight = nn.Parameter(torch.cat([torch.cat([self.weight, beside], 1), below]))
+        self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(num_classes - rows)]))
+        self.out_features, self.in_features = num_classes, wide
+
+    @torch.no_grad()
+    def align(self, num_old, factor=1.0):
+        """Scale the rows from ``num_old`` on so that their mean norm is ``factor`` times the old rows' (Zhao et al., 2020)."""
+        norms = self.weight.norm(dim=1)
+        self.weight[num_old:] *= factor * norms[:num_old].mean() / norms[num_old:].mean()
 
 
 class IncrementalNet(nn.Module):
@@ -46,5 +55,83 @@ class IncrementalNet(nn.Module):
     def grow(self, num_classes):
         self.head.grow(num_classes)
 
+    def first_parts(self):
+        """What the first task trains, in the same order for every network: the backbone's parts, the head."""
+        return [self.backbone, self.head]
+
+    def extract(self, images):
+        """(B, 3, H, W) -> (B, d) features."""
+        return self.backbone(images)
+
+    def classify(self, features):
+        """(B, d) features -> (B, classes) logits."""
+        return self.head(features)
+
     def forward(self, images):
-        return self.head(self.backbone(images))
+        return self.classify(self.extract(images))
+
+
+class BiasCorrectedNet(IncrementalNet):
+    """A scale and a shift for the logits of each task, 1 and 0 at first (Wu et al., 2019)."""
+
+    def __init__(self, convnet_type):
+        super().__init__(convnet_type)
+        self.corrections = nn.ParameterList()  # (2,) for each task: scale, shift
+        self.sizes = []
+
+    def grow(self, num_classes):
+        self.sizes.append(num_classes - self.head.out_features)
+        super().grow(num_classes)
+        self.corrections.append(nn.Parameter(torch.tensor([1.0, 0.0])))
+
+    def classify(self, features):
+        parts = self.head(features).float().split(self.sizes, 1)
+        return torch.cat([scale * part + shift for part, (scale, shift) in zip(parts, self.corrections)], 1)
+
+
+class ExpandingNet(nn.Module):
+    """A new block for each task over a shared trunk, one head over all their features, and an auxiliary one over the newest's.
+
+    Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the backbone's last stage (MEMO). A new
+    block starts as a copy of the one before it. Parts whose parameters do not learn stay in evaluation mode.
+    """
+
+    def __init__(self, convnet_type, share_trunk=False):
+        super().__init__()
+        backbone = backbones[convnet_type]()
+        self.out_dim = backbone.out_dim  # of one block
+        self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
+        self.blocks = nn.ModuleList([block])
+        self.head, self.aux_head = IncrementalHead(self.out_dim), None
+
+    def grow(self, num_classes, aux_classes):
+        """Room for ``num_classes`` in all; a block is added unless the head is still empty. The auxiliary head is a fresh one."""
+        if self.head.out_features:
+            self.blocks.append(copy.deepcopy(self.blocks[-1]).requires_grad_(True))
+        self.head.grow(num_classes, self.out_dim * len(self.blocks))
+        self.aux_head = IncrementalHead(self.out_dim, aux_classes)
+
+    def first_parts(self):
+        return [self.trunk, self.blocks[0], self.head]
+
+    def extract(self, images):
+        """(B, 3, H, W) -> (B, blocks x d) features, the oldest block's first."""
+        shared = self.trunk(images)
+        return torch.cat([block(shared) for block in self.blocks], 1)
+
+    def classify(self, features):
+        """Features -> (B, classes) logits."""
+        return self.head(features)
+
+    def classify_newest(self, features):
+        """Features -> (B, aux_classes) logits from the newest block's share of them."""
+        return self.aux_head(features[:, -self.out_dim :])
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+    def train(self, mode=True):
+        super().train(mode)
+        for part in [self.trunk, *self.blocks]:
+            part.train(mode and any(p.requires_grad for p in part.parameters()))
+        return self

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pycil_wsc.learners.schedules import step_lr
+from pycil_wsc.learners.cost import StepCost
+from pycil_wsc.learners.schedules import cosine_lr, step_lr
 from utils import seeding
 from utils.inc_net import IncrementalNet
 from utils.loader import num_batches
@@ -19,7 +20,8 @@ from utils.memory import ExemplarMemory, normalise
 class Phase:
     """A stretch of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
 
-    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``name`` is for the progress bar.
+    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the part in
+    training mode, all else being in evaluation mode; ``name`` is for the progress bar.
     """
 
     epochs: int
@@ -27,6 +29,7 @@ class Phase:
     lr: Callable
     indices: np.ndarray
     loss: Callable
+    network: nn.Module
     name: str = "train"
 
 
@@ -43,18 +46,19 @@ class Resume:
 class BaseLearner(nn.Module):
     """A continual learner: its networks are submodules, so ``state_dict`` holds all that it has learned.
 
-    A method must give ``loss``; it may override ``grow``, ``begin_task``, ``phases``, ``after_step``, ``end_task``, ``extract``
-    and ``classify``. ``learn`` is never overridden.
+    A method must give ``loss``; it may override the other hooks. ``learn`` is never overridden.
     """
 
     uses_memory = True
     consolidates = False
+    plain_first_task = False  # the first task is cross-entropy alone, so that learners may share what it gives
+    epoch_keys = ("epochs",)  # the keys that together are the passes over a later task
 
     def __init__(self, config, manager, train_source, device):
         super().__init__()
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
         self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
-        self.images_trained = 0
+        self.images_trained = self.train_flops = 0
         with self.seeded("weights"):
             self.network = self.build()
         self.place()
@@ -88,27 +92,48 @@ class BaseLearner(nn.Module):
 
     def extract(self, images):
         """(B, 3, H, W) -> (B, d) features, for herding, nearest mean and ``classify``."""
-        return self.network.backbone(images)
+        return self.network.extract(images)
 
     def classify(self, features):
         """(B, d) features -> (B, classes) logits."""
-        return self.network.head(features)
+        return self.network.classify(features)
 
     def predict(self, images):
         """(B, 3, H, W) -> (B, classes) logits."""
         return self.classify(self.extract(images))
 
+    def also_tested(self):
+        """Networks to test beside the main one: name -> (images -> logits)."""
+        return {}
+
+    @classmethod
+    def check(cls, config):
+        """What is wrong with the learner's own options, in a line, or None."""
+
     @classmethod
     def planned_epochs(cls, config, task):
         """Passes over a task's training data, for the cost that ``--dry-run`` states."""
-        return config.epochs if task.index else config.init_epoch
+        values = vars(config) | vars(config.options)
+        return sum(values[key] for key in cls.epoch_keys) if task.index else config.init_epoch
 
     # ---- the loop ------------------------------------------------------------------------------------------------------
 
-    def learn(self, task, monitor, resume=None):
-        """Learn one task. ``monitor`` is told of every step and epoch; ``resume`` says where a stopped run stood."""
+    def learn(self, task, monitor, resume=None, trained=None):
+        """Learn one task. ``monitor`` is told of every step and epoch; ``resume`` says where a stopped run stood.
+
+        ``trained``: the state that training would end with (:meth:`trained_state`), in place of training.
+        """
         self.grow_for(task)
         self.begin_task(task)
+        if trained:
+            self.load_trained_state(trained)
+        else:
+            self.train_for(task, monitor, resume)
+        self.end_task(task)
+        rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
+        self.memory.update(task, self.manager.train_targets, self.features, rng)
+
+    def train_for(self, task, monitor, resume):
         if resume:
             self.set_extra_state(resume.learner["_extra_state"])  # the phases' data are the task's and the memory's
         for number, phase in enumerate(self.phases(task)):
@@ -120,9 +145,6 @@ class BaseLearner(nn.Module):
                 phase.optimizer.load_state_dict(resume.optimizer)
                 first = resume.epoch
             self.fit(task, number, phase, first, monitor)
-        self.end_task(task)
-        rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
-        self.memory.update(task, self.manager.train_targets, self.features, rng)
 
     def grow_for(self, task):
         with self.seeded("weights", task.index):
@@ -130,18 +152,21 @@ class BaseLearner(nn.Module):
         self.place()
 
     def fit(self, task, number, phase, first, monitor):
-        batches = num_batches(len(phase.indices), self.config.batch_size)
+        batches, cost = num_batches(len(phase.indices), self.config.batch_size), StepCost()
         monitor.phase_started(task, phase, first, batches)
+        self.zero_grad(set_to_none=True)
         for epoch in range(first, phase.epochs):
             for group in phase.optimizer.param_groups:
                 group["lr"] = phase.lr(epoch)
-            self.train()
+            self.eval()
+            phase.network.train()
             total_loss = torch.zeros((), device=self.device)
             correct = torch.zeros((), device=self.device, dtype=torch.int64)
             for images, targets in self.training_batches(phase.indices, task.index, number, epoch):
-                with self.autocast():
-                    loss, logits = phase.loss(images, targets)
-                loss.backward()
+                with cost.measured(len(images)) if cost.unknown else contextlib.nullcontext():
+                    with self.autocast():
+                        loss, logits = phase.loss(images, targets)
+                    loss.backward()
                 phase.optimizer.step()
                 self.after_step()
                 phase.optimizer.zero_grad(set_to_none=True)
@@ -149,6 +174,7 @@ class BaseLearner(nn.Module):
                 correct += (logits.detach().argmax(1) == targets).sum()
                 monitor.step(len(images))
             self.images_trained += len(phase.indices)
+            self.train_flops += cost.per_image * len(phase.indices)
             monitor.epoch_ended(task, number, phase, epoch, total_loss.item() / batches, 100 * correct.item() / len(phase.indices))
 
     def training_batches(self, indices, *address):
@@ -158,14 +184,17 @@ class BaseLearner(nn.Module):
 
     # ---- what methods build on -----------------------------------------------------------------------------------------
 
-    def main_phase(self, task, parameters=None):
-        """The usual phase: SGD over the task's data and the memory, with the step schedule of the configuration."""
+    def main_phase(self, task, parameters=None, epochs=None, weight_decay=None):
+        """The usual phase: SGD over the task's data and the memory, with the schedule of the configuration."""
         c = self.config
         if task.index == 0:
-            epochs, rate, decay = c.init_epoch, step_lr(c.init_lr, c.init_milestones, c.init_lr_decay), c.init_weight_decay
+            base, milestones, factor, usual = c.init_lr, c.init_milestones, c.init_lr_decay, (c.init_epoch, c.init_weight_decay)
         else:
-            epochs, rate, decay = c.epochs, step_lr(c.lrate, c.milestones, c.lrate_decay), c.weight_decay
-        return Phase(epochs, self.sgd(parameters or self.network.parameters(), decay), rate, self.training_indices(task), self.loss)
+            base, milestones, factor, usual = c.lrate, c.milestones, c.lrate_decay, (c.epochs, c.weight_decay)
+        epochs = usual[0] if epochs is None else epochs
+        optimizer = self.sgd(parameters or self.network.parameters(), usual[1] if weight_decay is None else weight_decay)
+        lr = cosine_lr(base, epochs) if c.scheduler == "cosine" else step_lr(base, milestones, factor)
+        return Phase(epochs, optimizer, lr, self.training_indices(task), self.loss, self.network)
 
     def training_indices(self, task):
         """The task's samples and all exemplars: (n,)."""
@@ -213,12 +242,24 @@ class BaseLearner(nn.Module):
         features, targets = normalise(self.features(indices)), self.manager.train_targets[indices]
         return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
 
+    def trained_state(self):
+        """What training the first task gave, in a form that every network of the same backbone can take."""
+        return {"tensors": self._first_task_tensors(), "images_trained": self.images_trained, "train_flops": self.train_flops}
+
+    def load_trained_state(self, state):
+        for mine, trained in zip(self._first_task_tensors(), state["tensors"], strict=True):
+            mine.copy_(trained)
+        self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
+
+    def _first_task_tensors(self):
+        return [tensor for part in self.network.first_parts() for tensor in part.state_dict().values()]
+
     def get_extra_state(self):
-        return {"memory": self.memory.state_dict(), "images_trained": self.images_trained}
+        return {"memory": self.memory.state_dict(), "images_trained": self.images_trained, "train_flops": self.train_flops}
 
     def set_extra_state(self, state):
         self.memory.load_state_dict(state["memory"])
-        self.images_trained = state["images_trained"]
+        self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
 
 
 def resolved_precision(precision, device):

@@ -9,6 +9,7 @@ class Finetune(BaseLearner):
     """No memory: cross-entropy over the new classes' logits, on the new data alone."""
 
     uses_memory = False
+    plain_first_task = True
 
     def begin_task(self, task):
         self.num_old = task.num_old

@@ -8,6 +8,8 @@ from utils.factory import register_learner
 class Replay(BaseLearner):
     """Cross-entropy over all classes seen, on the new data and the exemplars, plainly shuffled together."""
 
+    plain_first_task = True
+
     def loss(self, images, targets):
         logits = self.network(images)
         return cross_entropy(logits.float(), targets), logits

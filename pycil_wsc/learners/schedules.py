@@ -8,6 +8,11 @@ def step_lr(base, milestones, decay):
     return lambda epoch: base * decay ** sum(epoch >= milestone for milestone in milestones)
 
 
+def cosine_lr(base, epochs):
+    """From ``base`` to 0 along half a cosine in ``epochs`` epochs."""
+    return lambda epoch: base * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
 def held_lr(schedule, start, value, anneal):
     """``schedule`` until epoch ``start``; then over to ``value`` along half a cosine in ``anneal`` epochs, and held there."""
 

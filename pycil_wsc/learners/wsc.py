@@ -15,6 +15,10 @@ class Consolidated:
     consolidates = True
     consolidation = None  # of the task under way
 
+    @property
+    def plain_first_task(self):
+        return super().plain_first_task and not self.config.wsc.first_task
+
     def phases(self, task):
         for phase in super().phases(task):
             if task.index or self.config.wsc.first_task:

@@ -1,0 +1,61 @@
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.learners.base import Phase
+from pycil_wsc.learners.wa import WA
+from utils import seeding
+from utils.factory import register_learner
+from utils.inc_net import BiasCorrectedNet
+
+
+@register_learner(
+    "bic", init_epoch=170, init_milestones=[60, 100, 140], init_weight_decay=2e-4, epochs=170, milestones=[60, 100, 140],
+    T=2.0, split_ratio=0.1, validation="pycil",
+)  # fmt: skip
+class BiC(WA):
+    """Bias correction (Wu et al., 2019): a second phase learns a scale and a shift for the newest task's logits on held-out samples.
+
+    WA's loss in the first phase, on corrected logits. The option ``validation`` says how many samples of each class are held
+    out: ``pycil`` is split_ratio x memory_size / old classes, whatever the memory; ``per_class`` is split_ratio x
+    memory_per_class. Never more than the smallest old class has, or half of a new one; where that is none, there is no second phase.
+    """
+
+    def build(self):
+        return BiasCorrectedNet(self.config.convnet_type)
+
+    @classmethod
+    def check(cls, config):
+        return None if config.options.validation in ("pycil", "per_class") else "validation: expected 'pycil' or 'per_class'"
+
+    def phases(self, task):
+        held_out = self.held_out(task)
+        main = self.main_phase(task, [*self.network.backbone.parameters(), *self.network.head.parameters()])
+        main.indices = np.setdiff1d(main.indices, held_out)
+        yield main
+        if len(held_out):
+            c, newest = self.config, self.network.corrections[-1]
+            yield Phase(c.epochs, self.sgd([newest], c.weight_decay), main.lr, held_out, self.correction_loss, self.network, "bias correction")
+
+    def held_out(self, task):
+        """As many samples of every class, at random, for the second phase: int64 (n,)."""
+        if not task.index:
+            return np.empty(0, np.int64)
+        c, options = self.config, self.config.options
+        share = c.memory_size / task.num_old if options.validation == "pycil" else c.memory_per_class
+        indices = self.training_indices(task)
+        targets = self.manager.train_targets[indices]
+        counts = np.bincount(targets, minlength=task.num_seen)
+        number = min(int(options.split_ratio * share), counts[: task.num_old].min(), counts[task.num_old :].min() // 2)
+        rng = np.random.default_rng(seeding.derived_seed(c.seed, "validation", task.index))
+        return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])
+
+    def correction_loss(self, images, targets):
+        """Cross-entropy of the softmax of the softmax, as PyCIL has it; batch norm sees these images in training mode."""
+        with torch.no_grad():
+            features = self.network.extract(images)
+        logits = self.network.classify(features)
+        return cross_entropy(logits.softmax(1), targets), logits
+
+    def end_task(self, task):
+        """No alignment: the correction takes its place."""

@@ -1,0 +1,25 @@
+"""What a training step costs in arithmetic, whatever the machine and however busy it is."""
+
+import contextlib
+
+from torch.utils.flop_counter import FlopCounterMode
+
+
+class StepCost:
+    """Floating-point operations per image of one phase's steps, counted once, in its first step.
+
+    Forward and backward passes through convolutions and matrix products, teachers and frozen parts included; a multiplication
+    and an addition are two.
+    """
+
+    per_image = None
+
+    @property
+    def unknown(self):
+        return self.per_image is None
+
+    @contextlib.contextmanager
+    def measured(self, images):
+        with FlopCounterMode(display=False) as counter:
+            yield
+        self.per_image = counter.get_total_flops() // images

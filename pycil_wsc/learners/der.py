@@ -1,0 +1,38 @@
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.losses import newest_task_targets
+from utils.factory import register_learner
+from utils.inc_net import ExpandingNet
+
+
+@register_learner("der", epochs=170, milestones=[80, 120, 150], alpha_aux=1.0)
+class DER(BaseLearner):
+    """Dynamically expandable representation (Yan et al., 2021) without masks, as in PyCIL: a new backbone for each task.
+
+    The old ones no longer learn; an auxiliary head makes the newest tell the new classes apart from all old ones as one.
+    After the task the head is aligned as in WA.
+    """
+
+    plain_first_task = True
+
+    def build(self):
+        return ExpandingNet(self.config.convnet_type)
+
+    def grow(self, task):
+        self.num_old = task.num_old
+        self.network.grow(task.num_seen, task.num_new + 1)
+        self.network.blocks[:-1].requires_grad_(False)
+
+    def loss(self, images, targets):
+        features = self.network.extract(images)
+        logits = self.network.classify(features).float()
+        loss = cross_entropy(logits, targets)
+        if self.num_old:
+            newest = self.network.classify_newest(features).float()
+            loss = loss + self.config.options.alpha_aux * cross_entropy(newest, newest_task_targets(targets, self.num_old))
+        return loss, logits
+
+    def end_task(self, task):
+        if task.index:
+            self.network.head.align(task.num_old)

@@ -1,0 +1,14 @@
+"""What learners with a teacher share: the network of before the task, which no longer learns."""
+
+import copy
+
+from pycil_wsc.learners.base import BaseLearner
+
+
+class DistillingLearner(BaseLearner):
+    """``teacher`` is the network as the task before left it, or None in the first task; its forward pass builds no graph."""
+
+    def grow(self, task):
+        self.num_old, self.num_seen = task.num_old, task.num_seen
+        self.teacher = copy.deepcopy(self.network).requires_grad_(False) if task.index else None
+        super().grow(task)

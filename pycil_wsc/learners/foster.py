@@ -1,0 +1,99 @@
+import copy
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.learners.base import BaseLearner, Phase
+from pycil_wsc.learners.losses import balanced_weights, distillation
+from utils.factory import register_learner
+from utils.inc_net import ExpandingNet
+
+
+@register_learner(
+    "foster", scheduler="cosine", epochs=170, weight_decay=5e-4, compression_epochs=130, compression_weight_decay=0.0,
+    beta1=0.96, beta2=0.97, lambda_okd=1.0, T=2.0, oofc="ft", is_teacher_wa=False, is_student_wa=False, wa_value=1.0,
+)  # fmt: skip
+class FOSTER(BaseLearner):
+    """FOSTER (Wang et al., 2022): a second backbone is boosted on what the first cannot do, then both are compressed into one.
+
+    ``network`` is the teacher with two backbones, which is tested and chooses exemplars; the student, ``network``'s first
+    backbone of the next task, is tested beside it. ``oofc``: ``az`` keeps the new classes' weights on old features at zero.
+    """
+
+    plain_first_task = True
+    epoch_keys = ("epochs", "compression_epochs")
+
+    def build(self):
+        return ExpandingNet(self.config.convnet_type)
+
+    @classmethod
+    def check(cls, config):
+        return None if config.options.oofc in ("ft", "az") else "oofc: expected 'ft' or 'az'"
+
+    def grow(self, task):
+        self.num_old, self.num_seen = task.num_old, task.num_seen
+        if task.index > 1:
+            self.network = self.student
+        self.old_head = copy.deepcopy(self.network.head).requires_grad_(False) if task.index else None
+        self.network.grow(task.num_seen, task.num_seen)
+        self.network.blocks[:-1].requires_grad_(False)
+        self.student = self._student(task) if task.index else None
+
+    def _student(self, task):
+        """One backbone, the teacher's old one, under a head whose old rows are the old head's."""
+        student = ExpandingNet(self.config.convnet_type)
+        student.grow(task.num_seen, 0)
+        student.blocks[0].load_state_dict(self.network.blocks[0].state_dict())
+        with torch.no_grad():
+            student.head.weight[: task.num_old] = self.old_head.weight
+            student.head.bias[: task.num_old] = self.old_head.bias
+        return student
+
+    def also_tested(self):
+        return {"student": self.student or self.network}
+
+    def phases(self, task):
+        c, options = self.config, self.config.options
+        boosting = self.main_phase(task)
+        if not task.index:
+            yield boosting
+            return
+        counts = torch.from_numpy(np.bincount(self.manager.train_targets[boosting.indices], minlength=task.num_seen))
+        self.weights = balanced_weights(counts, options.beta1).to(self.device)
+        self._silence()
+        boosting.name = "boosting"
+        yield boosting
+        if options.is_teacher_wa:
+            self.network.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
+        self.weights = balanced_weights(counts, options.beta2).to(self.device)
+        compression = self.main_phase(task, self.student.parameters(), options.compression_epochs, options.compression_weight_decay)
+        compression.network, compression.loss, compression.name = self.student, self.compression_loss, "compression"
+        yield compression
+        if options.is_student_wa:
+            self.student.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
+
+    def loss(self, images, targets):
+        features = self.network.extract(images)
+        logits = self.network.classify(features).float()
+        if not self.num_old:
+            return cross_entropy(logits, targets), logits
+        options = self.config.options
+        newest = cross_entropy(self.network.classify_newest(features).float(), targets)
+        old = distillation(logits[:, : self.num_old], self.old_head(features[:, : self.network.out_dim]), options.T)
+        return cross_entropy(logits / self.weights, targets) + newest + options.lambda_okd * old, logits
+
+    def compression_loss(self, images, targets):
+        with torch.no_grad():
+            soft = self.network(images)
+        logits = self.student(images).float()
+        return distillation(logits, soft, self.config.options.T, self.weights), logits
+
+    def after_step(self):
+        self._silence()
+
+    @torch.no_grad()
+    def _silence(self):
+        """``oofc`` "az": the new classes see the new features alone."""
+        if self.config.options.oofc == "az" and self.num_old:
+            self.network.head.weight[self.num_old :, : self.network.out_dim] = 0

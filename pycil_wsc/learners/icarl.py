@@ -1,0 +1,20 @@
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.learners.distilling import DistillingLearner
+from pycil_wsc.learners.losses import distillation
+from utils.factory import register_learner
+
+
+@register_learner("icarl", epochs=170, milestones=[80, 120], distill=1.0, T=2.0)
+class ICaRL(DistillingLearner):
+    """iCaRL (Rebuffi et al., 2017) with PyCIL's softmax losses: cross-entropy, and distillation of the old classes' logits."""
+
+    plain_first_task = True
+
+    def loss(self, images, targets):
+        logits = self.network(images).float()
+        loss = cross_entropy(logits, targets)
+        if self.teacher is not None:
+            options = self.config.options
+            loss = loss + options.distill * distillation(logits[:, : self.num_old], self.teacher(images), options.T)
+        return loss, logits

@@ -1,0 +1,30 @@
+"""Losses that several methods share: float32 logits (B, classes) -> scalar."""
+
+import torch
+
+
+def distillation(logits, teacher_logits, temperature, weights=None):
+    """Cross-entropy between the two softmaxes at ``temperature``, without its square as a factor, as in PyCIL.
+
+    ``weights``: (classes,), re-weights the teacher's probabilities, which then sum to one again (FOSTER).
+    """
+    soft = (teacher_logits.float() / temperature).softmax(1)
+    if weights is not None:
+        soft = soft * weights
+        soft = soft / soft.sum(1, keepdim=True)
+    return -(soft * (logits / temperature).log_softmax(1)).sum(1).mean()
+
+
+def balanced_weights(counts, beta):
+    """Weights (classes,) inverse to the effective number of samples (Cui et al., 2019), summing to the number of classes.
+
+    ``counts``: samples of each class, int (classes,); 0 counts as 1.
+    """
+    effective = (1 - beta ** counts.clamp(min=1).double()) / (1 - beta)
+    weights = 1 / effective
+    return (weights * len(counts) / weights.sum()).float()
+
+
+def newest_task_targets(targets, num_old):
+    """Targets of an auxiliary head that tells the new classes apart and calls every old one 0: (B,) -> (B,)."""
+    return torch.where(targets < num_old, 0, targets - num_old + 1)

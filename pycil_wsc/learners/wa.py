@@ -1,0 +1,24 @@
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.learners.distilling import DistillingLearner
+from pycil_wsc.learners.losses import distillation
+from utils.factory import register_learner
+
+
+@register_learner("wa", epochs=170, milestones=[60, 100, 140], T=2.0)
+class WA(DistillingLearner):
+    """Weight aligning (Zhao et al., 2020): distillation weighted by the share of old classes, then equal mean norms in the head."""
+
+    plain_first_task = True
+
+    def loss(self, images, targets):
+        logits = self.network(images).float()
+        loss = cross_entropy(logits, targets)
+        if self.teacher is not None:
+            old = self.num_old / self.num_seen
+            loss = (1 - old) * loss + old * distillation(logits[:, : self.num_old], self.teacher(images), self.config.options.T)
+        return loss, logits
+
+    def end_task(self, task):
+        if task.index:
+            self.network.head.align(task.num_old)

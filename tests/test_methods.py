@@ -1,0 +1,329 @@
+"""Each method does what its paper and PyCIL say: its mechanism against a closed form or a slow reference."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pycil_wsc.config import resolve
+from pycil_wsc.learners.losses import balanced_weights, distillation, newest_task_targets
+from pycil_wsc.trainer import Run
+from utils.data import Dataset, DatasetInfo, Split, load_dataset
+from utils.inc_net import ExpandingNet
+
+SILENT = SimpleNamespace(phase_started=lambda *_: None, step=lambda *_: None, epoch_ended=lambda *_: None)
+SMALL = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "memory_per_class": 10, "init_epoch": 1, "epochs": 1, "batch_size": 64}
+SMALL |= {"device": "cpu", "precision": "fp32", "exemplars": "random"}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", ".")
+
+
+def after(model_name, tasks, data, tmp_path, **keys):
+    """A learner of ``model_name`` that has learned ``tasks`` tasks, and its task list."""
+    run = Run(resolve(SMALL | {"model_name": model_name, "out": str(tmp_path)} | keys), data)
+    for task in run.manager.tasks[:tasks]:
+        run.learner.learn(task, SILENT)
+    return run.learner, run.manager.tasks
+
+
+def images(count=8):
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def snapshot(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def moved(module, before):
+    return sorted(name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name]))
+
+
+# ---- losses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.5, 0.5, 1.0])])
+def test_distillation_is_the_sum_written_out(weights):
+    logits, teacher, temperature = torch.randn(4, 3), torch.randn(4, 3), 2.0
+    total = 0.0
+    for z, t in zip(logits.tolist(), teacher.tolist()):
+        q = [math.exp(v / temperature) / sum(math.exp(u / temperature) for u in t) for v in t]
+        q = [v * w for v, w in zip(q, weights.tolist())] if weights is not None else q
+        q = [v / sum(q) for v in q]
+        total -= sum(a * math.log(math.exp(v / temperature) / sum(math.exp(u / temperature) for u in z)) for a, v in zip(q, z))
+    assert distillation(logits, teacher, temperature, weights).item() == pytest.approx(total / 4, abs=1e-5)
+
+
+@pytest.mark.parametrize("memory, ratio", [(20, 1.79), (80, 1.04), (200, 1.00), (500, 1.00)])
+def test_fosters_class_weights_are_the_known_ones(memory, ratio):
+    weights = balanced_weights(torch.tensor([memory] * 10 + [500] * 10), 0.96)
+    assert (weights[0] / weights[-1]).item() == pytest.approx(ratio, abs=0.005)
+    assert weights.sum().item() == pytest.approx(20, abs=1e-3)
+
+
+def test_a_class_without_samples_weighs_as_one_with_one():
+    weights = balanced_weights(torch.tensor([0, 1, 500]), 0.97)
+    assert weights[0] == weights[1] and weights.isfinite().all()
+
+
+def test_the_auxiliary_head_sees_old_classes_as_one():
+    assert newest_task_targets(torch.tensor([0, 3, 4, 6, 5]), 4).tolist() == [0, 0, 1, 3, 2]
+
+
+# ---- distilling learners -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["icarl", "wa", "bic"])
+def test_the_teacher_is_the_network_of_the_task_before_and_does_not_learn(name, digits, tmp_path):
+    learner, tasks = after(name, 1, digits, tmp_path)
+    before = snapshot(learner.network)
+    learner.learn(tasks[1], SILENT)
+    assert moved(learner.teacher, before) == [] and moved(learner.network.backbone, snapshot(learner.teacher.backbone))
+    assert not any(p.requires_grad for p in learner.teacher.parameters())
+
+
+@pytest.mark.parametrize("name, share", [("icarl", None), ("wa", 4 / 7)])
+def test_the_loss_is_cross_entropy_and_distillation_in_the_methods_proportion(name, share, digits, tmp_path):
+    learner, tasks = after(name, 1, digits, tmp_path)
+    learner.grow_for(tasks[1])
+    learner.eval()
+    batch, targets = images(6), torch.tensor([0, 6, 2, 3, 5, 4])
+    loss, logits = learner.loss(batch, targets)
+    clf = -logits.log_softmax(1)[range(6), targets].mean()
+    old = -((learner.teacher(batch) / 2).softmax(1) * (logits[:, :4] / 2).log_softmax(1)).sum(1).mean()
+    expected = clf + old if share is None else (1 - share) * clf + share * old
+    torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("name", ["wa", "der", "memo"])
+def test_aligned_heads_have_equal_mean_norms_before_exemplars_are_chosen(name, digits, tmp_path):
+    learner, tasks = after(name, 1, digits, tmp_path)
+    seen = {}
+    learner.memory.update = lambda *_: seen.update(norms=learner.network.head.weight.detach().norm(dim=1))
+    learner.learn(tasks[1], SILENT)
+    assert seen["norms"][:4].mean().item() == pytest.approx(seen["norms"][4:].mean().item(), rel=1e-5)
+
+
+def test_alignment_scales_new_rows_alone_and_no_bias(digits, tmp_path):
+    head = after("wa", 2, digits, tmp_path)[0].network.head
+    weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
+    head.align(4, factor=2.0)
+    assert torch.equal(head.weight[:4], weight[:4]) and torch.equal(head.bias, bias)
+    torch.testing.assert_close(head.weight[4:], 2 * weight[4:])
+
+
+# ---- BiC ---------------------------------------------------------------------------------------------------------------
+
+
+def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
+    learner, tasks = after("bic", 2, digits, tmp_path)
+    task = tasks[2]
+    learner.grow_for(task)
+    _, correction = learner.phases(task)
+    before = snapshot(learner.network)
+    with torch.no_grad():
+        features = learner.network.extract(images())
+        old = learner.network.classify(features)
+    learner.fit(task, 1, correction, 0, SILENT)
+    changed = [name for name in moved(learner.network, before) if "running" not in name and "num_batches" not in name]
+    assert changed == ["corrections.2"], "batch norm's statistics drift, as in PyCIL; of the weights only the newest pair moves"
+    with torch.no_grad():
+        new = learner.network.classify(features)
+    assert torch.equal(new[:, :7], old[:, :7]) and not torch.equal(new[:, 7:], old[:, 7:])
+    scale, shift = learner.network.corrections[2].detach()
+    torch.testing.assert_close(new[:, 7:], scale * old[:, 7:] + shift)
+
+
+def test_gradients_from_before_a_phase_do_not_enter_its_first_step(digits, tmp_path):
+    weights = []
+    for left in (0.0, 100.0):
+        learner, tasks = after("replay", 1, digits, tmp_path)
+        for parameter in learner.parameters():
+            parameter.grad = torch.full_like(parameter, left)
+        learner.learn(tasks[1], SILENT)
+        weights.append(learner.network.head.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def hundred_classes():
+    """CIFAR-100's numbers, with images of a pixel."""
+    info = DatasetInfo("hundred", tuple(map(str, range(100))), 1, (0.5,) * 3, (0.5,) * 3, "pad", 0, False, 0.0)
+    split = Split(np.zeros((50_000, 1, 1, 3), np.uint8), np.repeat(np.arange(100), 500))
+    return Dataset(info, split, split)
+
+
+@pytest.mark.parametrize(
+    "keys, sizes",
+    [
+        ({"memory_per_class": 20}, [20, 10, 6, 5, 4, 3, 2, 2, 2]),
+        ({"memory_per_class": 500}, [20, 10, 6, 5, 4, 3, 2, 2, 2]),
+        ({"memory_per_class": 200, "validation": "per_class"}, [20] * 9),
+        ({"memory_per_class": 4}, [4, 4, 4, 4, 4, 3, 2, 2, 2]),
+        ({"memory_per_class": 0}, [0] * 9),
+    ],
+)
+def test_bic_holds_out_as_pycil_does_and_no_more_than_there_is(keys, sizes, tmp_path):
+    run = Run(resolve(SMALL | {"model_name": "bic", "out": str(tmp_path), "init_cls": 10, "increment": 10} | keys), hundred_classes())
+    learner, targets, found = run.learner, run.manager.train_targets, []
+    for task in run.manager.tasks:
+        held_out = learner.held_out(task)
+        counts = np.bincount(targets[held_out], minlength=task.num_seen)
+        assert len(set(held_out)) == len(held_out) and (counts == counts[0]).all()
+        assert set(held_out) <= set(learner.training_indices(task))
+        found.append(int(counts[0]))
+        learner.memory.update(task, targets, None, np.random.default_rng(0))
+    assert found[1:] == sizes and found[0] == 0
+
+
+# ---- expanding learners ------------------------------------------------------------------------------------------------
+
+
+def test_ders_old_backbones_do_not_move_and_its_features_stand_in_order(digits, tmp_path):
+    learner, tasks = after("der", 2, digits, tmp_path)
+    blocks = [snapshot(block) for block in learner.network.blocks]
+    learner.eval()
+    old_features = learner.extract(images())
+    learner.learn(tasks[2], SILENT)
+    network = learner.network
+    assert len(network.blocks) == 3 and [moved(block, state) for block, state in zip(network.blocks, blocks)] == [[], []]
+    assert moved(network.blocks[2], blocks[1]), "the newest began as a copy and has learned"
+    learner.eval()
+    features = learner.extract(images())
+    torch.testing.assert_close(features[:, :128], old_features)
+    torch.testing.assert_close(features[:, 128:], network.blocks[2](images()))
+    torch.testing.assert_close(learner.classify(features), features @ network.head.weight.T + network.head.bias)
+
+
+def test_the_head_of_an_expanding_net_keeps_old_rows_on_old_features(digits, tmp_path):
+    learner, tasks = after("der", 2, digits, tmp_path)
+    head = copy.deepcopy(learner.network.head)
+    learner.grow_for(tasks[2])
+    grown = learner.network.head
+    assert grown.weight.shape == (10, 192) and torch.equal(grown.weight[:7, :128], head.weight) and torch.equal(grown.bias[:7], head.bias)
+    assert grown.weight[7:].abs().max() <= math.sqrt(3 / 192) and grown.weight[:7, 128:].abs().max() <= math.sqrt(3 / 192)
+
+
+@pytest.mark.parametrize("name", ["der", "memo", "foster"])
+def test_parts_that_do_not_learn_stay_in_evaluation_mode(name, digits, tmp_path):
+    learner, _ = after(name, 2, digits, tmp_path)
+    learner.network.train()
+    assert [block.training for block in learner.network.blocks] == [False, True]
+    assert learner.network.trunk.training == (name == "memo")
+
+
+def step_flops(learner, batch):
+    learner.eval(), learner.network.train()
+    with FlopCounterMode(display=False) as counter:
+        learner.loss(batch, torch.zeros(len(batch), dtype=torch.int64))[0].backward()
+    return counter.get_total_flops()
+
+
+def test_an_old_backbone_of_der_costs_one_forward_pass(digits, tmp_path):
+    learner, tasks = after("der", 2, digits, tmp_path)
+    two = step_flops(learner, images())
+    learner.grow_for(tasks[2])
+    three = step_flops(learner, images())
+    with FlopCounterMode(display=False) as counter:
+        learner.network.blocks[0](images())
+    assert counter.get_total_flops() < three - two < 1.01 * counter.get_total_flops()
+
+
+def test_memos_trunk_is_shared_runs_once_and_goes_on_learning(digits, tmp_path):
+    learner, tasks = after("memo", 1, digits, tmp_path)
+    trunk, block, calls = snapshot(learner.network.trunk), snapshot(learner.network.blocks[0]), []
+    learner.learn(tasks[1], SILENT)
+    assert moved(learner.network.blocks[0], block) == [] and "0.0.weight" in moved(learner.network.trunk, trunk)
+    learner.network.trunk.register_forward_hook(lambda *_: calls.append(1))
+    learner.network(images())
+    assert len(calls) == 1
+
+
+def test_memos_trunk_learns_through_the_old_blocks_too(digits, tmp_path):
+    """As in PyCIL: an old block's weights are frozen, not the way through it."""
+    learner, _ = after("memo", 2, digits, tmp_path)
+    with torch.no_grad():
+        learner.network.head.weight[:, 64:] = 0  # the newest block cannot speak
+    learner.network.classify(learner.network.extract(images())).sum().backward()
+    assert learner.network.trunk[0][0].weight.grad.abs().sum() > 0
+
+
+def test_memo_can_keep_its_trunk_or_train_its_old_blocks(digits, tmp_path):
+    learner, tasks = after("memo", 1, digits, tmp_path, train_base=False, train_adaptive=True)
+    trunk, block = snapshot(learner.network.trunk), snapshot(learner.network.blocks[0])
+    learner.learn(tasks[1], SILENT)
+    assert moved(learner.network.trunk, trunk) == [] and moved(learner.network.blocks[0], block)
+
+
+def test_memos_parts_have_the_published_sizes():
+    sizes = {}
+    for name in ("resnet32", "resnet18"):
+        network = ExpandingNet(name, share_trunk=True)
+        sizes[name] = [sum(p.numel() for p in part.parameters()) for part in (network.trunk, network.blocks[0])]
+    assert sizes == {"resnet32": [112_016, 351_488], "resnet18": [11_176_512 - 8_393_728, 8_393_728]}
+
+
+# ---- FOSTER ------------------------------------------------------------------------------------------------------------
+
+
+def test_fosters_student_is_the_next_first_backbone_and_smaller_than_the_teacher(digits, tmp_path):
+    learner, tasks = after("foster", 1, digits, tmp_path)
+    old = snapshot(learner.network.blocks[0])
+    learner.learn(tasks[1], SILENT)
+    assert len(learner.network.blocks) == 2 and len(learner.student.blocks) == 1
+    assert moved(learner.network.blocks[0], old) == [] and moved(learner.student.blocks[0], old), "the student starts there and learns"
+    size = {name: sum(p.numel() for p in net.parameters()) for name, net in (("teacher", learner.network), ("student", learner.student))}
+    assert size["student"] < 0.6 * size["teacher"]
+    student = snapshot(learner.student.blocks[0])
+    learner.learn(tasks[2], SILENT)
+    assert len(learner.network.blocks) == 2 and moved(learner.network.blocks[0], student) == []
+
+
+def test_fosters_student_starts_with_the_old_backbone_and_head(digits, tmp_path):
+    learner, tasks = after("foster", 1, digits, tmp_path)
+    learner.eval()
+    before = learner.network(images())
+    learner.grow_for(tasks[1])
+    learner.eval()
+    torch.testing.assert_close(learner.student(images())[:, :4], before)
+
+
+def test_fosters_loss_divides_logits_by_weights_and_distils_the_old_head(digits, tmp_path):
+    learner, tasks = after("foster", 1, digits, tmp_path, lambda_okd=0.5)
+    learner.grow_for(tasks[1])
+    next(learner.phases(tasks[1]))
+    learner.eval()
+    batch, targets = images(6), torch.tensor([0, 6, 2, 3, 5, 4])
+    loss, logits = learner.loss(batch, targets)
+    newest = learner.network.aux_head(learner.network.blocks[1](batch))
+    old = learner.old_head(learner.network.blocks[0](batch))
+    cross_entropy = lambda z: -z.log_softmax(1)[range(6), targets].mean()  # noqa: E731
+    distilled = -((old / 2).softmax(1) * (logits[:, :4] / 2).log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(loss, cross_entropy(logits / learner.weights) + cross_entropy(newest) + 0.5 * distilled)
+    counts = np.bincount(learner.manager.train_targets[learner.training_indices(tasks[1])])
+    assert counts[:4].tolist() == [10] * 4 and torch.equal(learner.weights, balanced_weights(torch.tensor(counts), 0.96))
+
+
+def test_foster_az_keeps_new_classes_off_old_features(digits, tmp_path):
+    weight = after("foster", 2, digits, tmp_path, oofc="az")[0].network.head.weight
+    assert not weight[4:, :64].any() and weight[4:, 64:].all()
+    assert after("foster", 2, digits, tmp_path)[0].network.head.weight[4:, :64].any()
+
+
+# ---- full retraining ---------------------------------------------------------------------------------------------------
+
+
+def test_joint_forgets_its_weights_and_not_its_memory(digits, tmp_path):
+    learner, tasks = after("joint", 1, digits, tmp_path)
+    before, memory = snapshot(learner.network), learner.memory.indices.copy()
+    learner.grow_for(tasks[1])
+    assert np.array_equal(learner.memory.indices, memory) and len(memory) == 40
+    assert not torch.equal(learner.network.backbone.stem[0].weight, before["backbone.stem.0.weight"])
+    fresh = learner.network.backbone.stem[1]
+    assert torch.equal(fresh.running_mean, torch.zeros(16)) and torch.equal(fresh.weight, torch.ones(16))
+    assert learner.network.head.out_features == 7
