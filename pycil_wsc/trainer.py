@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import re
 import resource
 import subprocess
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from pycil_wsc.learners.base import Resume, resolved_precision
-from pycil_wsc.progress import TaskBar
+from pycil_wsc.progress import TaskBar, print_task
 from utils import factory, metrics
 from utils.data_manager import DataManager
 from utils.errors import UnusableRun, UserError
@@ -31,11 +32,11 @@ class TrainingDiverged(Exception):
 class Run:
     """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
 
-    ``dataset`` is a :class:`utils.data.Dataset`; ``title`` is shown before each line of the run.
+    ``dataset`` is a :class:`utils.data.Dataset`; ``report`` is called with each :class:`pycil_wsc.progress.Progress`.
     """
 
-    def __init__(self, config, dataset, title=""):
-        self.config, self.title = config, title
+    def __init__(self, config, dataset, report=print_task):
+        self.config, self.report = config, report
         self.folder = config.run_folder
         self.device = resolved_device(config.device)
         self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
@@ -57,7 +58,7 @@ class Run:
         self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
         self.mark = time.perf_counter()
         for task in self.manager.tasks[first:]:
-            self.bar = TaskBar(self.title, task, len(self.manager.tasks))
+            self.bar = TaskBar(self.report, task, len(self.manager.tasks))
             self.learner.learn(task, self, resume)
             resume = None
             self._tick()
@@ -73,9 +74,9 @@ class Run:
 
     # ---- what the learner reports to -----------------------------------------------------------------------------------
 
-    def phase_started(self, task, phase, first, batches):
+    def phase_started(self, task, phase, first):
         self._tick()
-        self.bar.start(phase.name, first, phase.epochs, batches)
+        self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
 
     def step(self, images):
         self.bar.step(images)
@@ -245,7 +246,9 @@ def peak_memory(device):
 
 
 def commit():
-    """The commit of this code, with a mark if it was changed since; null outside a checkout."""
+    """The commit of this code, with a mark if it was changed since; null outside a checkout. A cluster's nodes are told it."""
+    if known := os.environ.get("PYCIL_WSC_COMMIT"):
+        return known
     here = Path(__file__).parent
     try:
         text = subprocess.run(["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=here, capture_output=True, text=True, check=True)

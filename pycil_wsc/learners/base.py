@@ -131,7 +131,7 @@ class BaseLearner(nn.Module):
 
     def fit(self, task, number, phase, first, monitor):
         batches = num_batches(len(phase.indices), self.config.batch_size)
-        monitor.phase_started(task, phase, first, batches)
+        monitor.phase_started(task, phase, first)
         for epoch in range(first, phase.epochs):
             for group in phase.optimizer.param_groups:
                 group["lr"] = phase.lr(epoch)
