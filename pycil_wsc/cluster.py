@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import signal
+import socket
 import tempfile
 import uuid
 from dataclasses import replace
@@ -56,6 +57,8 @@ def connect(address):
         import ray
     except ImportError:
         raise UserError("--ray needs Ray, which is not installed: pip install -r requirements-cluster.txt") from None
+    if ":" in address:
+        check_reachable(address)
     root, on_sigterm = Path(__file__).parent.parent, signal.getsignal(signal.SIGTERM)
     environment = {"py_modules": [str(root / name) for name in PACKAGES], "env_vars": {"PYCIL_WSC_COMMIT": commit() or ""}}
     try:
@@ -64,6 +67,15 @@ def connect(address):
         raise UserError(f"--ray {address}: no cluster there ({str(error).splitlines()[0]}); give the address that 'ray start' printed") from None
     signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in place
     return ray
+
+
+def check_reachable(address):
+    """Ray itself tries for ten minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--ray {address}: no cluster there ({error}); give the address that 'ray start' printed") from None
 
 
 class Cluster:

@@ -93,13 +93,14 @@ class Overview:
         row, now = self.rows[job.number], time.monotonic()
         if row.state != "running":
             row.state, row.images = "running", progress.images
-        self.begun = self.begun or now
+        self.begun = now if self.begun is None else self.begun
         self.fresh += max(0, progress.images - row.images)
         row.images = progress.images
         if progress.line:
             self.say(f"{job.title} {progress.line}; {self.left()} left")
         if self.live:
-            row.bar = row.bar or self._bar("{desc} {bar:20} {percentage:3.0f}%{postfix}", row.planned)
+            if row.bar is None:
+                row.bar = self._bar("{desc} {bar:20} {percentage:3.0f}%{postfix}", row.planned)
             left = duration((row.planned - row.images) / progress.speed) if progress.speed else "?"
             row.bar.n = min(row.images, row.planned)
             row.bar.set_description_str(f"{job.title} {progress.position}", refresh=False)
@@ -137,7 +138,8 @@ class Overview:
 
     def draw(self):
         if self.live:
-            self.top = self.top or self._bar("{desc}")
+            if self.top is None:
+                self.top = self._bar("{desc}")
             self.top.set_description_str(self.status())
 
     def close(self):

@@ -141,30 +141,27 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
     assert [line["cnn_top1"] for line in lines] == result["curve"] and len(lines) == 3
 
 
-def command(tmp_path, settings):
+def command(tmp_path, settings, *options):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings)]
+    arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings), *options]
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path):
+def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, capsys):
     settings |= {"seed": [1, 2], "epochs": 12, "init_epoch": 12}
-    undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
-    assert command(tmp_path, undisturbed).wait() == 0
-    for _ in range(2):
-        process, checkpoint = command(tmp_path, settings), Path(settings["out"])
-        seen = len(list(checkpoint.rglob("log.txt"))) and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt"))
-        while process.poll() is None and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt")) < seen + 8:
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    undisturbed, runs = settings | {"out": str(tmp_path / "undisturbed")}, Path(settings["out"])
+    assert main(["--config", write(tmp_path, undisturbed)]) == 0
     process = command(tmp_path, settings)
-    assert process.wait() == 0, process.stderr.read()
-    assert "going on with" in "".join(path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
+    while process.poll() is None and sum(path.read_text().count("epoch") for path in runs.rglob("log.txt")) < 20:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "going on with" in "".join(path.read_text() for path in runs.rglob("log.txt"))
     assert [*map(without_measurements, results(settings).values())] == [*map(without_measurements, results(undisturbed).values())]
-    before = {path: path.stat().st_mtime_ns for path in Path(settings["out"]).rglob("result.json")}
-    process = command(tmp_path, settings)
-    assert process.communicate()[0].count("finished before") == 2
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "2 of 2 runs finished before" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
