@@ -20,12 +20,14 @@ def run_in_processes(schedule, count):
     workers = [Worker(number, max(1, cores() // count)) for number in range(count)]
     try:
         while busy := hand_out(schedule, workers):
-            for pipe in connection.wait(list(busy), timeout=1):
-                message = busy[pipe].hear()
-                if isinstance(message, Progress):
-                    schedule.overview.progress(busy[pipe].job, message)
-                else:
-                    schedule.ended(busy[pipe].end(message), message)
+            ready = connection.wait([worker.pipe for worker in busy], timeout=1)
+            for worker in busy:
+                if worker.pipe in ready or not worker.process.is_alive():
+                    message = worker.hear()
+                    if isinstance(message, Progress):
+                        schedule.overview.progress(worker.job, message)
+                    else:
+                        schedule.ended(worker.end(message), message)
             schedule.overview.draw()
     finally:
         for worker in workers:
@@ -33,11 +35,11 @@ def run_in_processes(schedule, count):
 
 
 def hand_out(schedule, workers):
-    """Give each idle worker a run while there are any; returns the busy workers by their pipe."""
+    """Give each idle worker a run while there are any; returns the busy workers."""
     for worker in workers:
         if worker.job is None and (job := schedule.next()):
             worker.start(job)
-    return {worker.pipe: worker for worker in workers if worker.job}
+    return [worker for worker in workers if worker.job]
 
 
 def cores():
@@ -61,12 +63,12 @@ class Worker:
 
     def hear(self):
         """What it has to say: a :class:`Progress`, or the :class:`Outcome` of its run."""
-        try:
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            code = self.process.exitcode
-            return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
+        with contextlib.suppress(EOFError, OSError):
+            if self.pipe.poll():
+                return self.pipe.recv()
+        self.process.join()
+        code = self.process.exitcode
+        return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
 
     def end(self, outcome):
         """The run is over; returns its job. A failure may have spoiled the process (a CUDA error does), so it is not used again."""
@@ -76,17 +78,20 @@ class Worker:
         return job
 
     def stop(self):
-        """Kill it: what it is at work on goes on from its last saved epoch."""
+        """End it at once, with the processes that decode its images. Its run goes on from its last saved epoch."""
         if self.process is not None:
-            self.process.kill()
-            self.process.join()
             self.pipe.close()
+            self.life.close()
+            self.process.join(1)
+            self.process.kill()  # it is still starting, or stuck
+            self.process.join()
             self.process = None
 
     def _spawn(self):
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, self.number, self.threads))
+        ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
+        self.process = context.Process(target=work, args=(theirs, ending, self.number, self.threads, multiprocessing.get_start_method()))
         resource_tracker.ensure_running()  # it would lift the mask
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # inherited: Ctrl-C is this process's to handle
         try:
@@ -94,11 +99,13 @@ class Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
+        ending.close()
 
 
-def work(pipe, number, threads):
+def work(pipe, ending, number, threads, start_method):
     """The life of a worker process: attempt the run that comes through the pipe, send progress and outcome, and again."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    multiprocessing.set_start_method(start_method, force=True)  # image decoders start as they do without workers
+    threading.Thread(target=end_with, args=(ending,), daemon=True).start()
     if torch.cuda.device_count() > 1:
         torch.cuda.set_device(number % torch.cuda.device_count())  # what "auto" and "cuda" mean here
 
@@ -115,6 +122,9 @@ def work(pipe, number, threads):
             tell(attempt(job, data, tell))
 
 
-def _die_with_parent():
-    multiprocessing.parent_process().join()
+def end_with(pipe):
+    """End this process, and those it started, when the other end of ``pipe`` closes."""
+    connection.wait([pipe])
+    for child in multiprocessing.active_children():
+        child.kill()
     os._exit(1)

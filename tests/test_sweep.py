@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from PIL import Image
 
 from main import main
 from pycil_wsc import progress
@@ -88,17 +89,26 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
     assert "going on with" in "".join(path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
 
 
-@pytest.mark.parametrize("number, workers", [(signal.SIGINT, "2"), (signal.SIGTERM, "1")])
-def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, settings, tmp_path):  # noqa: F811
-    """The signal goes to all processes, as a terminal and a cluster send it."""
-    settings |= {"seed": [1, 2, 3], "epochs": 100_000}
+def image_folder(root):
+    """Two classes of images, as files."""
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (root / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), "white" if name.endswith("a") else "black").save(root / name / f"{number}.png")
+    return {"dataset": f"folder:{root}", "image_size": 8, "init_cls": 1, "increment": 1, "num_workers": 1}
+
+
+@pytest.mark.parametrize("number, workers, files", [(signal.SIGINT, "2", True), (signal.SIGTERM, "1", False)])
+def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path):  # noqa: F811
+    """The signal goes to all processes, as a terminal and a cluster send it; those that decode images end too."""
+    settings |= {"seed": [1, 2, 3], "epochs": 100_000} | (image_folder(tmp_path / "images") if files else {})
     process = command(tmp_path, settings, "--workers", workers)
     wait_for_epochs(settings, 4, process)
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1] == "stopped with 0 of 3 runs done; the same command goes on from here"
-    assert "Traceback" not in errors
+    assert "Traceback" not in errors and "Warning" not in errors
     for lock in Path(settings["out"]).rglob(".lock"):
         FileLock(lock).acquire(timeout=0).lock.release()
     assert not list(Path(settings["out"]).rglob("failed.json"))
