@@ -30,7 +30,7 @@ def two_nodes():
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    second = nodes.add_node(num_cpus=1)
+    second = nodes.add_node(num_cpus=1, node_ip_address="127.0.0.2")  # the driver joins the node with its own address, the first
     yield nodes, second
     nodes.shutdown()
 
