@@ -110,6 +110,14 @@ def test_a_column_for_each_label_and_tensors_like_arrays(run, arrays):
     assert model.predict(images[:0]).shape == (0,)
 
 
+def test_the_logits_are_the_trained_learners_in_its_precision_by_the_data_sets_labels(run, arrays):
+    finished = run(save_weights=True, precision="bf16")
+    order, images = finished.execute()["class_order"], arrays["test_x"][::7]  # one batch
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = finished.learner.eval().predict(finished.test_source.normalise(torch.from_numpy(images))).float()
+    assert torch.equal(pycil_wsc.load(finished.folder)(images), torch.stack([expected[:, order.index(label)] for label in range(6)], 1))
+
+
 def test_the_test_transform_of_image_files_is_the_runs(run, arrays, tmp_path):
     for part, folder in (("train", "train"), ("test", "val")):
         for number, (image, label) in enumerate(zip(arrays[f"{part}_x"], arrays[f"{part}_y"])):
