@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from filelock import FileLock, Timeout
 
 from pycil_wsc.config import Config, resolve
+from pycil_wsc.machine import commit
 from pycil_wsc.report import read_result
-from pycil_wsc.trainer import Run, TrainingDiverged, commit, open_log
+from pycil_wsc.trainer import Run, TrainingDiverged, open_log
 from utils.data import load_dataset
 from utils.errors import UnusableRun, UserError
 from utils.files import write_json

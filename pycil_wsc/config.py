@@ -95,6 +95,8 @@ class Config:
     cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
+    save_weights: bool | str = key(False, "keep the weights for `pycil_wsc.load`: `true` those after the last task, `\"every\"` those after each", choices=(False, True, "every"))
+    tensorboard: bool = key(False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)")
     wsc: WSCOptions = field(default_factory=WSCOptions)
     options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
 
@@ -123,7 +125,7 @@ class Config:
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out"}
+PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard"}
 DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on
@@ -306,7 +308,7 @@ def _checked(name, value, own=types.MappingProxyType({})):
         if number is None:
             continue
         if limits["choices"] and number not in limits["choices"]:
-            raise UserError(f"{name}: '{number}' is not one of {', '.join(limits['choices'])}")
+            raise UserError(f"{name}: '{number}' is not one of {', '.join(map(_shown, limits['choices']))}")
         if limits["low"] is not None and number < limits["low"]:
             raise UserError(f"{name}: {number} is below {limits['low']}")
         if limits["high"] is not None and number > limits["high"]:
@@ -330,6 +332,10 @@ def _described(kind):
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "null"}
     parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]
     return " or ".join("a list of " + names[typing.get_args(p)[0]].removeprefix("a ") + "s" if typing.get_origin(p) else names[p] for p in parts)
+
+
+def _shown(choice):
+    return choice if isinstance(choice, str) else json.dumps(choice)
 
 
 def _check_together(config):
