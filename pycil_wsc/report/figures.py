@@ -43,7 +43,7 @@ def seconds(record):
 AGAINST_MEMORY = (
     ("accuracy-memory", "Average accuracy against memory size", "average accuracy (%)", average),
     ("forgetting-memory", "Forgetting against memory size", "forgetting (percentage points)", lambda record: record.data["forgetting"]),
-    ("new-task-memory", "Accuracy on the newest task, right after learning it, against memory size", "accuracy on the newest task (%)", lambda record: record.data["new_acc"]),
+    ("new-task-memory", "Accuracy on the newest task against memory size", "accuracy on the newest task (%)", lambda record: record.data["new_acc"]),
     ("time-memory", "Training time against memory size", "training time", seconds),
 )
 
@@ -65,7 +65,7 @@ def accuracy_over_time(series):
     axes.set(xlabel=f"training time ({unit})", ylabel="average accuracy (%)")
     key(figure, series.styles)
     size_key(figure, series, marks)
-    return Plot("accuracy-time", "Average accuracy against training time", figure, series.notes("Bars: one standard error."))
+    return Plot("accuracy-time", "Average accuracy against training time", figure, series.notes(errors=True))
 
 
 def against_memory(series, slug, title, axis, read):
@@ -84,7 +84,7 @@ def against_memory(series, slug, title, axis, read):
         axes.set_ylim(bottom=0)
     key(figure, shown)
     without = ["Runs without memory have no place on this axis."] if 0 in series.memories else []
-    return Plot(slug, title, figure, series.notes("Bars: one standard error.", *without))
+    return Plot(slug, title, figure, series.notes(*without, errors=True))
 
 
 def retain_rates(group):
@@ -94,15 +94,16 @@ def retain_rates(group):
         if record.memory and retain_row(record, unusual(record)) is not None:
             line = lines.setdefault((record.memory, not position(record, "wsc.average")), {})
             line.setdefault(position(record, "wsc.retain"), []).append(average(record))
-    if not any(len(line) > 1 for line in lines.values()):
+    lines = {key: line for key, line in lines.items() if len(line) > 1}
+    if not lines:
         return
     figure = new_figure(COLUMN, 3.5)
     axes = figure.subplots()
     memories = sorted({memory for memory, _ in lines})
     styles = {}
     for (memory, last), line in sorted(lines.items()):
-        colour = colormaps["viridis"](0.85 * memories.index(memory) / max(1, len(memories) - 1))
-        name = f"{memory:,}" + (", no averaging" if last else "")
+        colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
+        name = f"{memory:,}" + (" without averaging" if last else "")
         styles[name] = {"color": colour, "marker": "o", "linestyle": ":" if last else "-", "markerfacecolor": SURFACE if last else colour}
         rates = sorted(line)
         means, errors = zip(*(mean_and_error(line[rate]) for rate in rates))
@@ -148,7 +149,7 @@ def loss_curves(series):
         ax.set_title(f"{memory:,} {series.group.memory_title}")
         ax.set_ylim(bottom=0)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    label_outside(axes, "tasks learned", "training loss (nats)")
+    label_outside(axes, "tasks learned", "mean training loss (nats)")
     key(figure, {name: style | {"marker": ""} for name, style in series.styles.items() if series.of(name, training_loss)})
     yield Plot("training-loss", "Training loss, mean of each epoch", figure, series.notes("Every task is one unit wide, however many epochs it has.", read=training_loss))
 
@@ -160,7 +161,7 @@ def training_loss(record):
 def cost_dots(series):
     """A row per method: what a run costs in seconds, images and memory."""
     names = list(series.styles)[::-1]
-    figure = new_figure(PAGE, 1.5 + 0.3 * len(names))
+    figure = new_figure(PAGE, 1.5 + 0.32 * len(names))
     marks = marker_sizes(series.memories)
     unit, size = time_unit(series.records)
     measures = {f"training time ({unit})": lambda record: seconds(record) / size, "training images (millions)": lambda record: record.data["images_trained"] / 1e6,
@@ -177,8 +178,8 @@ def cost_dots(series):
         if spread(values):
             log_scale(ax, values)
         else:
-            ax.set_xlim(left=0)
-        ax.set_xlabel(title)
+            ax.set_xlim(0, 1.08 * max(values))
+        ax.set(xlabel=title, ylim=(-0.7, len(names) - 0.3))
     axes[0].set_yticks(range(len(names)), names)
     size_key(figure, series, marks)
     return Plot("cost", "What a run costs: seconds, images and memory", figure, series.notes())
@@ -220,6 +221,7 @@ def memory_axis(axes, memories, title):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlim(memories[0] / 1.3, memories[-1] * 1.3)
     axes.set_xlabel(title)
+    axes.tick_params(axis="x", labelsize=8.5 if len(memories) < 6 else 7.5)
 
 
 def spread(values):
@@ -230,7 +232,7 @@ def spread(values):
 def log_scale(axes, values):
     """A logarithmic x axis with plain numbers at 1, 2 and 5."""
     axes.set_xscale("log")
-    axes.set_xlim(min(values) / 1.25, max(values) * 1.25)
+    axes.set_xlim(min(values) / 1.4, max(values) * 1.4)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))

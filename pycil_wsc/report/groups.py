@@ -57,7 +57,7 @@ def group_runs(records):
     for record in records:
         settings[record.setting].append(record)
     groups = []
-    for setting, found in sorted(settings.items()):
+    for setting, found in sorted(settings.items(), key=lambda item: (item[0].dataset, -item[0].increment, item[0])):
         first = {}
         for record, name in label(found, lambda record: record.method).items():
             same = first.setdefault((name, record.memory, record.config["seed"]), record)

@@ -7,10 +7,10 @@ from matplotlib.ticker import MaxNLocator
 
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.series import Plot
-from pycil_wsc.report.style import PAGE, new_figure
+from pycil_wsc.report.style import PAGE, arranged, new_figure
 from pycil_wsc.report.tables import DAGGER
 
-COLOURS = colormaps["cividis"]
+COLOURS = colormaps["viridis"]
 NUMBERED = 10  # tasks: more have no room for numbers
 
 
@@ -43,13 +43,12 @@ def _maps(series, slug, title, read, norm, axes, unit, first, notes):
 
 
 def _draw(maps, series, norm, labels, unit, first):
-    columns = min(len(maps), 4)
-    rows = -(-len(maps) // columns)
+    rows, columns = arranged(len(maps))
     figure = new_figure(min(PAGE, 2.75 * columns + 0.9), 2.75 * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax, (name, values) in zip(axes, maps.items()):
         size = len(values)
-        image = ax.imshow(values, COLOURS, norm, extent=(first - 0.5, first + size - 0.5, first + size - 0.5, first - 0.5), interpolation="nearest")
+        image = ax.imshow(values, COLOURS, norm, extent=(first - 0.5, first + size - 0.5, first + size - 0.5, first - 0.5), interpolation="none")
         ax.set_title(f"{name} {DAGGER}" if expands(series.methods[name]) else name, fontsize=8.5 if len(name) < 40 else 6.5, wrap=True)
         ax.grid(False)
         ax.spines[:].set_visible(False)
@@ -69,8 +68,8 @@ def _draw(maps, series, norm, labels, unit, first):
 def _write_numbers(ax, values, norm, first):
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            colour = "#ffffff" if norm(value) < 0.55 else "#000000"
-            ax.text(column + first, row + first, f"{value:.0f}", ha="center", va="center", fontsize=min(6.2, 50 / len(values)), color=colour)
+            colour = "#ffffff" if norm(value) < 0.6 else "#000000"
+            ax.text(column + first, row + first, f"{value:.0f}", ha="center", va="center", fontsize=6.2, color=colour)
 
 
 def _part_tasks(ax, setting, classes):

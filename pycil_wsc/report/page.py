@@ -9,10 +9,12 @@ from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.style import COLUMN, drawing, inline, to_files
 from pycil_wsc.report.studies import STUDIES, tables
-from pycil_wsc.report.tables import own_text, paper_text, row_labels
+from pycil_wsc.report.tables import difference_text, own_text, paper_text, row_labels
 from utils.files import write_atomically
 
 STYLE = Path(__file__).with_name("page.css")
+LABEL = ' class="label"'
+LONG = 30  # rows: a longer table is shown on demand
 
 
 def write_page(found, folders, out):
@@ -52,8 +54,9 @@ def _section(group, filled, out):
     with drawing():
         for plot in figures(group):
             drawn.append(_figure(plot, group, out))
-    parts = [_table(table, out) for table in filled]
-    return f'<section id="{group.slug}"><h2>{escape(group.title)}</h2>\n' + "\n".join(parts) + '\n<div class="figures">\n' + "\n".join(drawn) + "\n</div></section>"
+    parts = {"tables": [_table(table, out) for table in filled], "figures": drawn}
+    divisions = (f'<div class="{name}">\n' + "\n".join(items) + "\n</div>" for name, items in parts.items())
+    return f'<section id="{group.slug}"><h2>{escape(group.title)}</h2>\n{"".join(divisions)}</section>'
 
 
 # ---- a table -----------------------------------------------------------------------------------------------------------
@@ -64,21 +67,26 @@ def _table(table, out):
         write_atomically(out / "tables" / f"{table.slug}.{suffix}", text)
     labels = len(table.corner)
     over = f'<tr class="over"><th colspan="{labels}"></th><th colspan="{len(table.columns)}">{escape(table.over)}</th></tr>' if table.over else ""
-    head = "".join(f'<th class="label">{escape(text)}</th>' for text in table.corner) + "".join(f"<th>{escape(column.label)}</th>" for column in table.columns)
-    rows = "".join(f"<tr>{''.join(map(_row_label, row_labels(row)))}{''.join(map(_html_cell, row.cells, table.columns))}</tr>\n" for row in table.rows)
+    head = "".join(f'<th{LABEL if i == 0 else ""}>{escape(text)}</th>' for i, text in enumerate(table.corner)) + "".join(f"<th>{escape(column.label)}</th>" for column in table.columns)
+    rows = "".join(f"<tr>{_row_head(row)}{''.join(map(_html_cell, row.cells, table.columns))}</tr>\n" for row in table.rows)
     body = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table><thead>{over}<tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
-    return f'<div class="table" id="{table.slug}"><h3>{escape(table.title)}</h3>{body}{_notes(*table.notes, *table.missing)}{_links("tables", table.slug, ("md", "csv", "tex"))}</div>'
+    whole = body + _notes(*table.notes, *table.missing) + _links("tables", table.slug, ("md", "csv", "tex"))
+    if len(table.rows) > LONG:
+        whole = f"<details><summary>{_many(len(table.rows), 'row')}</summary>{whole}</details>"
+    wide = " wide" if len(table.corner) + len(table.columns) > 5 else ""
+    return f'<div class="table{wide}" id="{table.slug}"><h3>{escape(table.title)}</h3>{whole}</div>'
 
 
-def _row_label(text):
-    return f'<th class="label{" variant" if "=" in text else ""}">{escape(text)}</th>'
+def _row_head(row):
+    name, *numbers = row_labels(row)
+    variant = ' class="label variant"' if "=" in name else LABEL
+    return f'<th{variant} scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(number)}</td>" for number in numbers)
 
 
 def _html_cell(cell, column):
-    own, paper = escape(own_text(cell, column)), escape(paper_text(cell))
-    own = f"<b>{own}</b>" if cell.best else own
-    beyond = ' class="paper apart"' if cell.difference is not None else ' class="paper"'
-    return f"<td>{own}{f'<span{beyond}>{paper}</span>' if paper else ''}</td>"
+    own, paper, apart = own_text(cell, column), paper_text(cell), difference_text(cell)
+    below = (f'<span class="paper">{paper}</span>' if paper else "") + (f'<span class="paper apart">{apart}</span>' if apart else "")
+    return f"<td>{f'<b>{own}</b>' if cell.best else own}{below}</td>"
 
 
 # ---- a figure ----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def accuracy_grid(group, study):
     members = defaultdict(lambda: defaultdict(list))
     for record, name in label(base, base.get, study.studied).items():
         members[base[record], name][record.memory].append(record)
-    memories = sorted({memory for line in members.values() for memory in line})
+    memories = sorted({memory for (kind, _), line in members.items() if kind not in study.plain for memory in line})
     rows = []
     for kind, name in sorted(members, key=lambda row: rank.get(row[0], len(rank))):
         theirs = reference.get(kind, {})
@@ -101,23 +101,34 @@ def _paper_notes(cells, records):
 
 
 def _missing(reference, present, memories, rows, cells):
-    """One sentence on the paper's rows and columns without a run, one on gaps, one on cells with fewer seeds than others."""
+    """The paper's rows and columns without a run, gaps, and rows with fewer seeds than others, in one sentence."""
     parts = []
     if rows_missing := [name for name in reference if name not in present]:
         parts.append(f"no run of {', '.join(rows_missing)}")
     theirs = dict.fromkeys(int(memory) for line in reference.values() for memory in line)
     if columns_missing := [memory for memory in theirs if memory not in memories]:
-        parts.append(f"no run with {', '.join(f'{memory:,}' for memory in columns_missing)} exemplars")
-    seeds = max(len(cell.values) for cell in cells)
+        parts.append(f"no run with {_listed(columns_missing)} exemplars")
+    gaps, fewer, seeds = defaultdict(list), defaultdict(list), max(len(cell.values) for cell in cells)
     for row in rows:
-        if gaps := [f"{memory:,}" for memory, cell in zip(memories, row.cells) if not cell.values]:
-            parts.append(f"{row.labels[0]} at {', '.join(gaps)}")
-        if short := [f"{memory:,} ({len(cell.values)} of {seeds} seeds)" for memory, cell in zip(memories, row.cells) if 0 < len(cell.values) < seeds]:
-            parts.append(f"{row.labels[0]} at {', '.join(short)}")
+        counts = {memory: len(cell.values) for memory, cell in zip(memories, row.cells)}
+        gaps[tuple(memory for memory in memories if not counts[memory])].append(row.labels[0])
+        for count in sorted({count for count in counts.values() if 0 < count < seeds}):
+            places = [memory for memory in memories if counts[memory] == count]
+            fewer[count].append(row.labels[0] + ("" if all(counts[m] in (0, count) for m in memories) else f" at {_listed(places)}"))
+    parts += [f"{', '.join(names)} at {_listed(places)}" for places, names in gaps.items() if places]
+    parts += [f"{seeds - count} of {seeds} seeds of {', '.join(names)}" for count, names in fewer.items()]
     return (f"Missing: {'; '.join(parts)}.",) if parts else ()
 
 
+def _listed(memories):
+    return ", ".join(f"{memory:,}" for memory in memories)
+
+
 # ---- the studies -------------------------------------------------------------------------------------------------------
+
+
+def _is_wsc(record):
+    return record.method == "wsc" and record.memory > 0
 
 
 def _accuracy_row(record, _):
@@ -139,45 +150,45 @@ def _retraining_row(record, unusual):
 def _ablation_row(record, unusual):
     if record.method == "replay" and record.memory and not unusual:
         return "replay"
-    without = {(): "wsc", ("wsc.reset",): "wsc, no reset", ("wsc.average",): "wsc, no averaging", ("wsc.average", "wsc.reset"): "wsc, neither"}
+    without = {(): "wsc", ("wsc.reset",): "wsc without reset", ("wsc.average",): "wsc without averaging", ("wsc.average", "wsc.reset"): "wsc with neither"}
     gone = unusual <= {"wsc.reset", "wsc.average"} and ("wsc.reset" not in unusual or position(record, "wsc.reset") == "none")
-    return without[tuple(sorted(unusual))] if record.method == "wsc" and gone else None
+    return without[tuple(sorted(unusual))] if _is_wsc(record) and gone else None
 
 
 def _importance_row(record, unusual):
-    return position(record, "wsc.importance") if record.method == "wsc" and unusual <= {"wsc.importance"} else None
+    return position(record, "wsc.importance") if _is_wsc(record) and unusual <= {"wsc.importance"} else None
 
 
 def _reset_rule_row(record, unusual):
-    if record.method != "wsc" or position(record, "wsc.reset") == "none":
+    if not _is_wsc(record) or position(record, "wsc.reset") == "none":
         return None
-    return "blend, no averaging" if unusual == {"wsc.average"} else position(record, "wsc.reset") if unusual <= {"wsc.reset"} else None
+    return "blend without averaging" if unusual == {"wsc.average"} else position(record, "wsc.reset") if unusual <= {"wsc.reset"} else None
 
 
 def _reset_frequency_row(record, unusual):
-    return position(record, "wsc.reset_every") if record.method == "wsc" and unusual <= {"wsc.reset_every"} else None
+    return position(record, "wsc.reset_every") if _is_wsc(record) and unusual <= {"wsc.reset_every"} else None
 
 
 def retain_row(record, unusual):
-    """Names like ``0.5`` and ``0.5, no averaging``."""
-    if record.method != "wsc" or not unusual <= {"wsc.retain", "wsc.average"}:
+    """Names like ``0.5`` and ``0.5 without averaging``."""
+    if not _is_wsc(record) or not unusual <= {"wsc.retain", "wsc.average"}:
         return None
-    return f"{position(record, 'wsc.retain'):g}" + (", no averaging" if "wsc.average" in unusual else "")
+    return f"{position(record, 'wsc.retain'):g}" + (" without averaging" if "wsc.average" in unusual else "")
 
 
 ACCURACIES = Study("accuracy", "Average accuracy (CNN, top-1 %)", "method", _accuracy_row)
 RETAIN = Study(
     "retain-rate", "Share of the parameters that is kept at the reset: average accuracy (%)", "wsc.retain", retain_row, ("wsc.retain", "wsc.average"),
-    frozenset({"0.2", "0.2, no averaging"}), tuple(f"{share / 100:g}{end}" for end in ("", ", no averaging") for share in range(101)),
+    frozenset({"0.2", "0.2 without averaging"}), tuple(f"{share / 100:g}{end}" for end in ("", " without averaging") for share in range(101)),
 )  # fmt: skip
 STUDIES = (
     ACCURACIES,
     Study("ablation", "Ablation of reset and averaging: average accuracy (%)", "method", _ablation_row, ("wsc.reset", "wsc.average"),
-          frozenset({"replay", "wsc"}), ("replay", "wsc, no reset", "wsc, no averaging", "wsc, neither", "wsc")),
+          frozenset({"replay", "wsc"}), ("replay", "wsc without reset", "wsc without averaging", "wsc with neither", "wsc")),
     Study("importance", "Importance of a parameter: average accuracy (%)", "wsc.importance", _importance_row, ("wsc.importance",),
           frozenset({"moment"}), ("drift", "fisher", "hessian", "first_moment", "second_moment", "moment")),
     Study("reset-rule", "Rule of the reset: average accuracy (%)", "wsc.reset", _reset_rule_row, ("wsc.reset", "wsc.average"),
-          frozenset({"blend", "blend, no averaging"}), ("random", "revert", "shrink_perturb", "continual_backprop", "blend, no averaging", "blend")),
+          frozenset({"blend", "blend without averaging"}), ("random", "revert", "shrink_perturb", "continual_backprop", "blend without averaging", "blend")),
     Study("reset-frequency", "Frequency of the reset: average accuracy (%)", "wsc.reset_every", _reset_frequency_row, ("wsc.reset_every",), frozenset({"once"}), ("iteration", "epoch", "once")),
     RETAIN,
     Study("retraining", "Full retraining (joint) and continual learning: average accuracy (%)", "method", _retraining_row, (), frozenset({"replay", "wsc"}), ("joint", "replay", "wsc")),

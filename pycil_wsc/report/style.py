@@ -20,7 +20,7 @@ COLOURS = {"der": "#e69f00", "foster": "#8b5a2b", "memo": "#332288", "finetune":
            "wa": "#56b4e9", "joint": INK, "wsc": "#d55e00"}  # fmt: skip
 MARKERS = {"der": "s", "foster": "D", "memo": "^", "finetune": "x", "replay": "o", "icarl": "v", "bic": "P", "wa": "p", "joint": "h", "wsc": "*"}
 FURTHER = [("#117733", "<"), ("#aa4499", ">"), ("#999933", "d"), ("#661100", "H"), ("#6699cc", "8")]  # methods of the user's own
-THEMED = {INK: "currentColor", SURFACE: "var(--surface)", "#332288": "var(--memo, #332288)"}  # what a dark page shows otherwise
+THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")}
 COLUMN, PAGE = 5.9, 12.0  # inches, at 96 pixels: figures of one column and of the whole page
 RC = {
     "font.size": 9, "axes.labelsize": 9, "axes.titlesize": 9.5, "axes.titlelocation": "left", "legend.fontsize": 8.5, "legend.frameon": False,
@@ -28,7 +28,7 @@ RC = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6,
     "figure.facecolor": SURFACE, "axes.facecolor": "none", "savefig.facecolor": SURFACE, "lines.markersize": 5, "lines.linewidth": 1.5,
-    "svg.fonttype": "path", "svg.hashsalt": "pycil_wsc",
+    "svg.fonttype": "path", "svg.hashsalt": "pycil_wsc", "path.simplify_threshold": 0.4,
 }  # fmt: skip
 
 
@@ -45,13 +45,18 @@ def new_figure(width, height):
 
 def panels(count, **options):
     """A figure and ``count`` of its axes, in rows of at most four."""
-    columns = min(count, 4)
-    rows = -(-count // columns)
+    rows, columns = arranged(count)
     figure = new_figure(min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), 2.4 * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
     for empty in axes[count:]:
         empty.set_visible(False)
     return figure, axes[:count]
+
+
+def arranged(count):
+    """(rows, columns) of panels: at most four beside each other, the last row as full as can be."""
+    rows = -(-count // 4)
+    return rows, -(-count // rows)
 
 
 def line_styles(names):
@@ -65,7 +70,8 @@ def line_styles(names):
         colour = to_hex([c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour)])
         dashes = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
         dashes = (0, (6, 1.5, 1, 1.5)) if method != base else dashes
-        styles[name] = {"color": colour, "marker": marker, "linestyle": dashes, "markeredgecolor": colour, "markerfacecolor": SURFACE if expands(method) else colour}
+        styles[name] = {"color": colour, "marker": marker, "linestyle": dashes, "markerfacecolor": SURFACE if expands(method) else colour}
+        styles[name] |= {"markeredgecolor": colour if method == base else INK}
         styles[name] |= {"linewidth": 2.1, "markersize": 7, "zorder": 3} if base == "wsc" else {}
     return styles
 
@@ -86,7 +92,12 @@ def to_files(figure):
     svg, png = io.StringIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    return {"svg": svg.getvalue(), "png": png.getvalue()}
+    return {"svg": re.sub(r' (d|x|y)="[^"]+"', _rounded, svg.getvalue()), "png": png.getvalue()}
+
+
+def _rounded(attribute):
+    """Coordinates to a hundredth of a point: a third of the size."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
 
 
 def inline(svg, prefix, text):

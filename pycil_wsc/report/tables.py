@@ -73,7 +73,7 @@ def mean_and_error(values):
 
 
 def full_title(table):
-    return f"{table.title}: {table.setting}" if table.setting else table.title
+    return f"{table.title}. {table.setting}" if table.setting else table.title
 
 
 def own_text(cell, column):
@@ -84,12 +84,16 @@ def own_text(cell, column):
 
 
 def paper_text(cell):
-    """The paper's number, with an arrow and our distance from it where that is beyond the standard errors; "" without one."""
+    """The paper's number; "" without one."""
     if cell.paper is None:
         return ""
     mean, error = cell.paper
-    text = f"{mean:.2f}" if error is None else f"{mean:.2f} ± {error:.1f}"
-    return text if cell.difference is None else f"{text}, {'▲' if cell.difference > 0 else '▼'} {abs(cell.difference):.2f}"
+    return f"{mean:.2f}" if error is None else f"{mean:.2f} ± {error:.1f}"
+
+
+def difference_text(cell):
+    """An arrow and how far we are from the paper's number, where that is beyond the standard errors; else ""."""
+    return "" if cell.difference is None else f"{'▲' if cell.difference > 0 else '▼'} {abs(cell.difference):.2f}"
 
 
 def row_labels(row):
@@ -106,7 +110,7 @@ def to_markdown(table):
 
 
 def _markdown_cell(cell, column):
-    own, paper = own_text(cell, column), paper_text(cell)
+    own, paper = own_text(cell, column), ", ".join(filter(None, (paper_text(cell), difference_text(cell))))
     return (f"**{own}**" if cell.best else own) + (f" ({paper})" if paper else "")
 
 
@@ -136,7 +140,7 @@ def to_latex(table):
 
 
 def _latex_cell(cell, column):
-    own, paper = _tex(own_text(cell, column)), _tex(paper_text(cell))
+    own, paper = _tex(own_text(cell, column)), _tex(" ".join(filter(None, (paper_text(cell), difference_text(cell)))))
     own = f"\\textbf{{{own}}}" if cell.best else own
     return f"\\shortstack[r]{{{own}\\\\{{\\scriptsize {paper}}}}}" if paper else own
 
