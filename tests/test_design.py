@@ -23,7 +23,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.config": ["pycil_wsc.learners", "utils"],
     "pycil_wsc.progress": [],
     "pycil_wsc.trainer": ["pycil_wsc.learners", "pycil_wsc.progress", "utils"],
-    "pycil_wsc.report": ["utils"],
+    "pycil_wsc.report": ["pycil_wsc.report", "utils"],
     "pycil_wsc.sweep": ["pycil_wsc.config", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
     "pycil_wsc": [],
     "main": ["pycil_wsc.config", "pycil_wsc.sweep", "utils.errors"],

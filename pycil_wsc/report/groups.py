@@ -35,9 +35,9 @@ class Group:
 
     @property
     def slug(self):
-        dataset = re.sub(r"[^\w.]+", "-", self.setting.dataset).strip("-")[-60:]
-        kind = "" if self.setting.fixed_memory else "-total"
-        return f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{self.setting.convnet_type}{kind}"
+        """Names the files of the group."""
+        dataset, convnet = (re.sub(r"[^\w.]+", "-", name).strip("-.")[-60:] for name in (self.setting.dataset, self.setting.convnet_type))
+        return f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{convnet}{'' if self.setting.fixed_memory else '-total'}"
 
     @property
     def title(self):

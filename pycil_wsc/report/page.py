@@ -22,8 +22,12 @@ def write_page(found, folders, out):
     groups, doubles = group_runs(found.records)
     filled = {group: tables(group) for group in groups}
     problems = [*found.problems, *doubles]
-    body = [_header(found, folders, groups, problems), "<main>", *(_section(group, filled[group], out) for group in groups)]
-    body += [_list("missing", "Tables of the paper without a run", _without_a_run(filled)), _list("unfinished", "Runs that have not ended", _entries(found.unfinished))]
+    drawn = {}
+    with drawing():
+        for group in groups:
+            drawn[group] = {plot.slug: _figure(plot, group, out) for plot in figures(group)}
+    body = [_header(found, folders, groups, problems), "<main>", *(_section(group, filled[group], drawn[group].values(), out) for group in groups)]
+    body += [_list("missing", "Missing altogether", [*_without_a_run(filled), *_undrawn(drawn)]), _list("unfinished", "Runs that have not ended", _entries(found.unfinished))]
     body += [_list("skipped", "Left out, and untouched", _entries(problems)), _list("origin", "Where the numbers come from", _origins(groups)), "</main>"]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{_title(folders)}</title><style>{STYLE.read_text()}</style>'
     write_atomically(out / "index.html", f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(filter(None, body)) + "\n</body></html>\n")
@@ -49,11 +53,7 @@ def _many(count, noun):
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def _section(group, filled, out):
-    drawn = []
-    with drawing():
-        for plot in figures(group):
-            drawn.append(_figure(plot, group, out))
+def _section(group, filled, drawn, out):
     parts = {"tables": [_table(table, out) for table in filled], "figures": drawn}
     divisions = (f'<div class="{name}">\n' + "\n".join(items) + "\n</div>" for name, items in parts.items())
     return f'<section id="{group.slug}"><h2>{escape(group.title)}</h2>\n{"".join(divisions)}</section>'
@@ -74,7 +74,7 @@ def _table(table, out):
     if len(table.rows) > LONG:
         whole = f"<details><summary>{_many(len(table.rows), 'row')}</summary>{whole}</details>"
     wide = " wide" if len(table.corner) + len(table.columns) > 5 else ""
-    return f'<div class="table{wide}" id="{table.slug}"><h3>{escape(table.title)}</h3>{whole}</div>'
+    return f'<div class="table{wide}" id="table-{table.slug}"><h3>{escape(table.title)}</h3>{whole}</div>'
 
 
 def _row_head(row):
@@ -98,7 +98,7 @@ def _figure(plot, group, out):
         write_atomically(out / "figures" / f"{slug}.{suffix}", content)
     wide = ' class="wide"' if plot.figure.get_figwidth() > COLUMN + 0.5 else ""
     drawn = inline(files["svg"], slug, escape(plot.title, quote=True))
-    figure = f'<figure id="{slug}"{wide}><h3>{escape(plot.title)}</h3><div class="scroll">{drawn}</div><figcaption>{_notes(*plot.notes)}{_links("figures", slug, ("svg", "png"))}</figcaption></figure>'
+    figure = f'<figure id="figure-{slug}"{wide}><h3>{escape(plot.title)}</h3><div class="scroll">{drawn}</div><figcaption>{_notes(*plot.notes)}{_links("figures", slug, ("svg", "png"))}</figcaption></figure>'
     return f"<details><summary>{escape(plot.title)}</summary>{figure}</details>" if plot.folded else figure
 
 
@@ -127,7 +127,14 @@ def _without_a_run(filled):
     there = {table.slug for group in filled for table in filled[group] if group.reference}
     titles = {study.slug: study.title for study in STUDIES}
     lacking = [(place, study) for place, studies in PAPER["tables"].items() if place.split("-")[0] in here for study in studies]
-    return [f"{escape(titles[study])} ({escape(place)})" for place, study in lacking if not any(slug.startswith(f"{study}-{place}-") for slug in there)]
+    return [f"{escape(titles[study])}: no run at <code>{escape(place)}</code>" for place, study in lacking if not any(slug.startswith(f"{study}-{place}-") for slug in there)]
+
+
+def _undrawn(drawn):
+    """The figures that no run of a group has the numbers for."""
+    expected = {"accuracy-memory": "Figures against memory size: no run with exemplars", "retain-rate": "Accuracy over the retain rate: no memory size with runs of two rates",
+                "training-loss": "Training loss: no run has recorded it", "confusion": "Confusion matrix: no run has recorded it"}  # fmt: skip
+    return [f"{text} at <code>{group.slug}</code>" for group, plots in drawn.items() for slug, text in expected.items() if not any(plot.startswith(slug) for plot in plots)]
 
 
 def _origins(groups):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from utils.errors import UnusableRun
 
-HUGE = 1e300  # numbers beyond this are no measurements
+HUGE = 1e18  # numbers beyond this are neither counts nor measurements
 
 
 class Setting(NamedTuple):
@@ -58,9 +58,11 @@ class Found:
 
 
 def find_runs(folders):
-    """Every finished run below ``folders``: any ``*.json`` that holds a result, ``result.json`` first of all. Raises for no file."""
+    """The finished runs below ``folders``: every ``result.json``, and other ``*.json`` that hold a result. Raises for no file's contents."""
     found, seen = Found(), set()
-    for folder in folders:
+    for folder in map(Path, folders):
+        if folder.is_file():
+            _take(folder, found)
         for parent, _, names in sorted(os.walk(folder, onerror=lambda error: found.problems.append((error.filename, error.strerror)))):
             for path in (Path(parent, name) for name in sorted(names)):
                 if path.resolve() not in seen:
@@ -125,14 +127,30 @@ def _checked(path, data):
     config = data.get("config") if isinstance(data, dict) else None
     if not isinstance(config, dict):
         raise UnusableRun(f"{path}: is not a whole result; delete it to run this again")
-    wrong = [f"config.{name}" for name, kind in CONFIG.items() if type(config.get(name)) is not kind]
-    wrong += [name for name, fits in REQUIRED.items() if not fits(data.get(name), data)] if not wrong else []
+    wrong = [f"config.{name}" for name, fits in CONFIG.items() if not fits(config.get(name))]
+    wrong += [f"config.{name}" for name, fits in STUDIED.items() if name in config and not fits(config[name])]
+    wrong = wrong or next(([name] for name, fits in REQUIRED.items() if not fits(data.get(name), data)), [])  # "curve" first: others are as long
     if wrong:
-        lacking = config.keys() if wrong[0].startswith("config.") else data.keys()
-        verb = "is not as expected" if wrong[0].removeprefix("config.") in lacking else "is lacking"
-        raise UnusableRun(f"{path}: is a result of another version ('{wrong[0]}' {verb}); move it away to run this again")
+        present = wrong[0] in data or wrong[0].removeprefix("config.") in config
+        raise UnusableRun(f"{path}: is a result of another version ('{wrong[0]}' is {'not as expected' if present else 'lacking'}); move it away to run this again")
     spoilt = [name for name, fits in OPTIONAL.items() if data.get(name) is not None and not fits(data[name], data)]
     return {name: value for name, value in data.items() if name not in spoilt}, [f"'{name}' is not as expected; left out" for name in spoilt]
+
+
+def _is_text(value):
+    return isinstance(value, str)
+
+
+def _is_flag(value):
+    return isinstance(value, bool)
+
+
+def _is_count(value):
+    return type(value) is int and 0 <= value < HUGE
+
+
+def _is_positive(value):
+    return _is_count(value) and value > 0
 
 
 def _is_number(value, _=None):
@@ -164,8 +182,9 @@ def _is_names(value, _):
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-CONFIG = {"model_name": str, "dataset": str, "convnet_type": str, "init_cls": int, "increment": int, "fixed_memory": bool,
-          "memory_per_class": int, "memory_size": int, "init_epoch": int, "epochs": int, "seed": int}  # fmt: skip
+CONFIG = {"model_name": _is_text, "dataset": _is_text, "convnet_type": _is_text, "fixed_memory": _is_flag, "init_cls": _is_positive, "increment": _is_positive,
+          "memory_per_class": _is_count, "memory_size": _is_count, "init_epoch": _is_count, "epochs": _is_count, "seed": _is_count}  # fmt: skip
+STUDIED = {"wsc.importance": _is_text, "wsc.reset": _is_text, "wsc.reset_every": _is_text, "wsc.average": _is_flag, "wsc.retain": _is_number, "exemplars": _is_text, "consolidate": _is_flag}
 REQUIRED = {"curve": _is_series, "avg_acc": _is_number, "last_acc": _is_number, "matrix": _is_matrix, "forgetting": _is_number, "new_acc": _is_number,
             "train_seconds": _is_number, "total_seconds": _is_number, "images_trained": _is_number, "peak_memory_bytes": _is_number}  # fmt: skip
 OPTIONAL = {"top5_curve": _is_curve, "nme_curve": _is_curve, "train_loss": _is_loss, "confusion": _is_confusion, "class_names": _is_names,

@@ -251,4 +251,4 @@ def _values(read, records):
             values.append(read(record.data))
         except (KeyError, TypeError):
             continue
-    return tuple(values)
+    return tuple(value for value in values if value is not None)

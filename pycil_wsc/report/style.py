@@ -28,7 +28,7 @@ RC = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6,
     "figure.facecolor": SURFACE, "axes.facecolor": "none", "savefig.facecolor": SURFACE, "lines.markersize": 5, "lines.linewidth": 1.5,
-    "svg.fonttype": "path", "svg.hashsalt": "pycil_wsc", "path.simplify_threshold": 0.4,
+    "svg.fonttype": "path", "svg.hashsalt": "pycil_wsc", "path.simplify_threshold": 0.4, "text.parse_math": False,
 }  # fmt: skip
 
 
@@ -40,7 +40,9 @@ def drawing():
 
 
 def new_figure(width, height):
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.08)
+    return figure
 
 
 def panels(count, **options):
@@ -89,6 +91,8 @@ def wrapped(name):
 
 def to_files(figure):
     """The figure as ``{"svg": text, "png": bytes}``."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, not again for each format
     svg, png = io.StringIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
