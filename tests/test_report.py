@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
 from pycil_wsc.report import __main__ as command
+from pycil_wsc.report.groups import group_runs
+from pycil_wsc.report.runs import Record
 from utils.errors import UnusableRun
 
 
@@ -47,6 +50,56 @@ def test_missing_runs_are_named(tmp_path):
     assert sentence in page.read_text() and "Missing: wa at 40." in page.read_text()
     assert "Importance of a parameter: average accuracy (%): no run at <code>cifar100-b10-inc10</code>" in page.read_text()
     assert "Confusion matrix: no run has recorded it" in page.read_text()
+
+
+def drawn(*results):
+    """``{slug: axes}`` of the figures of some results of one setting."""
+    from pycil_wsc.report.figures import figures
+
+    ((group,), _) = group_runs([Record(result) for result in results])
+    return {plot.slug: plot.figure.axes for plot in figures(group)}
+
+
+def test_the_figures_show_the_means_over_the_seeds():
+    results = [synthetic.result("replay", memory, seed, confusion=True, classes=20) for memory in (20, 200) for seed in (1, 2)]
+    plots, few = drawn(*results), results[:2]
+
+    def mean(read, of=few):
+        return np.mean([read(result) for result in of], axis=0)
+
+    for slug, key in (("accuracy-memory", "avg_acc"), ("forgetting-memory", "forgetting"), ("new-task-memory", "new_acc")):
+        (line, *_) = plots[slug][0].lines
+        assert list(line.get_xdata(orig=False)) == [20, 200]
+        np.testing.assert_allclose(line.get_ydata(orig=False), [mean(lambda r: r[key]), mean(lambda r: r[key], results[2:])])  # noqa: B023
+    np.testing.assert_allclose(plots["curves"][0].lines[0].get_ydata(orig=False), mean(lambda r: r["curve"]))
+    np.testing.assert_allclose(plots["training-loss"][0].lines[0].get_ydata(orig=False), mean(lambda r: np.concatenate(r["train_loss"])))
+    shown = plots["matrix-m20"][0].images[0].get_array().filled(np.nan)
+    np.testing.assert_allclose(shown[np.tril_indices(2)], mean(lambda r: np.concatenate(r["matrix"])))
+    shares = [np.array(r["confusion"]) / np.sum(r["confusion"], axis=1, keepdims=True) for r in few]
+    np.testing.assert_allclose(plots["confusion-m20"][0].images[0].get_array(), 100 * np.mean(shares, axis=0))
+    seconds = mean(lambda r: r["train_seconds"])
+    assert plots["accuracy-time"][0].lines[0].get_xdata(orig=False)[0] * {"seconds": 1, "minutes": 60, "hours": 3600}[unit_of(plots["accuracy-time"][0].get_xlabel())] == pytest.approx(seconds)
+
+
+def unit_of(text):
+    return re.search(r"\((.+)\)", text)[1]
+
+
+def test_a_retain_rate_is_drawn_over_percent_with_a_line_for_each_memory_size():
+    results = [synthetic.result("wsc", memory, wsc__retain=rate) for memory in (20, 200) for rate in (0.1, 0.2, 1)]
+    lines = [line for line in drawn(*results)["retain-rate"][0].lines if len(line.get_xdata(orig=False)) == 3]
+    assert [list(line.get_xdata(orig=False)) for line in lines] == [[10, 20, 100]] * 2
+    np.testing.assert_allclose([line.get_ydata(orig=False) for line in lines], np.reshape([result["avg_acc"] for result in results], (2, 3)))
+
+
+def test_axes_are_labelled_and_measured_quantities_have_units(made):
+    from pycil_wsc.report.figures import figures
+
+    plain = {"task", "after task", "classes of task", "tasks learned", "true class", "predicted class", "exemplars per class"}
+    for group in group_runs([Record(result) for result in made[1]])[0]:
+        for plot in figures(group):
+            labels = {label for axes in plot.figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())} - {""}
+            assert len(labels) >= 2 and all(unit_of(label) for label in labels - plain), plot.slug
 
 
 def test_every_figure_is_there_as_svg_and_png(made):

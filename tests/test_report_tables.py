@@ -10,7 +10,9 @@ import pytest
 import synthetic
 from synthetic import HERE, lines_of
 
+from pycil_wsc import config as configuration
 from pycil_wsc import report
+from pycil_wsc.report import groups
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
 PAPER = json.loads((Path(report.__file__).parent / "paper.json").read_text())
@@ -86,7 +88,7 @@ COLUMNS = {
     "last, top-5": lambda result: result["top5_curve"][-1],
     "NME average": lambda result: mean(result["nme_curve"]),
     "training, s": lambda result: result["train_seconds"],
-    "with tests and memory, s": lambda result: result["total_seconds"],
+    "total, s": lambda result: result["total_seconds"],
     "training images": lambda result: result["images_trained"],
     "peak memory, MiB": lambda result: result["peak_memory_bytes"] / 1024 / 1024,
     "parameters": lambda result: result["parameters"],
@@ -271,6 +273,18 @@ def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
     old, new = synthetic.result("wsc", seed=1), synthetic.result("wsc", seed=2)
     del old["config"]["wsc.importance"]
     assert rows_of(old, new) == ["wsc"]
+
+
+def test_the_report_knows_the_configurations_places_and_defaults():
+    assert configuration.PLACES <= groups.PLACES
+    assert {name: value for name, value in groups.STUDIED.items() if name in configuration.FIELDS} == {n: f.default for n, f in configuration.FIELDS.items() if n in groups.STUDIED}
+
+
+def test_time_that_a_run_was_spared_has_a_column_of_its_own(tmp_path, undrawn):
+    spared = synthetic.result() | {"train_seconds_spent": 12.0}
+    synthetic.write(tmp_path, spared, synthetic.result("wsc"))
+    lines = lines_of(report.write_report(tmp_path).parent, f"cost-{HERE}")
+    assert [line["mean"] for line in lines if line["column"] == "training spent here, s"] == ["12.0"]
 
 
 def test_settings_have_tables_of_their_own():

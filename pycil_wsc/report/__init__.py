@@ -8,6 +8,7 @@ from pathlib import Path
 from pycil_wsc.report.groups import group_runs, label
 from pycil_wsc.report.runs import Record, find_runs, read_result
 from pycil_wsc.report.tables import Cell, Column, Row, Table, mean_and_error, to_text
+from utils.errors import UserError
 
 __all__ = ["accuracy_table", "find_runs", "mean_and_error", "read_result", "write_report"]
 
@@ -39,6 +40,8 @@ def write_report(*folders, out=None):
 
 def write_found(found, folders, out):
     """:func:`write_report` of what :func:`find_runs` has found."""
-    from pycil_wsc.report.page import write_page
-
+    try:
+        from pycil_wsc.report.page import write_page
+    except ModuleNotFoundError as error:
+        raise UserError(f"the report needs {error.name}: pip install -r requirements.txt, then python -m pycil_wsc.report {' '.join(map(str, folders))}") from None
     return write_page(found, folders, out)

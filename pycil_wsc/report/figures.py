@@ -112,7 +112,8 @@ def retain_rates(group):
     key(figure, styles, title=group.memory_title)
     rates = sorted({rate for line in lines.values() for rate in line})
     gaps = [f"{name} at {', '.join(f'{rate:.0%}' for rate in rates if rate not in line)}" for name, (_, line) in zip(styles, sorted(lines.items())) if len(line) < len(rates)]
-    notes = ["Bars: one standard error.", *([f"Missing: {'; '.join(gaps)}."] if gaps else [])]
+    bars = ["Bars: one standard error."] if any(len(values) > 1 for line in lines.values() for values in line.values()) else ["One seed."]
+    notes = [*bars, *([f"Missing: {'; '.join(gaps)}."] if gaps else [])]
     yield Plot("retain-rate", "WSC: average accuracy over the retain rate", figure, tuple(notes))
 
 
@@ -147,8 +148,8 @@ def loss_curves(series):
                 places = np.concatenate([task + (np.arange(len(losses)) + 1) / len(losses) for task, losses in enumerate(tasks)])
                 ax.plot(places, np.concatenate(tasks), **style | {"marker": "", "linewidth": 1})
         ax.set_title(f"{memory:,} {series.group.memory_title}")
-        ax.set_ylim(bottom=0)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # of all panels, once all lines are there
     label_outside(axes, "tasks learned", "mean training loss (nats)")
     key(figure, {name: style | {"marker": ""} for name, style in series.styles.items() if series.of(name, training_loss)})
     yield Plot("training-loss", "Training loss, mean of each epoch", figure, series.notes("Every task is one unit wide, however many epochs it has.", read=training_loss))
@@ -205,10 +206,10 @@ def size_key(figure, series, marks):
 
 def label_outside(axes, x, y):
     """Labels at the panels of the left and bottom edge only."""
-    for ax in axes:
-        place = ax.get_subplotspec()
-        below = place.rowspan.stop < place.get_gridspec().nrows and any(other.get_subplotspec().colspan == place.colspan and other.get_subplotspec().rowspan.start > place.rowspan.start for other in axes)
-        ax.set_ylabel(y if place.is_first_col() else "")
+    columns = axes[0].get_gridspec().ncols
+    for number, ax in enumerate(axes):
+        below = number + columns < len(axes)
+        ax.set_ylabel("" if number % columns else y)
         ax.set_xlabel("" if below else x)
         ax.tick_params(labelbottom=not below)
 

@@ -12,11 +12,12 @@ from pycil_wsc.report.tables import DAGGER
 
 COLOURS = colormaps["viridis"]
 NUMBERED = 10  # tasks: more have no room for numbers
+NAMED = 20  # classes: more have no room for names
 
 
 def matrix_maps(series):
     """Accuracy on each task's classes (columns) after each task (rows)."""
-    yield from _maps(series, "matrix", "Accuracy on each task's classes after each task", lambda record: _lower(record.data["matrix"]), Normalize(0, 100),
+    yield from _maps(series, "matrix", "Accuracy on each task's classes", lambda record: _lower(record.data["matrix"]), Normalize(0, 100),
                      ("classes of task", "after task"), "accuracy (%)", 1, ())  # fmt: skip
 
 
@@ -34,6 +35,8 @@ def _maps(series, slug, title, read, norm, axes, unit, first, notes):
             continue
         means = {name: _mean(list(map(read, records))) for name, records in members.items()}
         figure = _draw(means, series, norm, axes, unit, first)
+        if slug == "confusion":
+            _name_classes(figure, [record for records in members.values() for record in records])
         seeds = sorted({len(records) for records in members.values()})
         over = "One seed." if seeds == [1] else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
         lacking = [name for name in series.methods if name not in members and (memory in series.of(name) or memory and any(series.of(name)))]
@@ -76,6 +79,17 @@ def _part_tasks(ax, setting, classes):
     for border in range(setting.init_cls, classes, setting.increment):
         ax.axhline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
         ax.axvline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
+
+
+def _name_classes(figure, records):
+    """The classes' names at the axes, where they have room and all runs learned them in one order."""
+    names = records[0].data.get("class_names") or []
+    if not 0 < len(names) <= NAMED or any(record.data.get("class_names") != names for record in records):
+        return
+    for ax in figure.axes:
+        if ax.images and ax.get_xlabel():
+            ax.set_xticks(range(len(names)), names, rotation=90, fontsize=6.5)
+            ax.set_yticks(range(len(names)), names, fontsize=6.5)
 
 
 def _mean(maps):

@@ -207,10 +207,11 @@ MEASURES = {
     Column("last, top-5"): lambda data: data["top5_curve"][-1],
     Column("NME average"): lambda data: sum(data["nme_curve"]) / len(data["nme_curve"]),
 }
+SPENT = Column("training spent here, s", 0)
 COSTS = {
     Column("training, s", 0): lambda data: data["train_seconds"],
-    Column("training spent here, s", 0): lambda data: data["train_seconds_spent"],
-    Column("with tests and memory, s", 0): lambda data: data["total_seconds"],
+    SPENT: lambda data: data["train_seconds_spent"],
+    Column("total, s", 0): lambda data: data["total_seconds"],
     Column("training images", 0, exact=True): lambda data: data["images_trained"],
     Column("peak memory, MiB", 0): lambda data: data["peak_memory_bytes"] / 2**20,
     Column("parameters", 0, exact=True): lambda data: data["parameters"],
@@ -225,14 +226,17 @@ def measures(group):
 def cost(group):
     """What every run of the group cost."""
     machines = sorted({str(record.data.get("device", "unknown")) for record in group.records})
-    note = f"Times and memory were taken on {'; '.join(machines)}" + (": compare times only between runs of one machine." if len(machines) > 1 else ".")
-    spent = ["Spent here: without a first task that another run had trained already."] if any("train_seconds_spent" in r.data for r in group.records) else []
-    return _listing(group, "cost", "All runs: cost", COSTS, (note, *spent))
+    note = f"Total: with tests, choice of exemplars and saving. Times and memory were taken on {'; '.join(machines)}" + (": compare times only between runs of one machine." if len(machines) > 1 else ".")
+    if any(record.data.get("train_seconds_spent", record.data["train_seconds"]) != record.data["train_seconds"] for record in group.records):
+        return _listing(group, "cost", "All runs: cost", COSTS, (note, "Spent here: without a first task that another run had trained already."))
+    return _listing(group, "cost", "All runs: cost", {column: read for column, read in COSTS.items() if column is not SPENT}, (note,))
 
 
 def _listing(group, slug, title, measured, notes):
     members = defaultdict(list)
-    for record, name in label(group.records, lambda record: record.method).items():
+    names = label(group.records, lambda record: record.method)
+    place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    for record, name in sorted(names.items(), key=lambda item: (place[item[1]], item[0].memory)):
         members[record.method, name, record.memory].append(record)
     lines = {key: [Cell(_values(read, records)) for read in measured.values()] for key, records in members.items()}
     kept = [i for i in range(len(measured)) if any(line[i].values for line in lines.values())]
