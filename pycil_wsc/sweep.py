@@ -53,11 +53,21 @@ def finish(configs, results, failures):
     """What there is to see at the end; ``results`` and ``failures`` are by run folder. Returns the exit code."""
     if results:
         print("\n" + report.accuracy_table(results[config.run_folder] for config in configs if config.run_folder in results))
-    for folder in dict.fromkeys(f"{config.out}/{config.prefix}" for config in configs):
+    for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
         print(f"\nResults: {folder}")
+        if results:
+            write_report(folder)
     for folder, reason in failures.items():
         print(f"failed: {folder}: {reason}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def write_report(folder):
+    """Tables and figures of all runs in ``folder``, those of other commands included. What goes wrong here costs no result."""
+    try:
+        print(f"Report: {report.write_report(folder)}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
 
 
 class Schedule:

@@ -29,7 +29,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.saved": ["pycil_wsc.config", "pycil_wsc.machine", "utils"],
     "pycil_wsc.first_task": ["utils"],
     "pycil_wsc.trainer": [f"pycil_wsc.{name}" for name in ("first_task", "learners", "machine", "progress", "saved", "scalars")] + ["utils"],
-    "pycil_wsc.report": ["utils"],
+    "pycil_wsc.report": ["pycil_wsc.report", "utils"],
     "pycil_wsc.attempt": ["pycil_wsc.config", "pycil_wsc.machine", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
     "pycil_wsc.workers": ["pycil_wsc.attempt", "pycil_wsc.progress"],
     "pycil_wsc.cluster": ["pycil_wsc.attempt", "pycil_wsc.machine", "pycil_wsc.progress", "utils"],

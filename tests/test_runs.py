@@ -22,6 +22,8 @@ from pycil_wsc.trainer import Run, planned_images
 from utils import factory, files
 from utils.data import load_dataset
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.mark.parametrize("name", sorted(factory.learners))
 def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, settings, tmp_path):
