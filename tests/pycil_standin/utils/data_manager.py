@@ -4,13 +4,14 @@ from torch.utils.data import Dataset
 
 
 class DataManager:
-    """Six classes of random points around their centres."""
+    """Three tasks of classes that are random points around their centres."""
 
     def __init__(self, seed, init_cls, increment):
         rng = np.random.default_rng(seed)
-        self.targets = np.repeat(np.arange(6), 20)
-        self.data = (4 * rng.normal(size=(6, 6))[self.targets] + rng.normal(size=(120, 6))).astype(np.float32)
-        self.increments = [init_cls] + [increment] * ((6 - init_cls) // increment)
+        self.increments = [init_cls, increment, increment]
+        classes = sum(self.increments)
+        self.targets = np.repeat(np.arange(classes), 20)
+        self.data = (4 * rng.normal(size=(classes, 6))[self.targets] + rng.normal(size=(20 * classes, 6))).astype(np.float32)
 
     @property
     def nb_tasks(self):
