@@ -102,6 +102,8 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ({"model_name": "wsc_replai"}, "model_name: 'wsc_replai' is no learner of this checkout"),
         ({"model_name": "icarl2"}, "model_name: 'icarl2' is no learner of this checkout"),
         ({"model_name": "wsc_der"}, "model_name: 'wsc_der': PyCIL's der has no single network"),
+        ({"model_name": "wsc_foster"}, "model_name: 'wsc_foster': PyCIL's foster has no single network"),
+        ({"model_name": "wsc_mixture"}, "model_name: 'wsc_mixture': PyCIL's mixture has no single network"),
         ({"model_name": "wsc_simplecil"}, "model_name: 'wsc_simplecil': PyCIL's simplecil does not train its network in each task"),
         ({"model_name": "wsc_gem"}, "cannot be loaded \\(No module named 'a_solver_of_quadratic_programs'\\); install what it needs"),
         ({"memory_per_class": "absent"}, "model_name: 'wsc' needs the key 'memory_per_class' in the JSON file; add it"),

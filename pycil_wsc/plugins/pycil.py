@@ -29,7 +29,10 @@ from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_no
 
 MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's
 PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's names for the training of a later task
-UNFIT = {"fetril": "trains no more than its head after the first task", "ssre": "expands and compresses its network in each task"}
+UNFIT = dict.fromkeys(("beefiso", "der", "foster", "memo", "rmm-foster", "tagfex"), "has no single network") | {
+    "fetril": "trains no more than its head after the first task",
+    "ssre": "expands and compresses its network in each task",
+}
 CHOICES = {"reset_every": ("once", "epoch", "iteration"), "average_unit": ("epoch", "iteration"), "bn_update": ("recompute", "copy", "average")}
 
 
@@ -109,30 +112,40 @@ def with_consolidation(get_model, settings):
 
     def get(name, args):
         base = "replay" if name.lower() == "wsc" else name.lower().removeprefix("wsc_")
-        try:
-            learner = get_model(base, args)
-        except AssertionError:
-            raise BadInput(f"model_name: '{name}' is no learner of this checkout; give one of PyCIL's names, wsc, or wsc_<PyCIL's name>") from None
-        except KeyError as error:
-            raise BadInput(f"model_name: '{name}' needs the key {error} in the JSON file; add it") from None
-        except ImportError as error:
-            raise BadInput(f"model_name: '{name}' cannot be loaded ({error}); install what it needs") from None
-        if base != name.lower():
-            if reason := unfit(base, learner):
-                raise BadInput(f"model_name: '{name}': PyCIL's {base} {reason}; WSC goes with learners such as replay, icarl, wa, bic, lwf")
-            learner.__class__ = consolidated(type(learner), settings)
+        if base == name.lower():
+            return _made(get_model, name, base, args)
+        _refuse(name, base, UNFIT.get(base))
+        learner = _made(get_model, name, base, args)
+        _refuse(name, base, _unfit(learner))
+        learner.__class__ = consolidated(type(learner), settings)
         return learner
 
     return get
 
 
-def unfit(name, learner):
+def _made(get_model, name, base, args):
+    try:
+        return get_model(base, args)
+    except AssertionError:
+        raise BadInput(f"model_name: '{name}' is no learner of this checkout; give one of PyCIL's names, wsc, or wsc_<PyCIL's name>") from None
+    except KeyError as error:
+        raise BadInput(f"model_name: '{name}' needs the key {error} in the JSON file; add it") from None
+    except ImportError as error:
+        raise BadInput(f"model_name: '{name}' cannot be loaded ({error}); install what it needs") from None
+
+
+def _refuse(name, base, reason):
+    if reason:
+        raise BadInput(f"model_name: '{name}': PyCIL's {base} {reason}; WSC goes with learners such as replay, icarl, wa, bic, lwf")
+
+
+def _unfit(learner):
     """Why the learner does not train one network in each task, or None."""
     if not isinstance(getattr(learner._network, "convnet", None), torch.nn.Module):
         return "has no single network"
     if not any(hasattr(learner, phase) for phase in PHASES):
         return "does not train its network in each task"
-    return UNFIT.get(name)
+    return None
 
 
 def consolidated(learner_class, settings):

@@ -8,10 +8,10 @@ def get_model(model_name, args):
         from models.bic import BiC
 
         return BiC(args)
-    elif name == "der":
-        from models.der import DER
+    elif name == "mixture":
+        from models.mixture import Mixture
 
-        return DER(args)
+        return Mixture(args)
     elif name == "simplecil":
         from models.simplecil import SimpleCIL
 

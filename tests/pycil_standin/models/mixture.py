@@ -2,5 +2,5 @@ from models.replay import Replay
 from utils.inc_net import ExpandingNet
 
 
-class DER(Replay):
+class Mixture(Replay):
     net = ExpandingNet
