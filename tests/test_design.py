@@ -21,6 +21,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "utils": ["utils", "convs"],
     "convs": ["convs", "utils.factory"],
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
+    "pycil_wsc.plugins": ["pycil_wsc.consolidation"],
     "pycil_wsc.learners": ["pycil_wsc.learners", "pycil_wsc.consolidation", "utils"],
     "pycil_wsc.config": ["pycil_wsc.learners", "utils"],
     "pycil_wsc.progress": [],
@@ -66,7 +67,7 @@ def test_imports_point_one_way(name, path):
 
 def test_the_consolidation_needs_nothing_but_torch():
     foreign = {m.split(".")[0] for name, path in modules() if within(name, ["pycil_wsc.consolidation"]) for m in imports(path)}
-    assert foreign <= {"torch", "pycil_wsc", "dataclasses", "itertools", "math", "typing", "collections"}
+    assert foreign <= {"torch", "pycil_wsc", "dataclasses", "functools", "itertools", "math", "typing", "collections"}
 
 
 def test_importing_the_consolidation_loads_torch_and_nothing_heavier():
