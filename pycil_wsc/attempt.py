@@ -15,6 +15,7 @@ from pycil_wsc.trainer import Run, TrainingDiverged, open_log
 from utils.data import load_dataset
 from utils.errors import UnusableRun, UserError
 from utils.files import write_json
+from utils.resized import resized
 
 TRACEBACK_LINES = 20
 
@@ -54,7 +55,7 @@ def attempt(job, data, report):
     folder = job.config.run_folder
     try:
         with locked(folder, job.wait):
-            result = finished(job.config) or Run(job.config, data.of(job.config), report).execute()
+            result = finished(job.config) or Run(job.config, data.for_training(job.config), report).execute()
             (folder / "failed.json").unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
@@ -113,3 +114,8 @@ class Datasets:
         dataset = self.load(config.dataset, config.data_root, config.image_size)
         asked = {field: getattr(config, field) for field in ("padding", "flip", "brightness") if getattr(config, field) is not None}
         return dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
+
+    def for_training(self, config):
+        """The same, with small copies of image files if the configuration asks for them."""
+        dataset = self.of(config)
+        return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset
