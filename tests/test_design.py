@@ -23,7 +23,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
     "pycil_wsc.plugins": ["pycil_wsc.consolidation"],
     "pycil_wsc.learners": ["pycil_wsc.learners", "pycil_wsc.consolidation", "utils"],
-    "pycil_wsc.config": ["pycil_wsc.learners", "utils"],
+    "pycil_wsc.config": ["pycil_wsc.learners", "pycil_wsc.consolidation.importance", "utils"],
     "pycil_wsc.progress": [],
     "pycil_wsc.machine": ["utils.errors"],
     "pycil_wsc.scalars": ["utils"],
