@@ -287,11 +287,7 @@ def _checked(name, value):
     }[type(default)]
     if name == "average_lr":
         good = number and value >= 0 or value is None or value == "initial"
-    if name == "average_anneal":
-        good = good and value >= 0
-    if name == "warmup":
-        good = good and 0 <= value < 1
-    if not good:
+    if not good or name == "average_anneal" and value < 0 or name == "warmup" and not 0 <= value < 1:
         raise BadInput(f"{name}={value!r} cannot be; the default is {default!r}")
     if value not in CHOICES.get(name, [value]):
         raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")
