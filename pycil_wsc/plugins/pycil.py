@@ -178,7 +178,7 @@ def _followed(train, settings):
         wsc.detach()
         if settings.average and settings.bn_update == "recompute":
             recompute_batch_norm(self._network, (inputs.to(self._device) for _, inputs, _ in train_loader))
-        logging.info("WSC: reset after %d of %d steps, average of %d weights", wsc.options.warmup_steps, wsc.steps, wsc.averaged)
+        logging.info("WSC: %d steps, %d of them warm-up; resets: %d; weights averaged: %d", wsc.steps, wsc.options.warmup_steps, wsc.resets, wsc.averaged)
         return result
 
     return phase
