@@ -110,6 +110,14 @@ class Options:
         first = 0 if self.average_start == "reset" else self.average_every
         return self.average and since >= first and since % self.average_every == 0
 
+    def check_fits(self, steps):
+        """Raise ValueError if a task of ``steps`` optimiser steps could not be finished."""
+        if steps < self.warmup_steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} is more than the {steps} steps of the task: shorten it")
+        first = self.warmup_steps + (0 if self.average_start == "reset" else self.average_every)
+        if self.average and not self.average_last and steps < first:
+            raise ValueError(f"no sample of the average within the {steps} steps of the task: shorten average_every, or set average_last")
+
     def weight_of_average(self, step, samples):
         """n in Theta <- (n Theta + theta) / (n + 1) at ``step``, for an average of ``samples`` samples so far."""
         return samples if self.average_count == "since_reset" else step / self.average_every
