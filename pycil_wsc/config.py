@@ -124,7 +124,8 @@ IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory
 def load(path, overrides=None):
     """The runs that the JSON file at ``path`` asks for, seeds outermost: a list of :class:`Config`.
 
-    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's.
+    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's. ``runs`` is a list of sets of
+    keys: each is laid over the others, and the runs are those of all sets.
     """
     try:
         raw = json.loads(Path(path).read_text())
@@ -135,27 +136,45 @@ def load(path, overrides=None):
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object of keys and values")
     try:
-        runs = _points(_flatten(raw) | (overrides or {}))
+        runs = _all_runs(raw, overrides or {})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return list({config.run_folder: config for config in runs}.values())  # points that are the same run are one run
 
 
-def _points(flat):
+def _all_runs(raw, overrides):
+    """The runs of every entry of ``runs``, or of the file itself: each entry's first seed, then each one's second, and so on."""
+    shared = {name: value for name, value in raw.items() if name != "runs"}
+    if "runs" not in raw:
+        return _grid(_flatten(shared) | overrides)
+    if not isinstance(raw["runs"], list) or not raw["runs"] or not all(isinstance(entry, dict) for entry in raw["runs"]):
+        raise UserError("runs: expected a list of objects of keys and values, at least one")
+    ranked = []
+    for number, entry in enumerate(raw["runs"]):
+        try:
+            configs = _grid(_flatten(shared) | _flatten(entry) | overrides)
+        except UserError as error:
+            raise UserError(f"runs[{number}]: {error}") from None
+        seeds = list(dict.fromkeys(config.seed for config in configs))
+        ranked += [(seeds.index(config.seed), config) for config in configs]
+    return [config for _, config in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _grid(flat):
     """The run of each point of the sweep over list-valued keys."""
     points = expand(flat, _language_models().takes_list) if of_a_language_model(flat) else expand(_our_names(flat), _takes_list)
     return [resolve(point) for point in points]
 
 
-def _language_models():
-    from pycil_wsc.llm import config  # it builds on this module
-
-    return config
-
-
 def of_a_language_model(flat):
     """Whether these keys describe a run of ``pycil_wsc.llm``."""
     return any(name.partition(".")[0] == "llm" for name in flat)
+
+
+def _language_models():
+    from pycil_wsc.llm import config  # an extra
+
+    return config
 
 
 def parse_override(text):

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import re
 import resource
 import subprocess
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 
 from pycil_wsc import first_task
-from pycil_wsc.learners.base import Resume, resolved_precision
-from pycil_wsc.progress import TaskBar
+from pycil_wsc.learners.base import Resume
+from pycil_wsc.progress import TaskBar, print_task
 from utils import factory, metrics
 from utils.data_manager import DataManager
 from utils.errors import UnusableRun, UserError
@@ -32,11 +33,11 @@ class TrainingDiverged(Exception):
 class Run:
     """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
 
-    ``dataset`` is a :class:`utils.data.Dataset`; ``title`` is shown before each line of the run.
+    ``dataset`` is a :class:`utils.data.Dataset`; ``report`` is called with each :class:`pycil_wsc.progress.Progress`.
     """
 
-    def __init__(self, config, dataset, title=""):
-        self.config, self.dataset, self.title = config, dataset, title
+    def __init__(self, config, dataset, report=print_task):
+        self.config, self.dataset, self.report = config, dataset, report
         self.folder = config.run_folder
         self.device = resolved_device(config.device)
         self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
@@ -58,14 +59,14 @@ class Run:
         self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
         self.mark = time.perf_counter()
         for task in self.manager.tasks[first:]:
-            self.bar = TaskBar(self.title, task, len(self.manager.tasks))
+            self.bar = TaskBar(self.report, task, len(self.manager.tasks))
             self._learn(task, resume)
             resume = None
             self._tick()
             self.history.append(self._test(task))
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
             self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
-            self.bar.close(summary(self.history[-1]))
+            self.bar.say(summary(self.history[-1]))
             self.log.info("task %d: %s", task.index, summary(self.history[-1]))
         result = self._result()
         write_json(self.folder / "result.json", result)
@@ -94,12 +95,13 @@ class Run:
         for name in ("train_seconds", "total_seconds", "saved_seconds"):
             self.clock[name] += trained["clock"]["train_seconds"]
         self.peak_memory = max(self.peak_memory, trained["peak_memory"])
+        self.bar.take(self.learner.images_trained)
 
     # ---- what the learner reports to -----------------------------------------------------------------------------------
 
-    def phase_started(self, task, phase, first, batches):
+    def phase_started(self, task, phase, first):
         self._tick()
-        self.bar.start(phase.name, first, phase.epochs, batches)
+        self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
 
     def step(self, images):
         self.bar.step(images)
@@ -284,7 +286,9 @@ def peak_memory(device):
 
 
 def commit():
-    """The commit of this code, with a mark if it was changed since; null outside a checkout."""
+    """The commit of this code, with a mark if it was changed since; null outside a checkout. A cluster's nodes are told it."""
+    if known := os.environ.get("PYCIL_WSC_COMMIT"):
+        return known
     here = Path(__file__).parent
     try:
         text = subprocess.run(["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=here, capture_output=True, text=True, check=True)

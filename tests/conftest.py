@@ -1,7 +1,18 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from small_runs import small_data
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Three tasks of two classes, a schedule of seconds."""
+    return {
+        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
+        "model_name": "wsc", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 3, "epochs": 4, "batch_size": 8, "wsc.average_every": 1,
+    }  # fmt: skip

@@ -25,7 +25,10 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.first_task": ["utils"],
     "pycil_wsc.trainer": ["pycil_wsc.first_task", "pycil_wsc.learners", "pycil_wsc.progress", "utils"],
     "pycil_wsc.report": ["utils"],
-    "pycil_wsc.sweep": ["pycil_wsc.config", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
+    "pycil_wsc.attempt": ["pycil_wsc.config", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
+    "pycil_wsc.workers": ["pycil_wsc.attempt", "pycil_wsc.progress"],
+    "pycil_wsc.cluster": ["pycil_wsc.attempt", "pycil_wsc.progress", "pycil_wsc.trainer", "utils"],
+    "pycil_wsc.sweep": ["pycil_wsc.attempt", "pycil_wsc.cluster", "pycil_wsc.workers", "pycil_wsc.progress", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
     "pycil_wsc": [],
     "main": ["pycil_wsc.config", "pycil_wsc.sweep", "utils.errors"],
 }

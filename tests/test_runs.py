@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_runs import ROOT, command, results, without_measurements, write
 
 from main import main
 from pycil_wsc import trainer
@@ -19,45 +20,6 @@ from pycil_wsc.learners.replay import Replay
 from pycil_wsc.trainer import Run, planned_images
 from utils import factory, files
 from utils.data import load_dataset
-
-ROOT = Path(__file__).parent.parent
-MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "peak_memory_bytes"}
-
-
-def small_data(path, classes=6, per_class=12, size=8):
-    """Noisy class templates, as an npz file."""
-    rng = np.random.default_rng(0)
-    templates = rng.integers(0, 200, (classes, size, size, 3))
-    arrays = {}
-    for split in ("train", "test"):
-        targets = np.repeat(np.arange(classes), per_class)
-        arrays[f"{split}_x"] = (templates[targets] + rng.integers(0, 56, (len(targets), size, size, 3))).astype(np.uint8)
-        arrays[f"{split}_y"] = targets
-    np.savez(path, **arrays)
-    return path
-
-
-@pytest.fixture
-def settings(tmp_path):
-    """Three tasks of two classes, a schedule of seconds."""
-    return {
-        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
-        "model_name": "wsc", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 3, "epochs": 4, "batch_size": 8, "wsc.average_every": 1,
-    }  # fmt: skip
-
-
-def write(tmp_path, settings):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(settings))
-    return str(path)
-
-
-def results(settings):
-    return {path.parent: json.loads(path.read_text()) for path in Path(settings["out"]).rglob("result.json")}
-
-
-def without_measurements(result):
-    return {key: value for key, value in result.items() if key not in MEASURED}
 
 
 @pytest.mark.parametrize("name", sorted(factory.learners))
@@ -141,30 +103,21 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
     assert [line["cnn_top1"] for line in lines] == result["curve"] and len(lines) == 3
 
 
-def command(tmp_path, settings):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings)]
-    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path):
+def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, capsys):
     settings |= {"seed": [1, 2], "epochs": 12, "init_epoch": 12}
-    undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
-    assert command(tmp_path, undisturbed).wait() == 0
-    for _ in range(2):
-        process, checkpoint = command(tmp_path, settings), Path(settings["out"])
-        seen = len(list(checkpoint.rglob("log.txt"))) and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt"))
-        while process.poll() is None and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt")) < seen + 8:
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    undisturbed, runs = settings | {"out": str(tmp_path / "undisturbed")}, Path(settings["out"])
+    assert main(["--config", write(tmp_path, undisturbed)]) == 0
     process = command(tmp_path, settings)
-    assert process.wait() == 0, process.stderr.read()
-    assert "going on with" in "".join(path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
+    while process.poll() is None and sum(path.read_text().count("epoch") for path in runs.rglob("log.txt")) < 20:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "going on with" in "".join(path.read_text() for path in runs.rglob("log.txt"))
     assert [*map(without_measurements, results(settings).values())] == [*map(without_measurements, results(undisturbed).values())]
-    before = {path: path.stat().st_mtime_ns for path in Path(settings["out"]).rglob("result.json")}
-    process = command(tmp_path, settings)
-    assert process.communicate()[0].count("finished before") == 2
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "2 of 2 runs finished before" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 

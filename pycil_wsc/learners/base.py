@@ -153,7 +153,7 @@ class BaseLearner(nn.Module):
 
     def fit(self, task, number, phase, first, monitor):
         batches, cost = num_batches(len(phase.indices), self.config.batch_size), StepCost()
-        monitor.phase_started(task, phase, first, batches)
+        monitor.phase_started(task, phase, first)
         self.zero_grad(set_to_none=True)
         for epoch in range(first, phase.epochs):
             for group in phase.optimizer.param_groups:
