@@ -9,7 +9,7 @@ from pycil_wsc import keys
 from pycil_wsc.keys import checked, digest, key
 from utils.errors import UserError, did_you_mean
 
-EPOCHS = {"C-STANCE": 5, "FOMC": 3, "MeetingBank": 7, "Py150": 5, "ScienceQA": 3, "NumGLUE-cm": 5, "NumGLUE-ds": 5, "20Minuten": 7}  # TRACE's
+TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
 TINY = "tiny-llama"
 
@@ -54,8 +54,8 @@ class LLMConfig:
     vocab_size: int = key(2048, f"tokens of `{TINY}`'s byte-level BPE, trained on the tasks' training data", low=260)
 
     data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format")
-    tasks: tuple[str, ...] = key(tuple(EPOCHS), "the tasks in their order")
-    epochs: tuple[int, ...] | None = key(None, "epochs of each task; null: TRACE's 5, 3, 7, 5, 3, 5, 5, 7", low=1)
+    tasks: tuple[str, ...] = key(TRACE, "the tasks in their order")
+    epochs: tuple[int, ...] | None = key(None, "epochs of each task; null: its own (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1)
     train_items: int | None = key(None, "of each task only the first so many training items", low=1)
     test_items: int | None = key(None, "of each task only the first so many test items", low=1)
     pool: str | None = key("Lima", "folder of general items that every replay epoch has, or null")
@@ -147,7 +147,6 @@ def resolve(flat):
         if name not in FIELDS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, FIELDS)}")
     values = {name: checked(name, given.get(name, f.default), KINDS[name], f.metadata) for name, f in FIELDS.items()}
-    values |= {"llm.epochs": _epochs(values["llm.epochs"], values["llm.tasks"])}
     if values["llm.method"] == "finetune":
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
@@ -156,21 +155,12 @@ def resolve(flat):
     return config
 
 
-def _epochs(given, tasks):
-    """The epochs of each task."""
-    if given is None:
-        if unknown := [name for name in tasks if name not in EPOCHS]:
-            raise UserError(f"llm.epochs: '{unknown[0]}' is none of TRACE's tasks; give the epochs of each of the {len(tasks)} tasks as a list")
-        return tuple(EPOCHS[name] for name in tasks)
-    if len(given) != len(tasks):
-        raise UserError(f"llm.epochs: {len(given)} numbers for {len(tasks)} tasks; give one for each task")
-    return given
-
-
 def _check_together(config):
     """What no key can be checked for alone."""
     if not config.tasks or len(set(config.tasks)) < len(config.tasks):
         raise UserError(f"llm.tasks: expected different tasks, at least one, got {list(config.tasks)}")
+    if config.epochs is not None and len(config.epochs) != len(config.tasks):
+        raise UserError(f"llm.epochs: {len(config.epochs)} numbers for {len(config.tasks)} tasks; give one for each task")
     if config.model == TINY and (config.hidden_size % config.heads or config.heads % config.kv_heads or (config.hidden_size // config.heads) % 2):
         raise UserError("llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads")
     if len(config.betas) != 2 or max(config.betas) >= 1:

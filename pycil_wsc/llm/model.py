@@ -1,6 +1,7 @@
 """The language model: from a folder, from the hub, or with random weights; whole or with LoRA's adapters."""
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from pycil_wsc.llm.config import TINY
@@ -58,12 +59,11 @@ def trained_parameters(model):
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def token_losses(model, ids, labels):
-    """Cross-entropy of each token: (B, L - p) in fp32 for the places from the first learned one, ``p``, on; 0 where nothing is learned.
+def token_losses(model, batch):
+    """Cross-entropy in fp32 of each token from ``batch.first`` on: (B, L - first), 0 where nothing is learned.
 
     Only there logits are computed: they are what takes most memory.
     """
-    first = int((labels != IGNORED).any(0).nonzero()[0])
-    kept = ids.shape[1] - first + 1  # the place before predicts it
-    logits = model(input_ids=ids, logits_to_keep=kept, use_cache=False).logits[:, :-1].float()
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, first:].flatten(), ignore_index=IGNORED, reduction="none").view(len(ids), -1)
+    labels = batch.labels[:, batch.first :]
+    logits = model(input_ids=batch.ids, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits[:, :-1].float()
+    return cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none").view(labels.shape)

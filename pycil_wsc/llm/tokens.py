@@ -106,15 +106,25 @@ def _fits(group, example, tokens, padding):
     return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
 
 
-def collate(examples, pad, device):
-    """A group as tensors on ``device``: ids and labels, both (B, L), padded on the right, and each row's number of labels (B,).
+@dataclass(frozen=True)
+class Batch:
+    """A group as tensors, padded on the right: ``ids`` and ``labels`` (B, L), ``counts`` of labels (B,). None is before ``first``.
 
     Padding comes after all that counts, and attention is causal, so it needs no mask.
     """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    counts: torch.Tensor
+    first: int
+
+
+def collate(examples, pad, device):
     length = max(map(len, examples))
     ids = torch.full((len(examples), length), pad)
     labels = torch.full((len(examples), length), IGNORED)
     for row, example in enumerate(examples):
         ids[row, : len(example)] = torch.tensor(example.ids)
         labels[row, example.prompt : len(example)] = ids[row, example.prompt : len(example)]
-    return ids.to(device), labels.to(device), (labels != IGNORED).sum(1).to(device)
+    counts = torch.tensor([len(example) - example.prompt for example in examples])
+    return Batch(ids.to(device), labels.to(device), counts.to(device), min(example.prompt for example in examples))
