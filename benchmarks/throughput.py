@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from pycil_wsc.config import resolve
-from pycil_wsc.trainer import commit, device_name, resolved_device
+from pycil_wsc.machine import commit, device_name, resolved_device
 from utils import factory
 from utils.data import Dataset, DatasetInfo, Split
 from utils.data_manager import DataManager

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from filelock import FileLock, Timeout
 
 from pycil_wsc.config import Config, resolve
+from pycil_wsc.llm import table
+from pycil_wsc.machine import commit
 from pycil_wsc.report import read_result
-from pycil_wsc.trainer import Run, TrainingDiverged, commit, open_log
+from pycil_wsc.trainer import Run, TrainingDiverged, open_log
 from utils.data import load_dataset
 from utils.errors import UnusableRun, UserError
 from utils.files import write_json
@@ -53,7 +55,7 @@ def attempt(job, data, report):
     folder = job.config.run_folder
     try:
         with locked(folder, job.wait):
-            result = finished(job.config) or Run(job.config, data.of(job.config), report).execute()
+            result = finished(job.config) or new_run(job.config, data, report).execute()
             (folder / "failed.json").unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
@@ -64,6 +66,15 @@ def attempt(job, data, report):
         return Outcome(error=str(error))
     except Exception as error:
         return failed(job, f"{type(error).__name__}: {error} (traceback in log.txt)", error=error)
+
+
+def new_run(config, data, report):
+    """The run of ``config``, with ``execute``."""
+    if config.language_model:
+        from pycil_wsc.llm.trainer import Run as LanguageModelRun  # an extra
+
+        return LanguageModelRun(config, data.of(config), report)
+    return Run(config, data.of(config), report)
 
 
 def failed(job, reason, again=True, error=None):
@@ -95,7 +106,7 @@ def finished(config):
     path = config.run_folder / "result.json"
     if not path.exists():
         return None
-    result = read_result(path)
+    result = table.read_result(path) if config.language_model else read_result(path)
     if resolve(result["config"]).identity() != config.identity():
         raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
     return result
@@ -108,7 +119,17 @@ class Datasets:
         self.load = functools.cache(load_dataset)
 
     def of(self, config):
-        """The data set of ``config``, with the augmentation that it asks for."""
+        """The data set of ``config``, with the augmentation that it asks for; of a language model the texts, as tokens."""
+        if config.language_model:
+            return _corpus(config)
         dataset = self.load(config.dataset, config.data_root, config.image_size)
         asked = {field: getattr(config, field) for field in ("padding", "flip", "brightness") if getattr(config, field) is not None}
         return dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
+
+
+def _corpus(config):
+    try:
+        from pycil_wsc.llm.corpus import load_corpus  # an extra
+    except ModuleNotFoundError as error:
+        raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None
+    return load_corpus(config)

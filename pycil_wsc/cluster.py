@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from pycil_wsc.attempt import Datasets, attempt, failed, locked
+from pycil_wsc.machine import commit
 from pycil_wsc.progress import Mailbox
-from pycil_wsc.trainer import commit
 from utils.errors import UserError
 from utils.files import write_atomically, write_json
 

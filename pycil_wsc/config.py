@@ -88,8 +88,12 @@ class Config:
     cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
+    save_weights: bool | str = key(False, "keep the weights for `pycil_wsc.load`: `true` those after the last task, `\"every\"` those after each", choices=(False, True, "every"))
+    tensorboard: bool = key(False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)")
     wsc: WSCOptions = field(default_factory=WSCOptions)
     options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
+
+    language_model = False
 
     def to_dict(self):
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
@@ -114,7 +118,7 @@ class Config:
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out"}
+PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard"}
 DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on

@@ -52,7 +52,7 @@ def checked(name, value, kind, limits):
         if number is None:
             continue
         if limits["choices"] and number not in limits["choices"]:
-            raise UserError(f"{name}: '{number}' is not one of {', '.join(limits['choices'])}")
+            raise UserError(f"{name}: '{number}' is not one of {', '.join(map(_shown, limits['choices']))}")
         if limits["low"] is not None and number < limits["low"]:
             raise UserError(f"{name}: {number} is below {limits['low']}")
         if limits["high"] is not None and number > limits["high"]:
@@ -76,3 +76,7 @@ def _described(kind):
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "null"}
     parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]
     return " or ".join("a list of " + names[typing.get_args(p)[0]].removeprefix("a ") + "s" if typing.get_origin(p) else names[p] for p in parts)
+
+
+def _shown(choice):
+    return choice if isinstance(choice, str) else json.dumps(choice)

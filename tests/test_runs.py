@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,8 +34,35 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, settin
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["cnn_top1"] for line in lines] == result["curve"]
     assert not (folder / "checkpoint.pt").exists()
-    assert json.loads((folder / "config.json").read_text()) == result["config"] | {"out": settings["out"], "data_root": "data"}
+    beside = {"out": settings["out"], "data_root": "data", "save_weights": False, "tensorboard": False}
+    assert json.loads((folder / "config.json").read_text()) == result["config"] | beside
     assert "epoch 4/4" in (folder / "log.txt").read_text()
+    per_class = 100 * np.diag(result["confusion"]) / np.sum(result["confusion"], 1)
+    assert np.allclose(per_class.reshape(3, 2).mean(1), result["matrix"][-1])
+    assert np.sum(result["confusion"], 1).tolist() == [12] * 6 and result["class_names"] == [str(label) for label in result["class_order"]]
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, settings, tmp_path):
+    """As the log has them, rounded; phases one after another."""
+    assert main(["--config", write(tmp_path, settings | {"model_name": name})]) == 0
+    ((folder, result),) = results(settings).items()
+    logged = re.findall(r"task (\d) .* epoch \d+/\d+: loss (.+), train accuracy (.+)", (folder / "log.txt").read_text())
+    kept = zip(result["train_loss"], result["train_accuracy"])
+    assert logged == [(str(task), f"{loss:.4f}", f"{accuracy:.2f}") for task, curves in enumerate(kept) for loss, accuracy in zip(*curves, strict=True)]
+    assert len(logged) >= 3 + 4 + 4
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for key in ("train_loss", "train_accuracy"):
+        assert [line[key] for line in lines] == result[key]
+
+
+def test_lists_of_numbers_are_a_line_each_in_a_json_file(tmp_path):
+    value = {"confusion": [[10, 0], [1, 9]], "curve": [1.5, None, True], "empty": [], "text": ["a [1,\n 2]", "}"], "nested": [{"a": [1, 2]}]}
+    files.write_json(tmp_path / "value.json", value)
+    text = (tmp_path / "value.json").read_text()
+    assert json.loads(text) == value
+    assert [line.strip() for line in text.splitlines()][1:5] == ['"confusion": [', "[10, 0],", "[1, 9]", "],"]
+    assert '"curve": [1.5, null, true],\n' in text and '"a": [1, 2]\n' in text
 
 
 @pytest.mark.parametrize("name", sorted(factory.learners))

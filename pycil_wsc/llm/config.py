@@ -44,6 +44,7 @@ class LLMConfig:
     threads: int | None = key(None, "processor threads of a run; null: one for each core", low=1)
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
+    save_weights: bool | str = key(False, "keep the model as a folder for transformers: `true` after the last task, `\"every\"` after each", choices=(False, True, "every"))
 
     model: str = key("meta-llama/Llama-3.2-1B-Instruct", f"a folder, a name on the hub, or `{TINY}`: random weights of the sizes below")
     hidden_size: int = key(64, f"width of `{TINY}`", low=1)
@@ -94,10 +95,9 @@ class LLMConfig:
     gradient_checkpointing: bool = key(False, "compute activations twice rather than keep them")
     shard: bool = key(False, "share weights, gradients and moments among the processes (FSDP)")
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0)
-    save_models: str = key("last", "models kept in the run's folder: `none`, the `last`, or one after `every` task", choices=("none", "last", "every"))
     wsc: Consolidation = field(default_factory=Consolidation)
 
-    runner = "pycil_wsc.llm.trainer"  # the module that works on such runs
+    language_model = True
 
     def to_dict(self):
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
@@ -127,13 +127,13 @@ class LLMConfig:
         return Path(self.out, self.prefix, what, self.method, f"r{self.replay_ratio:g}", f"seed{self.seed}{digest(self.identity(), usual)}")
 
 
-SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out")
+SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out", "save_weights")
 FIELDS = {f.name if f.name in SHARED else f"llm.{f.name}": f for f in fields(LLMConfig) if f.metadata} | {f"wsc.{f.name}": f for f in fields(Consolidation)}
 KINDS = {name if name in SHARED else f"llm.{name}": kind for name, kind in get_type_hints(LLMConfig).items()}
 KINDS |= {f"wsc.{name}": kind for name, kind in get_type_hints(Consolidation).items()}
 IN_PATH = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio")
-PLACES = {"prefix", "device", "threads", "data_root", "out"}
-PLACES |= {f"llm.{name}" for name in ("micro_tokens", "padding", "eval_batch", "gradient_checkpointing", "shard", "checkpoint_minutes", "save_models")}
+PLACES = {"prefix", "device", "threads", "data_root", "out", "save_weights"}
+PLACES |= {f"llm.{name}" for name in ("micro_tokens", "padding", "eval_batch", "gradient_checkpointing", "shard", "checkpoint_minutes")}
 
 
 def takes_list(name):

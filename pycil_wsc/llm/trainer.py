@@ -15,8 +15,9 @@ from pycil_wsc.llm.merging import models_resident
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training, steps_of
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import INTERVAL, Progress, print_task
-from pycil_wsc.trainer import TrainingDiverged, commit, device_name, open_log, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.trainer import TrainingDiverged, open_log
 from utils.errors import UnusableRun
 from utils.files import write_atomically, write_json
 
@@ -144,7 +145,7 @@ class Run:
     def _keep(self, model, index):
         """The model as a folder for transformers, where it is asked for."""
         last = index + 1 == len(self.corpus.tasks)
-        if self.processes.first and (self.config.save_models == "every" or self.config.save_models == "last" and last):
+        if self.processes.first and (self.config.save_weights == "every" or self.config.save_weights and last):
             folder = self.folder / "models" / f"after-{index + 1}"
             model.save_pretrained(folder)
             self.corpus.tokenizer.save_pretrained(folder)
@@ -204,7 +205,7 @@ class Run:
         parameters = self.training.model.parameters()
         return {
             "kind": "llm",
-            "config": {name: value for name, value in self.config.to_dict().items() if name not in ("out", "data_root")},
+            "config": {name: value for name, value in self.config.to_dict().items() if name not in ("out", "data_root", "save_weights")},
             "tasks": [task.name for task in self.corpus.tasks],
             "metrics": [task.info.metric for task in self.corpus.tasks],
             "avg_score": scores["trace"]["last_average"],
