@@ -25,6 +25,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.first_task": ["utils"],
     "pycil_wsc.trainer": ["pycil_wsc.first_task", "pycil_wsc.learners", "pycil_wsc.progress", "utils"],
     "pycil_wsc.report": ["utils"],
+    "pycil_wsc.llm": ["pycil_wsc.llm", "pycil_wsc.consolidation", "pycil_wsc.config", "utils.errors", "utils.factory", "utils.files", "utils.metrics", "utils.seeding"],
     "pycil_wsc.sweep": ["pycil_wsc.config", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
     "pycil_wsc": [],
     "main": ["pycil_wsc.config", "pycil_wsc.sweep", "utils.errors"],
