@@ -31,8 +31,9 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.first_task": ["utils"],
     "pycil_wsc.trainer": [f"pycil_wsc.{name}" for name in ("first_task", "learners", "machine", "progress", "saved", "scalars")] + ["utils"],
     "pycil_wsc.report": ["utils"],
-    "pycil_wsc.llm": [f"pycil_wsc.{name}" for name in ("llm", "consolidation", "keys", "learners", "machine", "progress", "trainer")] + ["utils"],
-    "pycil_wsc.attempt": ["pycil_wsc.config", "pycil_wsc.llm", "pycil_wsc.machine", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
+    "pycil_wsc.llm": [f"pycil_wsc.{name}" for name in ("llm", "consolidation", "keys", "learners", "machine", "progress", "trainer")]
+    + [f"utils.{name}" for name in ("errors", "factory", "files", "metrics", "seeding")],
+    "pycil_wsc.attempt": [f"pycil_wsc.llm.{name}" for name in ("corpus", "table", "trainer")] + ["pycil_wsc.config", "pycil_wsc.machine", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
     "pycil_wsc.workers": ["pycil_wsc.attempt", "pycil_wsc.progress"],
     "pycil_wsc.cluster": ["pycil_wsc.attempt", "pycil_wsc.machine", "pycil_wsc.progress", "utils"],
     "pycil_wsc.sweep": [f"pycil_wsc.{name}" for name in ("attempt", "cluster", "llm.table", "workers", "progress", "trainer", "report")] + ["utils"],

@@ -82,7 +82,8 @@ class Merge:
         keys = [f"running.{name}" for name in self._merged] + [f"last.{name}" for name in self._copied] if count else []
         own = {key: self._layout[key.partition(".")[2]][0] for key in keys}
         check_saved_shapes({key: tensor.shape for key, tensor in state.items() if key != "count"}, own)
-        self._running, self._last = ({name: state[kind + name].clone() for name in names if count} for kind, names in (("running.", self._merged), ("last.", self._copied)))
+        self._running = {name: state[f"running.{name}"].clone() for name in self._merged if count}
+        self._last = {name: state[f"last.{name}"].clone() for name in self._copied if count}
         self.count = count
 
     def _fold_(self, running, new):
