@@ -2,6 +2,8 @@
 
 import torch
 
+from pycil_wsc.consolidation.ranking import blocks
+
 
 def by_name(pairs, argument, wanted):
     """{name: tensor} of the wanted tensors among (name, tensor) pairs; a tensor under several names once, under the first."""
@@ -9,13 +11,18 @@ def by_name(pairs, argument, wanted):
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise TypeError(f"{argument} must give (name, tensor) pairs: pass model.{argument}()")
-        name, tensor = pair
+        name, tensor = plain_name(pair[0]), pair[1]
         if name in names:
             raise ValueError(f"{argument}: two tensors are named '{name}'; give each its own name")
         names.add(name)
         if wanted(tensor):
             tensors.setdefault(id(tensor), (name, tensor))
     return dict(tensors.values())
+
+
+def plain_name(name):
+    """The name without what ``torch.compile`` puts into it, so that compiled and plain models have the same state."""
+    return name.replace("_orig_mod.", "")
 
 
 def check_eligible(eligible, params):
@@ -52,11 +59,10 @@ def check_saved_shapes(saved, own):
             raise ValueError(f"'{name}' has shape {own[name]}, in the state {tuple(saved[name])}")
 
 
-def check_finite(names, scores):
-    """Waits for the device, once."""
-    finite = torch.stack([score.isfinite().all() for score in scores]).tolist()
-    for name, good in zip(names, finite, strict=True):
-        if not good:
+def check_finite(scores):
+    """``scores``: {name: scores}. Waits for the device."""
+    for name, score in scores.items():
+        if not all(score[index].isfinite().all() for index in blocks(score.shape)):
             raise RuntimeError(
                 f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: lower the learning rate or clip"
             )

@@ -6,25 +6,32 @@ argument (for the moments: the first two) is changed in place. Callers hold ``to
 
 import torch
 
+from pycil_wsc.consolidation.ranking import top_blocks
+
 
 def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None):
     """Keep the elements with the highest scores and blend all others with the weights before the task.
 
-    ``retain``: share kept, 0..1. ``blend``: share of the present weights in the others, 0..1; 0 reverts them. ``scope`` and
-    ``eligible`` as in :func:`top_mask`; elements that are not eligible are left alone.
+    ``retain``: share kept, 0..1. ``blend``: share of the present weights in the others, 0..1; 0 reverts them. ``scores``, ``scope`` and
+    ``eligible`` as in :func:`top_mask`; elements that are not eligible are left alone. Works block by block: the memory it
+    needs does not grow with the number of elements.
     """
-    keep = top_mask(scores, retain, scope, eligible)
-    if eligible is not None:
-        keep = [k if e is None else k | ~e for k, e in zip(keep, eligible, strict=True)]
-    blend_(params, previous, keep, blend)
+    for i, index, keep in top_blocks(scores, retain, scope, eligible):
+        if eligible is not None and eligible[i] is not None:
+            keep = keep | ~eligible[i][index]
+        blend_([params[i][index]], [previous[i][index]], [keep], blend)
 
 
-def update_moments_(first, second, grads, betas, absolute=False):
+def update_moments_(first, second, grads, betas, absolute=False, skipped=None):
     """One step of Adam's exponential moments: m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2.
 
     A gradient that is None counts as zero. ``absolute``: m follows |g| instead of g. The moments may be wider than the
-    gradients (fp32 for bf16); the arithmetic is done in the moments' type.
+    gradients (fp32 for bf16); the arithmetic is done in the moments' type. ``skipped``: None, or a tensor on the device; where
+    it is not 0 nothing changes, whatever the gradients are.
     """
+    if skipped is not None:
+        _update_unless_(skipped != 0, first, second, grads, betas, absolute)
+        return
     beta1, beta2 = betas
     present = [i for i, grad in enumerate(grads) if grad is not None]
     m, v, g = ([tensors[i] for i in present] for tensors in (first, second, grads))
@@ -35,54 +42,21 @@ def update_moments_(first, second, grads, betas, absolute=False):
         torch._foreach_addcmul_(v, g, g, 1 - beta2)
 
 
+def _update_unless_(skipped, first, second, grads, betas, absolute):
+    for m, v, grad in zip(first, second, grads, strict=True):
+        new_m, new_v = m.clone(), v.clone()
+        update_moments_([new_m], [new_v], [grad], betas, absolute)
+        keep = skipped.to(m.device)
+        m.copy_(torch.where(keep, m, new_m))
+        v.copy_(torch.where(keep, v, new_v))
+
+
 def moment_score(first, second, step, betas):
     """Importance of each element: S = |m_hat| * v_hat, the moments of ``step`` gradients with Adam's bias corrections."""
     scores = torch._foreach_abs(first)
     torch._foreach_mul_(scores, 1 / ((1 - betas[0] ** step) * (1 - betas[1] ** step)))
     torch._foreach_mul_(scores, second)
     return scores
-
-
-def top_mask(scores, retain, scope="global", eligible=None):
-    """Mark the ``round(retain * n)`` highest of the n eligible elements: a list of bool tensors.
-
-    The number is exact whatever the scores (finite, any sign): of equals the first are marked, by parameter and then by
-    position. A threshold alone would mark every element when most scores are zero, as those of unused weights are.
-
-    ``scope``: ``"global"`` ranks the elements of all tensors together, ``"tensor"`` those of each tensor by themselves.
-    ``eligible``: None, or a list of bool tensors (None: the whole tensor); other elements are neither counted nor marked.
-    """
-    eligible = [None] * len(scores) if eligible is None else eligible
-    if scope == "global":
-        return _top(scores, retain, eligible)
-    if scope == "tensor":
-        return [_top([s], retain, [e])[0] for s, e in zip(scores, eligible, strict=True)]
-    raise ValueError(f"scope={scope!r} is unknown; known: 'global', 'tensor'")
-
-
-def _top(scores, retain, eligible):
-    ranked = torch.cat([s.flatten() if e is None else s[e] for s, e in zip(scores, eligible, strict=True)])
-    count = round(retain * ranked.numel())
-    if count == 0:
-        return [torch.zeros_like(s, dtype=torch.bool) for s in scores]
-    # Not kthvalue: on CUDA it is refused under torch.use_deterministic_algorithms.
-    threshold = ranked.topk(count, sorted=False).values.min()
-    above = [_within(s > threshold, e) for s, e in zip(scores, eligible)]
-    tied = [_within(s == threshold, e) for s, e in zip(scores, eligible)]
-    vacant = count - int(torch.stack([mask.sum() for mask in above]).sum())
-    masks = []
-    for mask, ties in zip(above, tied):
-        flat = mask.flatten()
-        if vacant:
-            first = ties.flatten().nonzero().squeeze(1)[:vacant]
-            flat[first] = True
-            vacant -= len(first)
-        masks.append(flat.view(mask.shape))
-    return masks
-
-
-def _within(mask, eligible):
-    return mask if eligible is None else mask & eligible
 
 
 def blend_(params, previous, keep, blend):

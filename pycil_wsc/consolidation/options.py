@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 
 CHOICES = {
+    "moments": ("own", "optimizer"),
     "rank_scope": ("global", "tensor"),
     "reset": ("blend", "revert", "none"),
     "average_start": ("reset", "first"),
@@ -18,7 +19,8 @@ class Options:
     average_every: int
     retain: float
     blend: float
-    betas: tuple[float, float]
+    moments: str
+    betas: tuple[float, float] | None
     score_abs: bool
     rank_scope: str
     reset: str
@@ -40,7 +42,9 @@ class Options:
         for name in "retain", "blend":
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} is a share: give a number from 0 to 1")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if self.resets and self.moments == "optimizer" and (self.betas is not None or self.score_abs):
+            raise ValueError("betas and score_abs are the optimizer's own affair: leave them out, or use moments='own'")
+        if self.betas is not None and (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas={self.betas!r}: give two numbers, each at least 0 and below 1")
         if self.resets and self.warmup_steps == 0:
             raise ValueError("warmup_steps=0 leaves no gradient to rank by: give at least 1, or reset='none'")
@@ -81,6 +85,7 @@ class Options:
 
     def check_saved(self, saved):
         """Raise ValueError if a state was saved under other options: going on would follow another schedule."""
+        saved = {"moments": "own"} | saved  # of a state from before there was a choice
         for name, value in asdict(self).items():
             if name not in saved or saved[name] != value:
                 raise ValueError(f"the state was saved with {name}={saved.get(name)!r}, this object has {name}={value!r}")

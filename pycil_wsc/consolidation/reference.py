@@ -8,15 +8,17 @@ class ReferenceConsolidation:
     """Takes the same options; weights, gradients and buffers are ``{name: [float, ...]}``, changed in place.
 
     There is no optimiser to attach to: call ``step`` after each of its steps. ``reset_momentum`` concerns the optimiser alone and
-    is no option here. ``eligible`` is ``{name: [bool, ...]}``.
+    is no option here. ``eligible`` is ``{name: [bool, ...]}``. ``moments="optimizer"``: the moments of an Adam that is new in this task;
+    its betas may differ from group to group, so ``betas`` may be ``{name: (b1, b2)}``.
     """
 
-    def __init__(self, weights, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, betas=(0.9, 0.999),
+    def __init__(self, weights, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, moments="own", betas=(0.9, 0.999),
                  score_abs=False, rank_scope="global", reset="blend", reset_every=None,
                  average=True, average_start="reset", average_count="since_reset", average_last=True,
                  buffers=None, reset_buffers=False, average_buffers=False, eligible=None):  # fmt: skip
         self.warmup_steps, self.average_every, self.retain, self.blend = warmup_steps, average_every, retain, blend
-        self.betas, self.score_abs, self.rank_scope = betas, score_abs, rank_scope
+        self.moments, self.score_abs, self.rank_scope = moments, score_abs, rank_scope
+        self.betas = betas if isinstance(betas, dict) else {name: betas for name in weights}
         self.reset, self.reset_every = reset, reset_every
         self.average, self.average_start, self.average_count = average, average_start, average_count
         self.average_last, self.reset_buffers, self.average_buffers = average_last, reset_buffers, average_buffers
@@ -25,14 +27,17 @@ class ReferenceConsolidation:
         self.previous_buffers = _copy(buffers or {})
         self.m = {name: [0.0] * len(values) for name, values in weights.items()}
         self.v = _copy(self.m)
+        self.t = {name: 0 for name in weights}  # steps that the moments have taken
         self.has_gradient = set()
         self.i = 0  # steps since the task's start
         self.mean, self.samples, self.last_sample = None, 0, None  # Theta, its samples, the step of the latest
         if warmup_steps == 0 and average and average_start == "reset":
             self.sample(weights, buffers or {})
 
-    def step(self, weights, gradients, buffers=None):
-        """``gradients[name]`` may be None."""
+    def step(self, weights, gradients, buffers=None, skipped=False):
+        """``gradients[name]`` may be None. ``skipped``: a gradient scaler kept the optimiser from stepping."""
+        if skipped:
+            return
         self.i += 1
         self.update_moments(gradients)
         since = self.i - self.warmup_steps
@@ -46,11 +51,13 @@ class ReferenceConsolidation:
                 self.sample(weights, buffers or {})
 
     def update_moments(self, gradients):
-        beta1, beta2 = self.betas
         for name, m in self.m.items():
-            v, gradient = self.v[name], gradients[name]
+            (beta1, beta2), v, gradient = self.betas[name], self.v[name], gradients[name]
             if gradient is not None:
                 self.has_gradient.add(name)
+            elif self.moments == "optimizer":
+                continue
+            self.t[name] += 1
             for e in range(len(m)):
                 g = 0.0 if gradient is None else gradient[e]
                 m[e] = beta1 * m[e] + (1 - beta1) * (abs(g) if self.score_abs else g)
@@ -58,8 +65,9 @@ class ReferenceConsolidation:
 
     def score(self, name, e):
         """S_l = |m_hat_l| * v_hat_l"""
-        m_hat = self.m[name][e] / (1 - self.betas[0] ** self.i)
-        v_hat = self.v[name][e] / (1 - self.betas[1] ** self.i)
+        beta1, beta2 = self.betas[name]
+        m_hat = self.m[name][e] / (1 - beta1 ** self.t[name])
+        v_hat = self.v[name][e] / (1 - beta2 ** self.t[name])
         return abs(m_hat) * v_hat
 
     def reset_weights(self, weights, buffers):

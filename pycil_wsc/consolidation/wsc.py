@@ -4,8 +4,9 @@ from dataclasses import asdict
 
 import torch
 
-from pycil_wsc.consolidation.checks import by_name, check_eligible, check_finite, check_layouts, check_saved_shapes, layouts
-from pycil_wsc.consolidation.functional import average_, blend_, moment_score, rank_reset_, update_moments_
+from pycil_wsc.consolidation.checks import by_name, check_eligible, check_finite, check_layouts, check_saved_shapes, layouts, plain_name
+from pycil_wsc.consolidation.functional import average_, blend_, rank_reset_
+from pycil_wsc.consolidation.moments import OptimizerMoments, OwnMoments, wide
 from pycil_wsc.consolidation.options import Options
 
 
@@ -37,11 +38,12 @@ class WeightSpaceConsolidation:
         theta <- Theta                                               at finish()
 
     Parameters without a gradient in the whole warm-up are neither ranked nor reset; a gradient missing in some steps counts
-    as zero in those. A step never waits for the device; the reset does, once.
+    as zero in those. Steps are the optimiser's: gradients may be accumulated over several batches, and a step that a ``GradScaler``
+    skips is none. A step does not wait for the device, but for the reset (under a ``GradScaler`` also each sample and the first step).
 
     Memory, for N trainable elements of s bytes, f = max(s, 4): N (s + 2 f) bytes until the reset, N f after it; N (s + 3 f) with
-    ``reset_every``; N f alone, from the end of the warm-up, with ``reset="none"``. So 12, then 4 bytes per element for fp32. During
-    the reset it needs about as much again, for scores and their ranking; ``rank_scope="tensor"`` ranks with less.
+    ``reset_every``; N f alone, from the end of the warm-up, with ``reset="none"``. So 12, then 4 bytes per element for fp32. With
+    ``moments="optimizer"`` N s until the reset, N f after it: one copy of the weights at any time. Ranking works in blocks of 4 MB.
 
     Args:
         named_parameters: iterable of (name, parameter), such as ``model.named_parameters()``. Those that do not require a gradient
@@ -50,7 +52,9 @@ class WeightSpaceConsolidation:
         average_every: j, optimiser steps between samples of the average, counted from the reset.
         retain: share of the elements kept at the reset, ``round(retain * n)`` of n by exact count, of equals the first.
         blend: share of the present weights in the others.
-        betas: decay of the two moments.
+        moments: ``"own"`` follows m and v here, whatever the optimiser. ``"optimizer"`` reads Adam's or AdamW's at the reset instead of keeping
+            a second pair. The optimiser must be new in each task, its betas count, and of ``torch.optim.Adam`` the weight decay is part of g.
+        betas: decay of the two moments; None: (0.9, 0.999), or the optimiser's.
         score_abs: let m follow |g| instead of g.
         rank_scope: ``"global"`` ranks all elements together, ``"tensor"`` each parameter's by themselves.
         reset: ``"blend"``, ``"revert"`` (blend with 0) or ``"none"`` (only average).
@@ -74,15 +78,17 @@ class WeightSpaceConsolidation:
         RuntimeError: in the course of training, for what cannot go on; the message says what to do.
     """
 
-    def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, betas=(0.9, 0.999),
+    def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, moments="own", betas=None,
                  score_abs=False, rank_scope="global", reset="blend", reset_every=None, reset_momentum=False,
                  average=True, average_start="reset", average_count="since_reset", average_last=True,
                  named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None):  # fmt: skip
+        if betas is None and moments == "own":
+            betas = (0.9, 0.999)
         self.options = Options(
-            warmup_steps=warmup_steps, average_every=average_every, retain=retain, blend=blend, betas=tuple(betas),
-            score_abs=score_abs, rank_scope=rank_scope, reset=reset, reset_every=reset_every, reset_momentum=reset_momentum,
-            average=average, average_start=average_start, average_count=average_count, average_last=average_last,
-            reset_buffers=reset_buffers, average_buffers=average_buffers,
+            warmup_steps=warmup_steps, average_every=average_every, retain=retain, blend=blend,
+            moments=moments, betas=None if betas is None else tuple(betas), score_abs=score_abs, rank_scope=rank_scope,
+            reset=reset, reset_every=reset_every, reset_momentum=reset_momentum, average=average, average_start=average_start,
+            average_count=average_count, average_last=average_last, reset_buffers=reset_buffers, average_buffers=average_buffers,
         )  # fmt: skip
         with_buffers = reset_buffers or average_buffers
         if with_buffers and named_buffers == ():
@@ -94,23 +100,22 @@ class WeightSpaceConsolidation:
         self._layouts = layouts(self._tensors)
         if not self._params:
             raise ValueError("named_parameters holds no parameter that requires a gradient")
-        check_eligible(eligible or {}, self._params)
-        self._eligible = {name: mask.to(self._params[name].device) for name, mask in (eligible or {}).items()}
+        eligible = {plain_name(name): mask for name, mask in (eligible or {}).items()}
+        check_eligible(eligible, self._params)
+        self._eligible = {name: mask.to(self._params[name].device) for name, mask in eligible.items()}
         self._hook = None
         self._steps = self._averaged = self._resets = 0
+        self._skipped = None  # how many of the steps were skipped on the device; the host has not asked yet
         self._finished = False
         self._begin()
 
     @torch.no_grad()
     def _begin(self):
-        self._with_gradient = set()  # names of the parameters that have had a gradient
-        self._previous, self._first, self._second, self._average = {}, {}, {}, {}  # theta_prev, m, v, Theta: by name
+        self._previous, self._average, self._moments = {}, {}, None  # theta_prev and Theta, by name
         if self.options.resets:
             tensors = self._tensors if self.options.reset_buffers else self._params
             self._previous = {name: tensor.clone() for name, tensor in tensors.items()}
-            self._first, self._second = (
-                {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in self._params.items()} for _ in range(2)
-            )
+            self._moments = self._new_moments()
         if self.options.samples_at(0):
             self._sample()
 
@@ -121,6 +126,8 @@ class WeightSpaceConsolidation:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if held.isdisjoint(map(id, self._params.values())):
             raise ValueError("the optimizer holds none of the parameters: attach to the one that trains them")
+        if self._moments:
+            self._moments.check(optimizer, self.steps)
         self._hook = optimizer.register_step_post_hook(self._after_step)
         return self
 
@@ -136,7 +143,7 @@ class WeightSpaceConsolidation:
 
         Raises RuntimeError if there is nothing to average: the warm-up has not ended, or no sample was due.
         """
-        options, steps = self.options, self._steps
+        options, steps = self.options, self.steps
         if self._finished:
             raise RuntimeError("finish() was called already: make a new WeightSpaceConsolidation for each task")
         if steps < options.warmup_steps:
@@ -149,11 +156,12 @@ class WeightSpaceConsolidation:
         for name, mean in self._average.items():
             self._tensors[name].copy_(mean)
         self._finished = True
-        self._previous, self._first, self._second, self._average = {}, {}, {}, {}
+        self._previous, self._average, self._moments = {}, {}, None
 
     @property
     def steps(self):
         """Optimiser steps followed since the task's start."""
+        self._settle()
         return self._steps
 
     @property
@@ -169,34 +177,34 @@ class WeightSpaceConsolidation:
     @property
     def phase(self):
         """``"warm-up"``, ``"averaging"`` or ``"finished"``."""
-        return "finished" if self._finished else "warm-up" if self._steps < self.options.warmup_steps else "averaging"
+        return "finished" if self._finished else "warm-up" if self.steps < self.options.warmup_steps else "averaging"
 
     def state_dict(self):
         """All that is needed to go on, for ``torch.load(weights_only=True)``. As in torch, the tensors are not copies."""
         return {
             "options": asdict(self.options),
             "shapes": self._shapes(),
-            "steps": self._steps,
+            "steps": self.steps,
             "averaged": self._averaged,
             "resets": self._resets,
             "finished": self._finished,
-            "with_gradient": sorted(self._with_gradient),
             "previous": dict(self._previous),
-            "first": dict(self._first),
-            "second": dict(self._second),
             "average": dict(self._average),
-        }
+        } | (self._moments.state_dict() if self._moments else {"first": {}, "second": {}, "with_gradient": []})
 
     def load_state_dict(self, state):
         """Go on from a saved state: load model and optimiser too. Raises ValueError if options, names or shapes differ."""
         self.options.check_saved(state["options"])
         check_saved_shapes(state["shapes"], self._shapes())
         self._steps, self._averaged, self._resets = state["steps"], state["averaged"], state["resets"]
-        self._finished, self._with_gradient = state["finished"], set(state["with_gradient"])
-        for part in "previous", "first", "second", "average":
+        self._finished, self._skipped = state["finished"], None
+        for part in "previous", "average":
             saved = state[part]
-            own = {name: saved[name].to(t.device, copy=True) for name, t in self._tensors.items() if name in saved}
-            setattr(self, f"_{part}", own)
+            setattr(self, f"_{part}", {name: saved[name].to(t.device, copy=True) for name, t in self._tensors.items() if name in saved})
+        to_come = self.options.resets and not self._finished and (self.options.reset_every or not self._resets)
+        self._moments = self._new_moments() if to_come else None
+        if self._moments:
+            self._moments.load_state_dict(state)
 
     def _shapes(self):
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
@@ -206,33 +214,39 @@ class WeightSpaceConsolidation:
         if self._finished:
             raise RuntimeError("a step after finish(): make a new WeightSpaceConsolidation for the next task, or detach() this one")
         check_layouts(self._tensors, self._layouts)
+        skipped = getattr(optimizer, "found_inf", None)  # a GradScaler lets a fused optimiser skip by itself, on the device
         self._steps += 1
-        if self._first:
-            self._score()
-        if self.options.resets_at(self._steps):
+        if skipped is not None:
+            self._skipped = (skipped != 0) + (0 if self._skipped is None else self._skipped)
+        if self._moments:
+            self._moments.follow(optimizer, skipped)
+        resets, samples = self.options.resets_at(self._steps), self.options.samples_at(self._steps)
+        if (resets or samples) and self._settle():
+            return  # fewer steps than it seemed: the next that is not skipped may be the one
+        if resets:
             self._reset(optimizer)
-        if self.options.samples_at(self._steps):
+        if samples:
             self._sample()
 
-    def _score(self):
-        grads = {name: p.grad for name, p in self._params.items()}
-        present = [name for name, grad in grads.items() if grad is not None]
-        if not present:
-            raise RuntimeError(
-                "missing gradients: no parameter has one after optimizer.step(); call backward() before it, zero_grad() only later"
-            )
-        self._with_gradient.update(present)
-        first, second = list(self._first.values()), list(self._second.values())
-        update_moments_(first, second, list(grads.values()), self.options.betas, self.options.score_abs)
+    def _settle(self):
+        """Take the skipped steps off the count; returns how many. Waits for the device if there may be any."""
+        skipped = 0 if self._skipped is None else int(self._skipped)
+        self._steps -= skipped
+        self._skipped = None
+        return skipped
+
+    def _new_moments(self):
+        options = self.options
+        return OwnMoments(self._params, options.betas, options.score_abs) if options.moments == "own" else OptimizerMoments(self._params)
 
     def _reset(self, optimizer):
         options = self.options
-        names = [name for name in self._params if name in self._with_gradient]
+        scores = self._moments.scores(optimizer, self._steps)
+        check_finite(scores)
+        names = list(scores)
         params, previous = _pick(self._params, names), _pick(self._previous, names)
-        scores = moment_score(_pick(self._first, names), _pick(self._second, names), self._steps, options.betas)
-        check_finite(names, scores)
         eligible = [self._eligible.get(name) for name in names]
-        rank_reset_(params, previous, scores, options.retain, options.reset_blend, options.rank_scope, eligible)
+        rank_reset_(params, previous, list(scores.values()), options.retain, options.reset_blend, options.rank_scope, eligible)
         if options.reset_buffers:
             keep_none = [torch.zeros_like(b, dtype=torch.bool) for b in self._buffers.values()]
             blend_(self._buffers.values(), _pick(self._previous, self._buffers), keep_none, options.reset_blend)
@@ -240,7 +254,7 @@ class WeightSpaceConsolidation:
             for param in self._params.values():
                 optimizer.state.pop(param, None)  # what an optimiser lacks it makes anew at its next step
         if not options.reset_every:
-            self._previous, self._first, self._second = {}, {}, {}
+            self._previous, self._moments = {}, None
         self._resets += 1
 
     def _sample(self):
@@ -249,14 +263,9 @@ class WeightSpaceConsolidation:
             n = self.options.weight_of_average(self._steps, self._averaged)
             average_(list(self._average.values()), list(tensors.values()), n)
         else:
-            self._average = {name: tensor.to(_wide(tensor.dtype), copy=True) for name, tensor in tensors.items()}
+            self._average = {name: tensor.to(wide(tensor.dtype), copy=True) for name, tensor in tensors.items()}
         self._averaged += 1
 
 
 def _pick(by_name, names):
     return [by_name[name] for name in names]
-
-
-def _wide(dtype):
-    """The type of moments and averages: at least fp32."""
-    return torch.promote_types(dtype, torch.float32)

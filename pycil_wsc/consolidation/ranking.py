@@ -1,0 +1,136 @@
+"""Which elements have the highest scores: by exact count, in memory that does not grow with the model.
+
+Scores are float tensors, or anything with ``shape``, ``dtype``, ``device`` and ``scores[index]`` that computes a block of them when asked
+for it. Blocks are asked for a few times each, so that the scores of a whole model need not be held.
+"""
+
+import math
+from functools import reduce
+
+import torch
+
+BLOCK = 2**20  # elements looked at together
+DIGIT = 16  # leading bits of a score that one histogram tells apart
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def top_mask(scores, retain, scope="global", eligible=None):
+    """Mark the ``round(retain * n)`` highest of the n eligible elements: a list of bool tensors.
+
+    The number is exact whatever the scores (finite, any sign): of equals the first are marked, by parameter and then by
+    position. A threshold alone would mark every element when most scores are zero, as those of unused weights are.
+
+    ``scope``: ``"global"`` ranks the elements of all tensors together, ``"tensor"`` those of each tensor by themselves.
+    ``eligible``: None, or a list of bool tensors (None: the whole tensor); other elements are neither counted nor marked.
+    """
+    masks = [torch.empty(score.shape, dtype=torch.bool, device=score.device) for score in scores]
+    for i, index, mask in top_blocks(scores, retain, scope, eligible):
+        masks[i][index] = mask
+    return masks
+
+
+def top_blocks(scores, retain, scope="global", eligible=None):
+    """:func:`top_mask` in blocks: yields (i, index, mask) with the mask of ``scores[i][index]``. Every element comes once."""
+    eligible = [None] * len(scores) if eligible is None else eligible
+    if scope == "global":
+        yield from _top(range(len(scores)), scores, retain, eligible)
+    elif scope == "tensor":
+        for i in range(len(scores)):
+            yield from _top([i], scores, retain, eligible)
+    else:
+        raise ValueError(f"scope={scope!r} is unknown; known: 'global', 'tensor'")
+
+
+def blocks(shape, first=()):
+    """Indices that cut a tensor into views of at most BLOCK elements, in the order of their positions."""
+    if not shape:
+        yield first
+    elif math.prod(shape[1:]) > BLOCK:
+        for row in range(shape[0]):
+            yield from blocks(shape[1:], (*first, row))
+    elif math.prod(shape):
+        rows = BLOCK // math.prod(shape[1:])
+        for start in range(0, shape[0], rows):
+            yield (*first, slice(start, start + rows))
+
+
+def _top(group, scores, retain, eligible):
+    ranked = _Ranked([scores[i] for i in group], [eligible[i] for i in group])
+    threshold, vacant, ties = _threshold(ranked, round(retain * ranked.total))
+    for i in group:
+        for index in blocks(scores[i].shape):
+            score, allowed = scores[i][index].to(ranked.dtype), True if eligible[i] is None else eligible[i][index]
+            if vacant == ties:
+                yield i, index, (score >= threshold) & allowed
+                continue
+            tied = (score == threshold) & allowed
+            first = tied & (tied.flatten().cumsum(0).view(score.shape) <= vacant)
+            yield i, index, (score > threshold) & allowed | first
+            vacant, ties = vacant - int(first.sum()), ties - int(tied.sum())
+
+
+class _Ranked:
+    """The eligible scores of a group, to be gone through several times: an iterable of 1-D tensors of at most BLOCK elements."""
+
+    def __init__(self, scores, eligible):
+        self.scores, self.eligible = scores, eligible
+        self.total = sum(math.prod(s.shape) if e is None else int(e.sum()) for s, e in zip(scores, eligible, strict=True))
+        self.dtype = reduce(torch.promote_types, (score.dtype for score in scores), torch.float32)
+        self.made = list(self._make()) if self.total <= BLOCK else None
+
+    def __iter__(self):
+        return iter(self._make() if self.made is None else self.made)
+
+    def _make(self):
+        parts, size = [], 0
+        for score, allowed in zip(self.scores, self.eligible):
+            for index in blocks(score.shape):
+                part = (score[index] if allowed is None else score[index][allowed[index]]).to(self.dtype).flatten()
+                if parts and (size + len(part) > BLOCK or part.device != parts[0].device):
+                    yield torch.cat(parts)
+                    parts, size = [], 0
+                parts.append(part)
+                size += len(part)
+        if parts:
+            yield torch.cat(parts)
+
+
+def _threshold(ranked, count):
+    """-> (score, vacant, ties): the ``count`` highest are those above ``score`` and ``vacant`` of the ``ties`` that equal it."""
+    if count == 0:
+        return math.nan, 0, 0  # nothing is above it and nothing equals it
+    score = _highest(ranked, count)
+    above, ties = (sum(int(relation(each, score).sum()) for each in ranked) for relation in (torch.gt, torch.eq))
+    return score, count - above, ties
+
+
+def _highest(ranked, count):
+    """The ``count``-th highest: histograms of leading bits narrow down the field in which it lies, until that fits into one block."""
+    size, shift = 2**DIGIT, torch.iinfo(BITS[ranked.dtype]).bits
+    left, lowest, prefix = ranked.total, -size // 2, None  # elements in the field; their keys, shifted, all give the prefix
+    while left > BLOCK and shift:
+        histogram = torch.zeros(size, dtype=torch.int64)
+        for scores in ranked:
+            digits = (_keys(_within(scores, shift, prefix)) >> (shift - DIGIT)) - lowest
+            histogram += torch.bincount(digits, minlength=size).cpu()
+        at_least = histogram.flip(0).cumsum(0)  # how many have the highest digit, one of the highest two, ...
+        digit = size - 1 - int(torch.searchsorted(at_least, count))
+        left, count = int(histogram[digit]), count - int(at_least[-1 - digit] - histogram[digit])
+        shift, prefix, lowest = shift - DIGIT, lowest + digit, (lowest + digit) * size
+    field = (_within(scores, shift, prefix) for scores in ranked)
+    if left > BLOCK:
+        return next(part[0] for part in field if len(part)).item()  # all bits are known: those left are equal
+    parts = list(field)
+    # Not kthvalue: on CUDA it is refused under torch.use_deterministic_algorithms.
+    return torch.cat([part.to(parts[0].device) for part in parts]).topk(count, sorted=False).values.min().item()
+
+
+def _within(scores, shift, prefix):
+    return scores if prefix is None else scores[_keys(scores) >> shift == prefix]
+
+
+def _keys(scores):
+    """Whole numbers in the order of the scores: a float's bits, all but the sign turned over where it is negative."""
+    bits = (scores + 0.0).view(BITS[scores.dtype])  # + 0.0: -0.0 becomes 0.0, which it equals
+    info = torch.iinfo(bits.dtype)
+    return bits ^ (bits >> (info.bits - 1)) & info.max

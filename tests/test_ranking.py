@@ -1,0 +1,107 @@
+"""The ranking of elements: exact counts, ties by position, and memory that does not grow with the model."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pycil_wsc.consolidation import ranking, top_mask
+
+VALUES = [0.0, -0.0, 1.0, 1.0 + 2**-7, -1.0, -2.5, 3e-39, 1e30, float("inf"), float("-inf")]
+
+
+def stable_top(scores, eligible, retain):
+    """Positions of the highest by a stable sort of Python floats, best first: an independent statement of the rule."""
+    flat = [float(value) for score in scores for value in score.flatten()]
+    allowed = [True if mask is None else bool(mask.flatten()[e]) for score, mask in zip(scores, eligible) for e in range(score.numel())]
+    ranked = sorted((p for p, ok in enumerate(allowed) if ok), key=lambda position: -flat[position])
+    return set(ranked[: round(retain * len(ranked))])
+
+
+def marked(masks):
+    return set(torch.cat([mask.flatten() for mask in masks]).nonzero().flatten().tolist())
+
+
+@st.composite
+def rankings(draw):
+    """Scores of several shapes and types, most of them equal to others; and which elements take part."""
+    scores, eligible = [], []
+    for shape in draw(st.lists(st.sampled_from([(), (0,), (1,), (9,), (3, 5), (2, 3, 4), (1, 17)]), min_size=1, max_size=4)):
+        size = torch.Size(shape).numel()
+        values = draw(st.lists(st.sampled_from(VALUES), min_size=size, max_size=size))
+        dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.float64, torch.bfloat16]))
+        scores.append(torch.tensor(values, dtype=dtype).view(shape))
+        mask = torch.tensor(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=torch.bool).view(shape)
+        eligible.append(draw(st.sampled_from([None, mask])))
+    return scores, eligible, draw(st.sampled_from([0, 0.1, 0.2, 0.5, 0.8, 1]))
+
+
+@pytest.mark.parametrize("block", [1, 4, 2**20])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rankings())
+def test_mask_is_that_of_a_stable_sort_however_small_the_blocks(block, case):
+    scores, eligible, retain = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "BLOCK", block)
+        assert marked(top_mask(scores, retain, "global", eligible)) == stable_top(scores, eligible, retain)
+        for score, mask, kept in zip(scores, eligible, top_mask(scores, retain, "tensor", eligible)):
+            assert kept.shape == score.shape
+            assert marked([kept]) == stable_top([score], [mask], retain)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 3, 4), (2, 0, 3), (1, 1, 30)])
+@pytest.mark.parametrize("block", [1, 5, 100])
+def test_blocks_cover_a_tensor_once_in_order(monkeypatch, shape, block):
+    monkeypatch.setattr(ranking, "BLOCK", block)
+    numbered = torch.arange(torch.Size(shape).numel()).view(shape)
+    parts = [numbered[index] for index in ranking.blocks(shape)]
+    assert all(part.numel() <= block and part.data_ptr() >= numbered.data_ptr() for part in parts)
+    assert [n for part in parts for n in part.flatten().tolist()] == list(range(numbered.numel()))
+
+
+BIG = """
+import resource, sys, torch
+from pycil_wsc.consolidation import top_mask
+torch.set_num_threads(1)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+size, scope = 2**25, sys.argv[1]
+# Every whole number below 2^23 four times, in a scattered order: ties everywhere, and the answer is known.
+scores = torch.arange(size).mul_(40503).remainder_(size).div_(4, rounding_mode="floor").to(torch.float32)
+parts = scores[: size // 2].view(2**12, -1), scores[size // 2 : -6], scores[-6:]
+top_mask([torch.rand(2**21)], 0.2)  # all that is loaded or allocated once
+before = peak()
+masks = top_mask(parts, 0.3, scope)
+extra = peak() - before
+if scope == "global":
+    count = round(0.3 * size)
+    mask, threshold = torch.cat([m.flatten() for m in masks]), 2**23 - 1 - count // 4
+    assert mask[scores > threshold].all() and not mask[scores < threshold].any()
+    assert mask[scores == threshold].tolist() == [i < count % 4 for i in range(4)], count % 4
+    assert mask.sum() == count
+else:
+    assert [int(m.sum()) for m in masks] == [round(0.3 * p.numel()) for p in parts]
+    assert all(p[m].min() >= p[~m].max() for m, p in zip(masks, parts))
+print(extra - size)  # less the masks, a byte per element
+"""
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor"])
+def test_thirty_million_elements_are_ranked_within_a_few_blocks_of_memory(scope):
+    command = [sys.executable, "-c", BIG, scope]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) < 2**26  # half the size of the scores
+
+
+def test_scores_may_be_made_block_by_block():
+    class Squares:
+        shape, dtype, device = (10,), torch.float32, torch.device("cpu")
+
+        def __getitem__(self, index):
+            return torch.arange(10.0)[index] ** 2
+
+    assert marked(top_mask([Squares(), torch.full((10,), 30.0)], 0.25)) == {6, 7, 8, 9, 10}
