@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 CHOICES = {
-    "moments": ("own", "optimizer"),
+    "moments": ("own", "optimizer", "carried"),
     "rank_scope": ("global", "tensor"),
     "reset": ("blend", "revert", "none"),
     "average_start": ("reset", "first"),
@@ -42,7 +42,7 @@ class Options:
         for name in "retain", "blend":
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} is a share: give a number from 0 to 1")
-        if self.resets and self.moments == "optimizer" and (self.betas is not None or self.score_abs):
+        if self.resets and self.moments != "own" and (self.betas is not None or self.score_abs):
             raise ValueError("betas and score_abs are the optimizer's own affair: leave them out, or use moments='own'")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas={self.betas!r}: give two numbers, each at least 0 and below 1")

@@ -54,6 +54,7 @@ class WeightSpaceConsolidation:
         blend: share of the present weights in the others.
         moments: ``"own"`` follows m and v here, whatever the optimiser. ``"optimizer"`` reads Adam's or AdamW's at the reset instead of keeping
             a second pair. The optimiser must be new in each task, its betas count, and of ``torch.optim.Adam`` the weight decay is part of g.
+            ``"carried"`` is the same of an optimiser that goes on from task to task: its moments remember the steps before, some 1/(1 - beta).
         betas: decay of the two moments; None: (0.9, 0.999), or the optimiser's.
         score_abs: let m follow |g| instead of g.
         rank_scope: ``"global"`` ranks all elements together, ``"tensor"`` each parameter's by themselves.
@@ -237,7 +238,7 @@ class WeightSpaceConsolidation:
 
     def _new_moments(self):
         options = self.options
-        return OwnMoments(self._params, options.betas, options.score_abs) if options.moments == "own" else OptimizerMoments(self._params)
+        return OwnMoments(self._params, options.betas, options.score_abs) if options.moments == "own" else OptimizerMoments(self._params, options.moments == "carried")
 
     def _reset(self, optimizer):
         options = self.options

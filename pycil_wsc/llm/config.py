@@ -22,6 +22,7 @@ class Consolidation:
     warmup: float = key(0.25, "share of the covered steps before the reset", low=0, high=1)
     retain: float = key(0.2, "share of the parameters that keep their weights at the reset", low=0, high=1)
     blend: float = key(0.5, "weight of the current weights in a reset parameter; the rest is of the weights before the task", low=0, high=1)
+    moments: str = key("carried", "rank by AdamW's moments as they are, `carried` over from the steps before, or by `own` ones of the covered steps", choices=("carried", "own"))
     rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
     reset: str = key("blend", "`blend` with the weights before the task, `revert` to them, or `none`", choices=("blend", "revert", "none"))
     reset_momentum: bool = key(False, "clear AdamW's moments at the reset")
