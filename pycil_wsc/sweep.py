@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pycil_wsc import report
 from pycil_wsc.attempt import Datasets, Job, attempt
+from pycil_wsc.llm.parallel import launched
 from pycil_wsc.llm.table import score_table
 from pycil_wsc.progress import Overview
 from pycil_wsc.trainer import planned_images
@@ -23,6 +24,8 @@ def sweep(configs, workers=None, ray=None):
     """
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
+    if launched() and (workers or ray is not None or not all(config.language_model for config in configs)):
+        raise UserError("torchrun: its processes share the runs of a language model; start other runs, --workers and --ray with python")
     schedule = Schedule(configs)
     try:
         if ray is not None:

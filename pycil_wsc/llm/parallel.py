@@ -10,11 +10,16 @@ PATIENCE = timedelta(days=7)  # processes wait for the first one between runs
 BUCKET = 2**25  # elements that are summed at a time
 
 
+def launched():
+    """Whether ``torchrun`` started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 class Processes:
     """``rank`` of ``count``; the first writes all files."""
 
     def __init__(self):
-        self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.rank, self.count = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if launched() else (0, 1)
         if self.count > 1 and not distributed.is_initialized():
             distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
 
@@ -50,6 +55,11 @@ class Processes:
         if self.count > 1:
             distributed.broadcast_object_list(box, src=0)
         return box[0]
+
+    def agree(self, value):
+        """Whether all processes have the same ``value``; they wait for each other."""
+        values = self.gather([value], self.count)
+        return all(other == value for other in values)
 
     def sum_(self, tensor):
         if self.count > 1:

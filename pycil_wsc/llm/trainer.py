@@ -1,6 +1,7 @@
 """One run of a language model: tasks -> training -> answers -> scores -> checkpoint -> result.json."""
 
 import json
+import logging
 import math
 import time
 
@@ -18,7 +19,7 @@ from pycil_wsc.llm.training import Training, steps_of
 from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import INTERVAL, Progress, print_task
 from pycil_wsc.trainer import TrainingDiverged, open_log
-from utils.errors import UnusableRun
+from utils.errors import UnusableRun, UserError
 from utils.files import write_atomically, write_json
 
 START = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0.0}
@@ -46,10 +47,24 @@ class Run:
 
     def execute(self):
         """Train and test every task; returns the contents of ``result.json``."""
-        self.log = open_log(self.folder)
+        try:
+            return self._execute()
+        except (TrainingDiverged, UserError):
+            raise
+        except Exception as error:
+            if self.processes.count == 1:
+                raise
+            self.log.exception("%s", error)
+            raise SystemExit(f"{self.folder}: {type(error).__name__}: {error} (traceback in log.txt)") from error  # torchrun then ends the other processes
+
+    def _execute(self):
+        self.log = open_log(self.folder) if self.processes.first else logging.getLogger("pycil_wsc.following")
         position = self._restore()
         if self.processes.first:
+            self.processes.tell(self.config)  # to those that follow
             self._begin()
+        if not self.processes.agree(position):
+            raise UnusableRun(f"{self.folder}: not all processes see the same checkpoint there; name a folder that all machines share with --out")
         self.before = self.clock | self.training.counts  # when this command took the run up
         self.mark = self.saved = time.perf_counter()
         for index in range(position["task"], len(self.corpus.tasks)):
