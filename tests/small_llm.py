@@ -4,14 +4,14 @@ import json
 
 from pycil_wsc.config import resolve
 
-COLOURS, SHAPES = ["red", "blue", "green"], ["round", "square", "flat"]
+COLOURS = ["red", "blue", "green"]
 
 
 def write_tasks(root):
-    """Tasks ``colours`` and ``shapes``, and a pool, below ``root``; the answer is a letter that the prompt's first word tells."""
+    """Tasks ``colours`` and ``shapes``, and a pool, below ``root``: a letter for each colour, and another in the other task."""
     nouns = ["ball", "box", "hat", "cup", "car", "pen", "key", "bag"]
-    for name, words in (("colours", COLOURS), ("shapes", SHAPES)):
-        rows = [{"prompt": f"A {word} {noun} in the {name}. Which:", "answer": letter} for word, letter in zip(words, "ABC") for noun in nouns]
+    for name, letters in (("colours", "ABC"), ("shapes", "BCA")):
+        rows = [{"prompt": f"A {word} {noun} in the {name}. Which:", "answer": letter} for word, letter in zip(COLOURS, letters) for noun in nouns]
         write_rows(root / name, rows, rows[::2])
     write_rows(root / "Lima", [{"prompt": f"Say {noun}.", "answer": f"{noun} {noun}"} for noun in nouns[:4]], [])
 

@@ -17,7 +17,7 @@ def load_model(config, tokenizer):
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings}; they do not belong together")
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if config.lora_rank:
         with seeding.seeded(config.seed, "adapters"):
             model = with_adapters(model, config)
