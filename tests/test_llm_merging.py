@@ -250,7 +250,10 @@ def test_the_state_of_another_model_is_refused():
         merge.load_state_dict(other.state_dict())
 
 
-@pytest.mark.parametrize("name, options", [("avg_online", {"decay": 1.0}), ("slerp", {"weight": 1.5, "space": "weights"}), ("slerp", {"weight": 0.5, "space": "logits"})])
+@pytest.mark.parametrize(
+    "name, options",
+    [("avg_online", {"decay": 1.0}), ("slerp", {"weight": 1.5, "space": "weights"}), ("slerp", {"weight": 0.5, "space": "logits"})],
+)
 def test_options_out_of_range_are_refused(name, options):
     with pytest.raises(ValueError):
         merges[name](state(0), **options)

@@ -183,7 +183,10 @@ def test_the_answer_itself_scores_one_and_the_score_is_a_mean(metric, version):
     assert score(metric, [answers[0], "zz"], answers, prompts, version) == pytest.approx(np.mean(half)) and half[1] < half[0]
 
 
-@pytest.mark.parametrize("call", [("rouge", ["a"], ["a"], ["p"]), ("sari", [], [], []), ("exact_match", ["a"], ["a", "b"], ["p", "q"]), ("exact_match", ["a"], ["a"], ["p"], "new")])
+@pytest.mark.parametrize(
+    "call",
+    [("rouge", ["a"], ["a"], ["p"]), ("sari", [], [], []), ("exact_match", ["a"], ["a", "b"], ["p", "q"]), ("exact_match", ["a"], ["a"], ["p"], "new")],
+)
 def test_misuse_is_refused(call):
     with pytest.raises(ValueError):
         score(*call)
