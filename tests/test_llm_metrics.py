@@ -183,7 +183,10 @@ def test_the_answer_itself_scores_one_and_the_score_is_a_mean(metric, version):
     assert score(metric, [answers[0], "zz"], answers, prompts, version) == pytest.approx(np.mean(half)) and half[1] < half[0]
 
 
-@pytest.mark.parametrize("call", [("rouge", ["a"], ["a"], ["p"]), ("sari", [], [], []), ("exact_match", ["a"], ["a", "b"], ["p", "q"]), ("exact_match", ["a"], ["a"], ["p"], "new")])
+@pytest.mark.parametrize(
+    "call",
+    [("rouge", ["a"], ["a"], ["p"]), ("sari", [], [], []), ("exact_match", ["a"], ["a", "b"], ["p", "q"]), ("exact_match", ["a"], ["a"], ["p"], "new")],
+)
 def test_misuse_is_refused(call):
     with pytest.raises(ValueError):
         score(*call)
@@ -198,9 +201,10 @@ def test_the_majority_is_the_best_constant():
     assert trivial_scores(task("choice", ("1", "A\nx"), ("2", "B\ny"), ("3", "B\nz")), "fixed") == {"majority": pytest.approx(2 / 3)}
 
 
-def test_the_lead_is_that_of_the_transcript():
+def test_the_lead_is_five_hundred_characters_of_the_transcript():
     prompt = "Write a summary of the following meeting transcripts.\nMeeting transcripts:\nThe vote is open.\nSummary:"
     assert trivial_scores(task("rouge_l", (prompt, "The vote is open")), "fixed") == {"lead": 1}
+    assert trivial_scores(task("rouge_l", ("open " * 100 + "closed " * 100, "open " * 100)), "fixed") == {"lead": 1}
 
 
 def test_shuffled_answers_are_those_of_all_other_items_in_turn():

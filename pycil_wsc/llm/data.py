@@ -160,7 +160,7 @@ def _item(path, number, row):
         if not isinstance(row[key], str):
             raise UserError(f"{place} (counted from 1): '{key}' is {_kind(row[key])}; write it as a string in quotes")
         if not _is_unicode(row[key]):
-            raise UserError(f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff), which is no text; mend or remove the row")
+            raise UserError(f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff); mend or remove the row")
     if not row["answer"].strip():
         raise UserError(f"{place} (counted from 1): 'answer' is empty, so there is nothing to learn or to score; fill it in or remove the row")
     return Item(row["prompt"], row["answer"])

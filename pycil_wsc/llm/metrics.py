@@ -133,7 +133,7 @@ def trivial_scores(task, version="trace"):
         guesses = {"lead": [_text(prompt)[:LEAD] for prompt in prompts]}
     elif metric == "edit_similarity":
         shifts = range(1, min(len(answers), SHIFTS + 1))
-        guesses = {"shuffled": sum((answers[shift:] + answers[:shift] for shift in shifts), [])}
+        guesses = {"shuffled": [text for shift in shifts for text in answers[shift:] + answers[:shift]]}
     else:
         guesses = {"empty": [""] * len(answers), "source": [_text(prompt) for prompt in prompts]}
     return {name: _mean_score(metric, texts, answers, prompts, version) for name, texts in guesses.items() if texts}
