@@ -25,6 +25,7 @@ def parse(argv):
     parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
     parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs)")
     parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard beside each run's results (needs tensorboard)")
     parser.add_argument("--workers", type=int, metavar="N", help="runs at a time, in processes that share cores and GPUs (default: 1); with --ray on each GPU, or each node without one")
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here (needs requirements-cluster.txt)")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
@@ -49,6 +50,7 @@ def work(args):
     try:
         overrides = dict(map(parse_override, args.set))
         overrides |= {key: value for key in ("data_root", "out", "device") if (value := getattr(args, key)) is not None}
+        overrides |= {"tensorboard": True} if args.tensorboard else {}
         configs = load(args.config, overrides)
         return dry_run(configs) if args.dry_run else sweep(configs, args.workers, args.ray)
     except UserError as error:

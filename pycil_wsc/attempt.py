@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from filelock import FileLock, Timeout
 
 from pycil_wsc.config import Config, resolve
-from pycil_wsc.llm import table
 from pycil_wsc.machine import commit
 from pycil_wsc.report import read_result
 from pycil_wsc.trainer import Run, TrainingDiverged, open_log
@@ -106,7 +105,7 @@ def finished(config):
     path = config.run_folder / "result.json"
     if not path.exists():
         return None
-    result = table.read_result(path) if config.language_model else read_result(path)
+    result = read_result(path)
     if resolve(result["config"]).identity() != config.identity():
         raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
     return result

@@ -9,7 +9,6 @@ from pathlib import Path
 from pycil_wsc import report
 from pycil_wsc.attempt import Datasets, Job, attempt
 from pycil_wsc.llm.parallel import launched
-from pycil_wsc.llm.table import score_table
 from pycil_wsc.progress import Overview
 from pycil_wsc.trainer import planned_images
 from utils.data_manager import DataManager
@@ -55,14 +54,23 @@ def run_here(schedule):
 
 def finish(configs, results, failures):
     """What there is to see at the end; ``results`` and ``failures`` are by run folder. Returns the exit code."""
-    for kind, table in ((False, report.accuracy_table), (True, score_table)):
-        if ended := [results[config.run_folder] for config in configs if config.language_model is kind and config.run_folder in results]:
-            print("\n" + table(ended))
-    for folder in dict.fromkeys(f"{config.out}/{config.prefix}" for config in configs):
+    if results:
+        print("\n" + report.result_table(results[config.run_folder] for config in configs if config.run_folder in results))
+    for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
         print(f"\nResults: {folder}")
+        if results:
+            write_report(folder)
     for folder, reason in failures.items():
         print(f"failed: {folder}: {reason}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def write_report(folder):
+    """Tables and figures of all runs in ``folder``, those of other commands included. What goes wrong here costs no result."""
+    try:
+        print(f"Report: {report.write_report(folder)}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
 
 
 class Schedule:
@@ -120,7 +128,7 @@ class Schedule:
 
 def headline(result):
     """A finished run in a few words."""
-    return f"average score {result['avg_score']:.3f}" if "avg_score" in result else f"average accuracy {result['avg_acc']:.2f}"
+    return f"average score {100 * result['avg_score']:.2f}" if "avg_score" in result else f"average accuracy {result['avg_acc']:.2f}"
 
 
 def planned(config, data):

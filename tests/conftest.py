@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import synthetic
 import torch
 from small_runs import small_data
 
@@ -26,3 +27,21 @@ def settings(tmp_path):
 def llm_settings(tmp_path):
     """Two tasks for a language model, a schedule of a second."""
     return small_settings(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A report of made-up runs of all the paper's studies: (its folder, the contents of every result)."""
+    from pycil_wsc import report
+
+    folder = tmp_path_factory.mktemp("runs")
+    results = synthetic.main_table(memories=(20, 200), methods=("der", "replay", "bic", "wsc"))
+    results += [*synthetic.studies(memories=(20, 200), methods=("der", "replay", "wsc")), synthetic.result("icarl+wsc", 20, confusion=True)]
+    synthetic.write(folder, *results)
+    return report.write_report(folder).parent, results
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Reports without figures: for tests of the rest."""
+    monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group: ())

@@ -16,6 +16,7 @@ from pycil_wsc.attempt import Datasets, Job, attempt
 from pycil_wsc.config import resolve
 from pycil_wsc.progress import Mailbox
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}
 
 

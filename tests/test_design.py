@@ -30,13 +30,13 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.saved": ["pycil_wsc.config", "pycil_wsc.machine", "utils"],
     "pycil_wsc.first_task": ["utils"],
     "pycil_wsc.trainer": [f"pycil_wsc.{name}" for name in ("first_task", "learners", "machine", "progress", "saved", "scalars")] + ["utils"],
-    "pycil_wsc.report": ["utils"],
+    "pycil_wsc.report": ["pycil_wsc.report", "utils"],
     "pycil_wsc.llm": [f"pycil_wsc.{name}" for name in ("llm", "consolidation", "keys", "learners", "machine", "progress", "trainer")]
     + [f"utils.{name}" for name in ("errors", "factory", "files", "metrics", "seeding")],
-    "pycil_wsc.attempt": [f"pycil_wsc.llm.{name}" for name in ("corpus", "table", "trainer")] + ["pycil_wsc.config", "pycil_wsc.machine", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
+    "pycil_wsc.attempt": [f"pycil_wsc.llm.{name}" for name in ("corpus", "trainer")] + ["pycil_wsc.config", "pycil_wsc.machine", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
     "pycil_wsc.workers": ["pycil_wsc.attempt", "pycil_wsc.progress"],
     "pycil_wsc.cluster": ["pycil_wsc.attempt", "pycil_wsc.machine", "pycil_wsc.progress", "utils"],
-    "pycil_wsc.sweep": [f"pycil_wsc.{name}" for name in ("attempt", "cluster", "llm.parallel", "llm.table", "workers", "progress", "trainer", "report")] + ["utils"],
+    "pycil_wsc.sweep": [f"pycil_wsc.{name}" for name in ("attempt", "cluster", "llm.parallel", "workers", "progress", "trainer", "report")] + ["utils"],
     "pycil_wsc": ["pycil_wsc.saved"],  # lazily, see below
     "main": ["pycil_wsc.config", "pycil_wsc.llm.torchrun", "pycil_wsc.sweep", "utils.errors"],
 }

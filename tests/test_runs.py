@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import ROOT, command, results, without_measurements, write
+from small_runs import ROOT, command, results, small_data, without_measurements, write
 
 from main import main
 from pycil_wsc import trainer
@@ -21,6 +21,8 @@ from pycil_wsc.learners.replay import Replay
 from pycil_wsc.trainer import Run, planned_images
 from utils import factory, files
 from utils.data import load_dataset
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.mark.parametrize("name", sorted(factory.learners))
@@ -250,3 +252,19 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
     assert main(["--config", path]) == 1
     assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("init_cls, increment, tasks", [(50, 10, 6), (20, 20, 5), (5, 5, 20)])
+def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(init_cls, increment, tasks, name, settings, tmp_path):
+    """B50-Inc10, B0-Inc20 and T=20; a matrix row per task, whatever its number of classes, and forgetting by its definition."""
+    data = small_data(tmp_path / "hundred.npz", classes=100, per_class=4)
+    keys = {"dataset": f"npz:{data}", "init_cls": init_cls, "increment": increment, "model_name": name, "memory_per_class": 2, "batch_size": 512}
+    config = resolve(settings | keys | {"init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5})
+    result = Run(config, load_dataset(config.dataset, ".")).execute()
+    matrix = result["matrix"]
+    assert [len(row) for row in matrix] == list(range(1, tasks + 1))
+    sizes = [init_cls] + [increment] * (tasks - 1)
+    assert np.allclose(result["curve"], [np.average(row, weights=sizes[: len(row)]) for row in matrix])
+    drops = [max(row[task] for row in matrix[task:]) - matrix[-1][task] for task in range(tasks - 1)]
+    assert np.isclose(result["forgetting"], np.mean(drops))

@@ -115,7 +115,7 @@ def test_the_event_files_read_back(run, monkeypatch):
 def test_without_tensorboard_one_line_says_so_before_training(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"out": str(tmp_path / "runs")}))
-    assert main(["--config", str(tmp_path / "config.json"), "--set", "tensorboard=true"]) == 2
+    assert main(["--config", str(tmp_path / "config.json"), "--tensorboard"]) == 2
     captured = capsys.readouterr()
     assert captured.err.strip() == "error: tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
     assert "task" not in captured.out

@@ -25,6 +25,7 @@ from pycil_wsc.learners.replay import Replay
 from pycil_wsc.progress import Overview, Progress
 from pycil_wsc.sweep import Schedule
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 FORTY = {"model_name": ["finetune", "replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2, 3, 4, 5, 6, 7, 8], "init_cls": 3, "increment": 3, "init_epoch": 2, "epochs": 2, "threads": 1}
 
 
@@ -141,6 +142,22 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
     assert len(list(Path(settings["out"]).rglob("failed.json"))) == 2
     assert main(["--config", path]) == 0, "the same command does what is missing"
     assert len(results(settings)) == 4 and not list(Path(settings["out"]).rglob("failed.json"))
+
+
+def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings | {"model_name": ["replay", "wsc"], "epochs": 1, "init_epoch": 1})]) == 0
+    page = Path(settings["out"], "run", "report", "index.html")
+    assert f"Report: {page}" in capsys.readouterr().out
+    assert all(f"{result['avg_acc']:.2f}" in page.read_text() for result in results(settings).values())
+
+
+def test_a_report_that_cannot_be_written_costs_no_result(settings, tmp_path, capsys):
+    Path(settings["out"], "run").mkdir(parents=True)
+    Path(settings["out"], "run", "report").write_text("mine")
+    assert main(["--config", write(tmp_path, settings | {"model_name": "replay", "epochs": 1, "init_epoch": 1})]) == 0
+    captured = capsys.readouterr()
+    assert len(results(settings)) == 1 and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert Path(settings["out"], "run", "report").read_text() == "mine"
 
 
 def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):

@@ -138,7 +138,7 @@ class Run:
         if self.processes.first:
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
         self._checkpoint(START | {"task": index + 1})
-        line = f"{self.corpus.tasks[index].name} {scores['trace'][-1]:.3f}, average {sum(scores['trace']) / (index + 1):.3f} of {index + 1}"
+        line = f"{self.corpus.tasks[index].name} {100 * scores['trace'][-1]:.2f}, average of {index + 1} {100 * sum(scores['trace']) / (index + 1):.2f}"
         self.log.info("task %d: %s", index, line)
         self._tell(index, "tested", line)
 
