@@ -9,14 +9,14 @@ import torch
 from pycil_wsc.consolidation.ranking import top_blocks
 
 
-def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None):
+def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None, peers=None):
     """Keep the elements with the highest scores and blend all others with the weights before the task.
 
     ``retain``: share kept, 0..1. ``blend``: share of the present weights in the others, 0..1; 0 reverts them. ``scores``, ``scope`` and
-    ``eligible`` as in :func:`top_mask`; elements that are not eligible are left alone. Works block by block: the memory it
+    ``eligible`` as in :func:`top_mask`, ``peers`` as in :func:`top_blocks`; elements that are not eligible are left alone. Works block by block: the memory it
     needs does not grow with the number of elements.
     """
-    for i, index, keep in top_blocks(scores, retain, scope, eligible):
+    for i, index, keep in top_blocks(scores, retain, scope, eligible, peers):
         if eligible is not None and eligible[i] is not None:
             keep = keep | ~eligible[i][index]
         blend_([params[i][index]], [previous[i][index]], [keep], blend)

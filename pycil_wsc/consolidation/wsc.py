@@ -73,6 +73,7 @@ class WeightSpaceConsolidation:
         average_buffers: average the buffers with the weights. Better: :func:`recompute_batch_norm` after ``finish()``.
         eligible: mapping of name to bool tensor of the parameter's shape: only elements marked True are ranked and may be reset.
             Names left out are eligible whole.
+        peers: if the parameters are this process's parts of sharded ones, the processes; see :func:`~.ranking.top_blocks`. Not saved.
 
     Raises:
         ValueError, TypeError: an argument is out of range, unknown or inconsistent.
@@ -82,7 +83,7 @@ class WeightSpaceConsolidation:
     def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, moments="own", betas=None,
                  score_abs=False, rank_scope="global", reset="blend", reset_every=None, reset_momentum=False,
                  average=True, average_start="reset", average_count="since_reset", average_last=True,
-                 named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None):  # fmt: skip
+                 named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None, peers=None):  # fmt: skip
         if betas is None and moments == "own":
             betas = (0.9, 0.999)
         self.options = Options(
@@ -104,7 +105,7 @@ class WeightSpaceConsolidation:
         eligible = {plain_name(name): mask for name, mask in (eligible or {}).items()}
         check_eligible(eligible, self._params)
         self._eligible = {name: mask.to(self._params[name].device) for name, mask in eligible.items()}
-        self._hook = None
+        self._peers, self._hook = peers, None
         self._steps = self._averaged = self._resets = 0
         self._skipped = None  # how many of the steps were skipped on the device; the host has not asked yet
         self._finished = False
@@ -247,7 +248,7 @@ class WeightSpaceConsolidation:
         names = list(scores)
         params, previous = _pick(self._params, names), _pick(self._previous, names)
         eligible = [self._eligible.get(name) for name in names]
-        rank_reset_(params, previous, list(scores.values()), options.retain, options.reset_blend, options.rank_scope, eligible)
+        rank_reset_(params, previous, list(scores.values()), options.retain, options.reset_blend, options.rank_scope, eligible, self._peers)
         if options.reset_buffers:
             keep_none = [torch.zeros_like(b, dtype=torch.bool) for b in self._buffers.values()]
             blend_(self._buffers.values(), _pick(self._previous, self._buffers), keep_none, options.reset_blend)
