@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,23 +132,47 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path
     assert main(["--config", write(tmp_path, longer)]) == 0
 
 
-def test_two_processes_give_what_one_gives(llm_settings, tmp_path):
+@pytest.mark.parametrize("shard, methods", [(False, ["wsc", "slerp"]), (True, ["wsc", "magmax"])], ids=["whole", "sharded"])
+def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_path):
     """Gloo on the CPU: the same batches in all, weights equal up to rounding."""
-    settings = llm_settings | {"llm.method": ["wsc", "slerp"], "save_weights": True, "threads": 1, "llm.batch_size": 7}
+    settings = llm_settings | {"llm.method": methods, "save_weights": True, "threads": 1, "llm.batch_size": 7, "llm.shard": shard}
     assert main(["--config", write(tmp_path, settings)]) == 0
     one = results(settings)
     both = settings | {"out": str(tmp_path / "both")}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "main.py"), "--config", write(tmp_path, both)]
-    done = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(torchrun(write(tmp_path, both)), env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     two = results(both)
     assert len(one) == len(two) == 2
     for folder, result in one.items():
         other = tmp_path / "both" / folder.relative_to(settings["out"])
-        assert two[other]["processes"] == 2 and {key: two[other][key] for key in ("tokens_trained", "steps", "padding")} == {key: result[key] for key in ("tokens_trained", "steps", "padding")}
+        assert (two[other]["processes"], two[other]["sharded"], result["sharded"]) == (2, shard, False)
+        assert {key: two[other][key] for key in ("tokens_trained", "steps", "padding")} == {key: result[key] for key in ("tokens_trained", "steps", "padding")}
         weights, others = (load_file(place / "models" / "after-2" / "model.safetensors") for place in (folder, other))
         assert weights.keys() == others.keys() and all(torch.allclose(weights[name], others[name], atol=1e-5) for name in weights)
         assert two[other]["scores"] == result["scores"]
+
+
+def test_a_sharded_run_that_is_killed_goes_on_in_one_process(llm_settings, tmp_path):
+    longer = llm_settings | {"llm.epochs": [2, 40], "llm.method": "wsc", "wsc.covers": "all", "llm.checkpoint_minutes": 0, "llm.shard": True}
+    config, corpus = configured(longer)
+    process = subprocess.Popen(torchrun(write(tmp_path, longer)), env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, start_new_session=True)
+    lines = config.run_folder / "metrics.jsonl"
+    while not lines.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    time.sleep(1)
+    for child in [process.pid, *map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())]:
+        os.kill(child, signal.SIGKILL)  # torchrun's processes are no part of its group
+    process.communicate()
+    assert (config.run_folder / "checkpoint.safetensors").exists() and not (config.run_folder / "result.json").exists()
+    result = Run(config, corpus).execute()
+    assert "going on with task 1, train" in (config.run_folder / "log.txt").read_text()
+    undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
+    assert result["scores"] == undisturbed["scores"] and result["tokens_trained"] == undisturbed["tokens_trained"]
+
+
+def torchrun(config):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "main.py"), "--config", config]
 
 
 def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
@@ -179,6 +204,7 @@ WRONG = [
     ({"llm.batch_size": "many"}, "llm.batch_size: expected a whole number"),
     ({"llm.epochs": [[1, 2, 3]]}, "llm.epochs: 3 numbers for 2 tasks"),
     ({"llm.tasks": [["colours", "colours"]]}, "llm.tasks: expected different tasks"),
+    ({"llm.shard": True, "llm.method": "slerp"}, "llm.shard: slerp turns whole tensors"),
     ({"llm.heads": 5}, "llm.heads: must divide"),
     ({"wsc.warmup": 1}, "wsc.warmup: 1 leaves no step"),
     ({"llm.tasks": [["colours", "shape"]]}, "did you mean 'shapes'"),

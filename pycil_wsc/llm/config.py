@@ -94,7 +94,7 @@ class LLMConfig:
     padding: float = key(0.1, "most padding in a forward pass, as a share of its tokens", low=0, high=1)
     eval_batch: int = key(64, "answers generated at a time", low=1)
     gradient_checkpointing: bool = key(False, "compute activations twice rather than keep them")
-    shard: bool = key(False, "share weights, gradients and moments among the processes (FSDP)")
+    shard: bool = key(False, "share weights, gradients and moments among the processes of `torchrun` (FSDP)")
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0)
     wsc: Consolidation = field(default_factory=Consolidation)
 
@@ -166,6 +166,8 @@ def _check_together(config):
         raise UserError("llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads")
     if len(config.betas) != 2 or max(config.betas) >= 1:
         raise UserError(f"llm.betas: expected two numbers below 1, got {list(config.betas)}")
+    if config.shard and config.method == "slerp":
+        raise UserError("llm.shard: slerp turns whole tensors, which no process has; use another method, or false")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no step after the reset; use less")
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":

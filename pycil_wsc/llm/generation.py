@@ -8,12 +8,13 @@ from transformers import GenerationConfig
 from utils import seeding
 
 
-@torch.inference_mode()
-def answers(model, tokenizer, prompts, config, device, autocast=contextlib.nullcontext, address=(), tell=lambda count: None):
+@torch.no_grad()
+def answers(model, tokenizer, prompts, config, device, autocast=contextlib.nullcontext, address=(), tell=lambda count: None, together=False):
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
     Greedy, or sampled where ``config.temperature`` is not 0, then random by ``address``. ``tell`` is called with the number of
-    answers after each batch.
+    answers after each batch. ``together``: the model is sharded, and every process goes on until all have their answers; they need as many
+    prompts each.
     """
     model.eval()
     stop = stop_tokens(model, tokenizer)
@@ -24,7 +25,7 @@ def answers(model, tokenizer, prompts, config, device, autocast=contextlib.nullc
         batch = order[start : start + config.eval_batch]
         ids, mask = left_padded([prompts[i] for i in batch], tokenizer.pad_token_id, device)
         with autocast(), sampling(device, config.seed, "sampling", *address, start):
-            generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=options)
+            generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=options, synced_gpus=together)
         for i, row in zip(batch, generated[:, ids.shape[1] :].tolist()):
             texts[i] = tokenizer.decode(until(row, stop), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         tell(start + len(batch))

@@ -3,11 +3,14 @@
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from pycil_wsc.llm.config import TINY
 from pycil_wsc.llm.tokens import IGNORED
 from utils import seeding
 from utils.errors import UserError
+
+logging.disable_progress_bar()  # runs have their own
 
 
 def load_model(config, tokenizer):

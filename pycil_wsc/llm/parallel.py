@@ -61,6 +61,14 @@ class Processes:
         values = self.gather([value], self.count)
         return all(other == value for other in values)
 
+    def sum(self, tensor):
+        """The sum over all processes."""
+        return self.sum_(tensor.clone())
+
+    def before(self, count):
+        """The sum of a whole number over the processes before this one."""
+        return sum(self.gather([count], self.count)[: self.rank])
+
     def sum_(self, tensor):
         if self.count > 1:
             distributed.all_reduce(tensor)

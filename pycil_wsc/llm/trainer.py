@@ -148,10 +148,11 @@ class Run:
         texts = [json.loads(line)["prediction"] for line in path.read_text().splitlines()] if known and path.exists() else None
         texts = self.processes.tell(texts)
         if texts is None:
-            prompts = self.corpus.test_prompts[number]
+            prompts, count = self.corpus.test_prompts[number], self.processes.count
+            prompts = [*prompts, *prompts[:1] * (-len(prompts) % count)]  # as many for each process
             share = answers(model, self.corpus.tokenizer, self.processes.share(prompts), self.config, self.device, self.training.autocast, (index, number),
-                            lambda count: self._tell(index, f"answers to {task.name}, {count * self.processes.count}/{len(prompts)}"))  # fmt: skip
-            texts = self.processes.gather(share, len(prompts))
+                            lambda done: self._tell(index, f"answers to {task.name}, {min(done * count, len(task.test))}/{len(task.test)}"), self.training.sharded)  # fmt: skip
+            texts = self.processes.gather(share, len(prompts))[: len(task.test)]
         if self.processes.first:
             rows = ({"prediction": text, "answer": item.answer} for text, item in zip(texts, task.test, strict=True))
             write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -159,11 +160,11 @@ class Run:
 
     def _keep(self, model, index):
         """The model as a folder for transformers, where it is asked for."""
-        last = index + 1 == len(self.corpus.tasks)
-        if self.processes.first and (self.config.save_weights == "every" or self.config.save_weights and last):
-            folder = self.folder / "models" / f"after-{index + 1}"
-            model.save_pretrained(folder)
-            self.corpus.tokenizer.save_pretrained(folder)
+        if self.config.save_weights == "every" or self.config.save_weights and index + 1 == len(self.corpus.tasks):
+            folder, state = self.folder / "models" / f"after-{index + 1}", self.training.placing.state_dict()
+            if self.processes.first:
+                model.save_pretrained(folder, state_dict=state)
+                self.corpus.tokenizer.save_pretrained(folder)
 
     # ---- saving and going on -------------------------------------------------------------------------------------------
 
@@ -217,7 +218,6 @@ class Run:
         last, minutes = self.history[-1], self.clock["train_seconds"] / 60
         scores = {version: summary([row[version] for row in self.history]) | {"matrix": [row[version] for row in self.history]} for version in VERSIONS}
         residents = models_resident(self.config.method, len(self.corpus.tasks), self.config.method == "slerp" and self.config.slerp_on == "task_vectors")
-        parameters = self.training.model.parameters()
         return {
             "kind": "llm",
             "config": {name: value for name, value in self.config.to_dict().items() if name not in ("out", "data_root", "save_weights")},
@@ -240,9 +240,10 @@ class Run:
             "answer_tokens_trained": last["answers"],
             "padding": last["padding"] / (last["padding"] + last["tokens"]),
             "tokens_per_second": last["tokens"] / self.clock["train_seconds"],
-            "parameters": sum(parameter.numel() for parameter in parameters),
-            "parameters_trained": sum(parameter.numel() for parameter in self.training.parameters.values()),
+            "parameters": sum(parameter.numel() for parameter in self.training.model.parameters()),
+            "parameters_trained": sum(parameter.numel() for parameter in self.training.model.parameters() if parameter.requires_grad),
             "processes": self.processes.count,
+            "sharded": self.training.sharded,
             "device": device_name(self.device),
             "precision": self.training.precision,
             "torch": torch.__version__,

@@ -7,7 +7,8 @@ import torch
 from pycil_wsc.consolidation import WeightSpaceConsolidation
 from pycil_wsc.learners.base import resolved_precision
 from pycil_wsc.llm.merging import merges
-from pycil_wsc.llm.model import load_model, token_losses, trained_parameters
+from pycil_wsc.llm.model import load_model, token_losses
+from pycil_wsc.llm.placing import Sharded, Whole
 from pycil_wsc.llm.tokens import collate, micro_batches
 
 
@@ -16,8 +17,8 @@ class Training:
 
     def __init__(self, config, tokenizer, processes, device):
         self.config, self.processes, self.device, self.pad = config, processes, device, tokenizer.pad_token_id
-        self.model = load_model(config, tokenizer).to(device)
-        self.parameters = trained_parameters(self.model)
+        self.placing = (Sharded if config.shard and processes.count > 1 else Whole)(load_model(config, tokenizer), processes, device)
+        self.model, self.parameters = self.placing.model, self.placing.parameters
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
         self.merge = _merge(config, self._weights())
         self.wsc = None
@@ -27,7 +28,7 @@ class Training:
         """Before task ``index``, whose :class:`pycil_wsc.llm.corpus.Epoch`s are ``epochs``: the weights before it are remembered."""
         steps = sum(steps_of(epoch, self.config) for epoch in epochs if self._covered(epoch))
         wanted = self.config.method == "wsc" and steps and (index or self.config.wsc.first_task)
-        self.wsc = _consolidation(self.config.wsc, self.config.betas, self.parameters, steps) if wanted else None
+        self.wsc = _consolidation(self.config.wsc, self.config.betas, self.placing, steps) if wanted else None
 
     def begin_epoch(self, epoch):
         if self.wsc and self._covered(epoch):
@@ -39,12 +40,12 @@ class Training:
         self.model.train()
         groups = micro_batches(examples, self.config.micro_tokens, self.config.padding)
         labels, loss = sum(len(e) - e.prompt for e in examples), torch.zeros((), device=self.device)
-        for group in self.processes.share(groups):
-            loss += self._backward(group, len(examples), labels)
-        self.processes.sum_gradients_(self.parameters.values())
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip)
+        for group, factor in self.placing.share(groups):
+            loss += self._backward(group, factor, len(examples), labels)
+        self.placing.collect_gradients()
+        self._clip()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.placing.clear()
         self._count(groups, labels)
         return loss
 
@@ -74,24 +75,30 @@ class Training:
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
 
     @property
+    def sharded(self):
+        return self.placing.peers is not None
+
+    @property
     def precision(self):
         return resolved_precision(self.config.precision, self.device)
 
     # ---- saving and going on -------------------------------------------------------------------------------------------
 
     def state_dict(self):
-        """All that is needed to go on; the tensors are not copies."""
+        """All that is needed to go on, of the whole model; the tensors are not copies."""
         parts = {"wsc": self.wsc and self.wsc.state_dict(), "merge": self.merge and self.merge.state_dict()}
-        return {"model": self._weights(), "optimizer": self.optimizer.state_dict(), "counts": self.counts, **parts}
+        state = {"model": self._weights(), "optimizer": self.optimizer.state_dict(), **parts}
+        return by_name(self.placing.whole, state, self.parameters) | {"counts": self.counts}
 
     def load_state_dict(self, state, index, epochs):
         """Go on from ``state``, saved within or after task ``index`` of these ``epochs``."""
+        self.counts = state["counts"]
+        state = by_name(self.placing.part, {name: part for name, part in state.items() if name != "counts"}, self.parameters)
         self._set(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.counts = state["counts"]
         if state["wsc"]:
             self.begin_task(index, epochs)
-            self.wsc.load_state_dict(state["wsc"])
+            self.wsc.load_state_dict(state["wsc"] | {"shapes": self.wsc.state_dict()["shapes"]})  # of a sharded model they are this process's
         if state["merge"]:
             self.merge.load_state_dict(state["merge"])
 
@@ -100,14 +107,19 @@ class Training:
     def _covered(self, epoch):
         return epoch.replay or self.config.wsc.covers == "all"
 
-    def _backward(self, group, examples, labels):
-        """Add the gradients of a group's share in the mean over ``examples`` items, or over ``labels`` tokens."""
+    def _backward(self, group, factor, examples, labels):
+        """Add ``factor`` times the gradients of a group's share in the mean over ``examples`` items, or over ``labels`` tokens; returns the share."""
         batch = collate(group, self.pad, self.device)
         with self.autocast():
             losses = token_losses(self.model, batch).sum(1)
         loss = (losses / batch.counts).sum() / examples if self.config.loss == "item" else losses.sum() / labels
-        loss.backward()
-        return loss.detach()
+        (factor * loss).backward()
+        return loss.detach() if factor else 0.0
+
+    def _clip(self):
+        """As torch's ``clip_grad_norm_``, over all parts of the model."""
+        factor = (self.config.clip / (self.placing.square_norm().sqrt() + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([parameter.grad for parameter in self.parameters.values()], factor)
 
     def _count(self, groups, labels):
         tokens = sum(len(example) for group in groups for example in group)
@@ -122,6 +134,16 @@ class Training:
     def _set(self, weights):
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
+
+
+def by_name(change, state, names, path=()):
+    """``state`` with ``change(name, tensor)`` for each tensor that belongs to the parameter of that name: by its key, or by its number in the optimiser."""
+    if isinstance(state, dict):
+        return {key: by_name(change, value, names, (*path, key)) for key, value in state.items()}
+    if isinstance(state, torch.Tensor) and state.dim():
+        (name,) = [name for key in path if (name := list(names)[key] if isinstance(key, int) else str(key).removeprefix("running.")) in names]
+        return change(name, state)
+    return state
 
 
 def steps_of(epoch, config):
@@ -141,11 +163,11 @@ def _merge(config, start):
     return merges[config.method](start, **options[config.method]) if config.method in options else None
 
 
-def _consolidation(options, betas, parameters, steps):
+def _consolidation(options, betas, placing, steps):
     """A consolidation over ``steps`` optimiser steps, with the present weights as those before the task."""
     warmup = int(options.warmup * steps)
     return WeightSpaceConsolidation(
-        parameters.items(),
+        placing.parameters.items(),
         warmup_steps=warmup if options.reset == "none" else max(1, warmup),
         average_every=options.average_every,
         retain=options.retain,
@@ -159,4 +181,5 @@ def _consolidation(options, betas, parameters, steps):
         average_start=options.average_start,
         average_count=options.average_count,
         average_last=options.average_last,
+        peers=placing.peers,
     )
