@@ -93,7 +93,7 @@ def last_task(name, dataset, args, precision):
     config = resolve(keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"})
     manager, device = DataManager(dataset, False, 0, CLASSES, CLASSES), resolved_device(args.device)
     source = open_source(dataset.info, dataset.train, device, args.workers)
-    learner = factory.learners[name](config, manager, source, device)
+    learner = config.learner(config, manager, source, device)
     *before, task = manager.tasks
     for earlier in before:
         learner.learn(earlier, Silent())

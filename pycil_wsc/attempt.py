@@ -32,7 +32,7 @@ class Job:
     @property
     def title(self):
         folder = self.config.run_folder
-        return f"[{self.number}/{self.total}] {self.config.model_name} {folder.parent.name} seed {self.config.seed}"
+        return f"[{self.number}/{self.total}] {self.config.method} {folder.parent.name} seed {self.config.seed}"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-import pycil_wsc.learners  # noqa: F401  registers the learners, and with them the backbones
 from pycil_wsc.keys import checked, digest, expand, key, takes_list, typed
+from pycil_wsc.learners.consolidating import consolidated  # the package registers the learners, and with them the backbones
 from utils import factory
 from utils.errors import UserError, did_you_mean
 from utils.memory import ExemplarMemory
@@ -57,6 +57,7 @@ class Config:
     init_cls: int = key(10, "classes of the first task", low=1)
     increment: int = key(10, "classes of each later task", low=1)
     model_name: str = key("wsc", "the learner")
+    consolidate: bool = key(False, "Weight Space Consolidation (`wsc.*`) on top of a learner that trains one network in one phase per task")
     convnet_type: str = key("resnet32", "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`")
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`; of PyCIL's list of GPU numbers the first is used")
     seed: int = key(1993, "class order, initial weights, batches, augmentation and exemplars", low=0)
@@ -98,7 +99,7 @@ class Config:
     def to_dict(self):
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
         values = {name: getattr(self, name) for name in FIELDS if "." not in name} | vars(self.options)
-        if factory.learners[self.model_name].consolidates:
+        if self.learner.consolidates:
             values |= {f"wsc.{f.name}": getattr(self.wsc, f.name) for f in fields(WSCOptions)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -108,12 +109,23 @@ class Config:
         return {name: value for name, value in self.to_dict().items() if name not in skipped}
 
     @property
+    def learner(self):
+        """The learner's class."""
+        learner = factory.learners[self.model_name]
+        return consolidated(learner) if self.consolidate else learner
+
+    @property
+    def method(self):
+        """The learner's name, as folders and tables have it."""
+        return f"{self.model_name}+wsc" if self.consolidate else self.model_name
+
+    @property
     def run_folder(self):
-        """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<model_name>/m<memory>/seed<seed>[-<hash of what else differs>]``"""
+        """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<model_name>[+wsc]/m<memory>/seed<seed>[-<hash of what else differs>]``"""
         usual = resolve({name: getattr(self, name) for name in IN_PATH}).identity()
         memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
         dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
-        return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.model_name, memory, f"seed{self.seed}{digest(self.identity(), usual)}")
+        return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.method, memory, f"seed{self.seed}{digest(self.identity(), usual)}")
 
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
@@ -122,7 +134,7 @@ PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "dat
 DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on
-IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "init_cls", "increment", "model_name", "seed")
+IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "init_cls", "increment", "model_name", "consolidate", "seed")
 
 
 def load(path, overrides=None):
@@ -316,7 +328,11 @@ def _check_together(config):
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":
         raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
     factory.backbones[config.convnet_type]
-    if problem := factory.learners[config.model_name].check(config):
+    learner = factory.learners[config.model_name]
+    if config.consolidate and (learner.consolidates or not learner.one_phase):
+        reason = "consolidates already" if learner.consolidates else "trains in two phases per task"
+        raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
+    if problem := learner.check(config):
         raise UserError(problem)
     if not config.dataset.startswith(("npz:", "folder:")):
         factory.datasets[config.dataset]

@@ -10,7 +10,6 @@ from torch import nn
 
 from pycil_wsc.config import resolve
 from pycil_wsc.machine import resolved_device
-from utils import factory
 from utils.data import Dataset, DatasetInfo, Split
 from utils.data_manager import DataManager
 from utils.errors import UserError
@@ -99,7 +98,7 @@ def _rebuilt(config, info, state):
     """The learner of ``config`` as it was, its data set without samples."""
     device, none = resolved_device(config.device), Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
     manager = DataManager(Dataset(info, none, none), config.shuffle, config.seed, config.init_cls, config.increment)
-    learner = factory.learners[config.model_name](config, manager, open_source(info, none, device, 0), device)
+    learner = config.learner(config, manager, open_source(info, none, device, 0), device)
     for task in manager.tasks[: state["task"] + 1]:
         learner.grow_for(task)
     try:

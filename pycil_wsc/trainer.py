@@ -13,7 +13,7 @@ from pycil_wsc.learners.base import Resume
 from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import TaskBar, print_task
 from pycil_wsc.scalars import Scalars
-from utils import factory, metrics
+from utils import metrics
 from utils.data_manager import DataManager
 from utils.errors import UnusableRun, UserError
 from utils.files import save_tensors, write_atomically, write_json
@@ -41,7 +41,7 @@ class Run:
         self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
-        self.learner = factory.learners[config.model_name](config, self.manager, self.train_source, self.device)
+        self.learner = config.learner(config, self.manager, self.train_source, self.device)
         self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
         self.history = []  # what metrics.jsonl holds: a dict per task
         self.curves = new_curves()  # of the task under way: a value per epoch
@@ -271,7 +271,7 @@ def summary(line):
 
 def planned_images(config, manager):
     """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
-    learner, total = factory.learners[config.model_name], 0
+    learner, total = config.learner, 0
     strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
     for task in manager.tasks:

@@ -21,6 +21,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "utils": ["utils", "convs"],
     "convs": ["convs", "utils.factory"],
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
+    "pycil_wsc.plugins": ["pycil_wsc.consolidation"],
     "pycil_wsc.learners": ["pycil_wsc.learners", "pycil_wsc.consolidation", "utils"],
     "pycil_wsc.keys": ["utils.errors"],
     "pycil_wsc.config": ["pycil_wsc.keys", "pycil_wsc.learners", "pycil_wsc.llm.config", "utils"],

@@ -6,7 +6,7 @@ argument (for the moments: the first two) is changed in place. Callers hold ``to
 
 import torch
 
-from pycil_wsc.consolidation.ranking import top_blocks
+from pycil_wsc.consolidation.ranking import blocks, top_blocks
 
 
 def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None, peers=None):
@@ -77,6 +77,7 @@ def average_(average, params, n):
     weight = 1 / (n + 1)
     if all(a.dtype == p.dtype for a, p in zip(average, params, strict=True)):
         torch._foreach_lerp_(average, params, weight)
-    else:  # one by one: no widened copy of all the weights at once
+    else:  # block by block: no widened copy of the weights
         for a, p in zip(average, params):
-            a.lerp_(p.to(a.dtype), weight)
+            for index in blocks(p.shape):
+                a[index].lerp_(p[index].to(a.dtype), weight)

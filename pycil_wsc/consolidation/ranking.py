@@ -150,8 +150,8 @@ def _within(scores, shift, prefix):
 
 
 def _keys(scores):
-    """Whole numbers in the order of the scores: a float's bits, all but the sign turned over where it is negative."""
-    bits = (scores + 0.0).view(BITS[scores.dtype])  # + 0.0: -0.0 becomes 0.0, which it equals
+    """Whole numbers in the order of the scores (-0.0 before 0.0): a float's bits, all but the sign turned over where it is negative."""
+    bits = scores.view(BITS[scores.dtype])
     return _turned(bits)
 
 

@@ -43,7 +43,7 @@ class WeightSpaceConsolidation:
 
     Memory, for N trainable elements of s bytes, f = max(s, 4): N (s + 2 f) bytes until the reset, N f after it; N (s + 3 f) with
     ``reset_every``; N f alone, from the end of the warm-up, with ``reset="none"``. So 12, then 4 bytes per element for fp32. With
-    ``moments="optimizer"`` N s until the reset, N f after it: one copy of the weights at any time. Ranking works in blocks of 4 MB.
+    ``moments="optimizer"`` N s until the reset, N f after it: one copy of the weights at any time. Ranking adds a few blocks of 4 MB.
 
     Args:
         named_parameters: iterable of (name, parameter), such as ``model.named_parameters()``. Those that do not require a gradient

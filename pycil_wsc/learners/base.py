@@ -50,6 +50,7 @@ class BaseLearner(nn.Module):
     """
 
     uses_memory = True
+    one_phase = True  # a task trains one network in one phase, so that it can be consolidated
     consolidates = False
     plain_first_task = False  # the first task is cross-entropy alone, so that learners may share what it gives
     epoch_keys = ("epochs",)  # the keys that together are the passes over a later task

@@ -23,6 +23,7 @@ class FOSTER(BaseLearner):
 
     plain_first_task = True
     epoch_keys = ("epochs", "compression_epochs")
+    one_phase = False
 
     def build(self):
         return ExpandingNet(self.config.convnet_type)

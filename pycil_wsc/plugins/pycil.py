@@ -1,0 +1,300 @@
+"""Weight Space Consolidation inside a stock PyCIL checkout, in which nothing is changed.
+
+    python -m pycil_wsc.plugins.pycil --pycil ~/PyCIL --config wsc.json
+
+The JSON file is one of PyCIL's. Its ``model_name`` may also be ``wsc`` (PyCIL's Replay, consolidated) or ``wsc_<learner>`` for any
+of PyCIL's learners that trains one network per task: ``wsc_icarl``, ``wsc_wa``, ``wsc_bic``, ... Options are ``"wsc.retain": 0.2`` or
+``"wsc": {"retain": 0.2}``, with the names and meanings of the keys ``wsc.*`` in the README. Data and logs are where PyCIL has them: in
+``data`` and ``logs`` of the folder in which the command is run.
+
+PyCIL has top-level modules ``utils`` and ``convs``, as this repository has: here only ``pycil_wsc.consolidation`` is imported.
+"""
+
+import argparse
+import difflib
+import functools
+import importlib
+import importlib.machinery
+import inspect
+import json
+import logging
+import math
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
+
+MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's
+PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's names for the training of a later task
+UNFIT = dict.fromkeys(("beefiso", "der", "foster", "memo", "rmm-foster", "tagfex"), "has no single network") | {
+    "fetril": "trains no more than its head after the first task",
+    "ssre": "expands and compresses its network in each task",
+}
+CHOICES = {"reset_every": ("once", "epoch", "iteration"), "average_unit": ("epoch", "iteration"), "bn_update": ("recompute", "copy", "average")}
+
+
+class BadInput(Exception):
+    """What the user can mend, in one line."""
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pycil", required=True, type=Path, metavar="FOLDER", help="a checkout of PyCIL")
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="JSON file of PyCIL's kind")
+    args = parser.parse_args(argv)
+    try:
+        run(args.pycil, args.config)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(checkout, config):
+    """Run PyCIL's ``trainer.train`` on the JSON file ``config``, its factory knowing the consolidated learners too."""
+    args, settings = load(config)
+    enter(checkout)
+    factory, trainer = importlib.import_module("utils.factory"), importlib.import_module("trainer")
+    factory.get_model = with_consolidation(factory.get_model, settings)
+    factory.get_model(args["model_name"], args | {"device": [torch.device("cpu")]})  # before any data is loaded: may it be had?
+    trainer.train({"config": str(config)} | args)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys ``wsc.*``, as in the README."""
+
+    warmup: float = 0.25
+    retain: float = 0.2
+    blend: float = 0.5
+    betas: tuple = (0.9, 0.999)
+    score_abs: bool = False
+    rank_scope: str = "global"
+    reset: str = "blend"
+    reset_every: str = "once"
+    reset_new_rows: bool = True
+    reset_momentum: bool = False
+    reset_buffers: bool = False
+    average: bool = True
+    average_every: int = 5
+    average_unit: str = "epoch"
+    average_start: str = "reset"
+    average_count: str = "since_reset"
+    average_last: bool = True
+    average_lr: float | str | None = "initial"  # "initial": the rate that the task began with, PyCIL's lrate
+    average_anneal: int = 5
+    bn_update: str = "recompute"
+    first_task: bool = False
+
+    def warmup_epochs(self, epochs):
+        return int(self.warmup * epochs)
+
+    def in_steps(self, epochs, per_epoch):
+        """Arguments of :class:`WeightSpaceConsolidation` for a task of ``epochs`` epochs of ``per_epoch`` optimiser steps."""
+        warmup = self.warmup_epochs(epochs) * per_epoch or int(self.warmup * epochs * per_epoch)  # less than an epoch: in steps
+        own = {"warmup", "reset_new_rows", "average_unit", "average_lr", "average_anneal", "bn_update", "first_task"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own} | {
+            "warmup_steps": warmup if self.reset == "none" else max(1, warmup),
+            "reset_every": {"once": None, "epoch": per_epoch, "iteration": 1}[self.reset_every],
+            "average_every": self.average_every * (per_epoch if self.average_unit == "epoch" else 1),
+            "average_buffers": self.bn_update == "average",
+        }
+
+
+# ---- a learner that is consolidated ------------------------------------------------------------------------------------
+
+
+def with_consolidation(get_model, settings):
+    """PyCIL's ``get_model``, with ``wsc`` and ``wsc_<learner>`` beside its own names."""
+
+    def get(name, args):
+        base = "replay" if name.lower() == "wsc" else name.lower().removeprefix("wsc_")
+        if base == name.lower():
+            return _made(get_model, name, base, args)
+        _refuse(name, base, UNFIT.get(base))
+        learner = _made(get_model, name, base, args)
+        _refuse(name, base, _unfit(learner))
+        learner.__class__ = consolidated(type(learner), settings)
+        return learner
+
+    return get
+
+
+def _made(get_model, name, base, args):
+    try:
+        return get_model(base, args)
+    except AssertionError:
+        raise BadInput(f"model_name: '{name}' is no learner of this checkout; give one of PyCIL's names, wsc, or wsc_<PyCIL's name>") from None
+    except KeyError as error:
+        raise BadInput(f"model_name: '{name}' needs the key {error} in the JSON file; add it") from None
+    except ImportError as error:
+        raise BadInput(f"model_name: '{name}' cannot be loaded ({error}); install what it needs") from None
+
+
+def _refuse(name, base, reason):
+    if reason:
+        raise BadInput(f"model_name: '{name}': PyCIL's {base} {reason}; WSC goes with learners such as replay, icarl, wa, bic, lwf")
+
+
+def _unfit(learner):
+    """Why the learner does not train one network in each task, or None."""
+    if not isinstance(getattr(learner._network, "convnet", None), torch.nn.Module):
+        return "has no single network"
+    if not any(hasattr(learner, phase) for phase in PHASES):
+        return "does not train its network in each task"
+    return None
+
+
+def consolidated(learner_class, settings):
+    """A subclass whose training of a task is followed by a consolidation: before exemplars, alignment and test."""
+    phases = {phase: _followed(getattr(learner_class, phase), settings) for phase in ("_init_train", *PHASES) if hasattr(learner_class, phase)}
+    return type(f"WSC{learner_class.__name__}", (learner_class,), phases)
+
+
+def _followed(train, settings):
+    @functools.wraps(train)
+    def phase(self, train_loader, test_loader, optimizer, scheduler, *rest, **named):
+        first = self._cur_task == 0 and not settings.first_task
+        later = getattr(self, "_wsc_task", None) == self._cur_task  # bias correction, balanced fine-tuning: as they are
+        if first or later:
+            return train(self, train_loader, test_loader, optimizer, scheduler, *rest, **named)
+        self._wsc_task = self._cur_task
+        epochs = _epochs(train, self, (train_loader, test_loader, optimizer, scheduler, *rest), named)
+        wsc = WeightSpaceConsolidation(
+            self._network.named_parameters(),
+            named_buffers=self._network.named_buffers(),
+            eligible=None if settings.reset_new_rows else _old_rows(self),
+            **settings.in_steps(epochs, len(train_loader)),
+        ).attach(optimizer)
+        if settings.average and settings.average_lr is not None:
+            scheduler = HeldRate(scheduler, optimizer, max(1, settings.warmup_epochs(epochs)), settings.average_lr, settings.average_anneal)
+        result = train(self, train_loader, test_loader, optimizer, scheduler, *rest, **named)
+        wsc.finish()
+        wsc.detach()
+        if settings.average and settings.bn_update == "recompute":
+            recompute_batch_norm(self._network, (inputs.to(self._device) for _, inputs, _ in train_loader))
+        logging.info("WSC: reset after %d of %d steps, average of %d weights", wsc.options.warmup_steps, wsc.steps, wsc.averaged)
+        return result
+
+    return phase
+
+
+def _epochs(train, learner, args, named):
+    """PyCIL keeps a phase's number of epochs in an argument, an attribute or a global of the learner's module."""
+    bound = inspect.signature(train).bind(learner, *args, **named).arguments
+    if "epk" in bound:
+        return bound["epk"]
+    if train.__name__ == "_train_function":
+        return learner._epoch_num
+    return train.__globals__["init_epoch" if train.__name__ == "_init_train" else "epochs"]
+
+
+def _old_rows(learner):
+    """{name: mask} of the head's parameters: False for the rows of new classes. A split head has those in its second part."""
+    known, masks = learner._known_classes, {}
+    for name, p in learner._network.named_parameters():
+        if name.removeprefix("module.").startswith("fc.fc2."):
+            masks[name] = torch.zeros_like(p, dtype=torch.bool)
+        elif name.removeprefix("module.").startswith("fc.") and p.dim() and len(p) >= learner._total_classes:
+            masks[name] = (torch.arange(len(p), device=p.device) < known).view(-1, *[1] * (p.dim() - 1)).expand_as(p)
+    return masks
+
+
+class HeldRate:
+    """Stands in for a scheduler that is stepped after each epoch: from epoch ``start`` on the rate goes over to ``value`` along half a cosine
+    in ``anneal`` epochs and is held there. ``value="initial"``: the rate at the beginning. A rate of 0 stays 0."""
+
+    def __init__(self, scheduler, optimizer, start, value, anneal):
+        self.scheduler, self.groups, self.start, self.anneal, self.epoch = scheduler, optimizer.param_groups, start, anneal, 0
+        self.targets = [group["lr"] if value == "initial" else value for group in self.groups]
+        self.rates = [group["lr"] for group in self.groups]  # of the last epoch before `start`
+
+    def step(self):
+        self.epoch += 1
+        if self.epoch < self.start:
+            self.scheduler.step()
+            self.rates = [group["lr"] for group in self.groups]
+            return
+        done = min(1, (self.epoch - self.start + 1) / self.anneal) if self.anneal else 1
+        for group, rate, target in zip(self.groups, self.rates, self.targets, strict=True):
+            group["lr"] = rate and target + (rate - target) * (1 + math.cos(math.pi * done)) / 2
+
+
+# ---- the checkout and the JSON file ------------------------------------------------------------------------------------
+
+
+class Checkout:
+    """Finds PyCIL's top-level modules in its checkout, whatever else on the path has their names."""
+
+    def __init__(self, root):
+        self.root = str(root)
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.PathFinder.find_spec(name, [self.root]) if name in MODULES else None
+
+
+def enter(checkout):
+    """From here on ``utils``, ``convs``, ``models`` and ``trainer`` are PyCIL's. Nothing is written into the checkout."""
+    for needed in "trainer.py", "utils/factory.py", "models/base.py":
+        if not (checkout / needed).is_file():
+            raise BadInput(f"--pycil {checkout}: no checkout of PyCIL, as it has no {needed}; git clone https://github.com/LAMDA-CL/PyCIL")
+    sys.dont_write_bytecode = True
+    for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, Checkout(checkout.resolve()))
+
+
+def load(path):
+    """-> PyCIL's arguments, and the :class:`Settings` that the file gives beside them."""
+    try:
+        raw = json.loads(path.read_text())
+    except OSError as error:
+        raise BadInput(f"--config {path}: cannot be read ({error.strerror}); name an existing JSON file") from None
+    except ValueError as error:
+        raise BadInput(f"--config {path}: not valid JSON ({error}); correct the file") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_name"), str):
+        raise BadInput(f'--config {path}: expected a JSON object with a "model_name"; take one of PyCIL\'s exps/*.json')
+    inner = raw.pop("wsc", {})
+    if not isinstance(inner, dict):
+        raise BadInput(f'--config {path}: "wsc" must be an object of options, such as {{"retain": 0.2}}')
+    given = {name: raw.pop(f"wsc.{name}") for name in [key.removeprefix("wsc.") for key in raw if key.startswith("wsc.")]} | inner
+    try:
+        settings = Settings(**{name: _checked(name, value) for name, value in given.items()})
+        WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), named_buffers=[("b", torch.ones(1))], **settings.in_steps(100, 100))
+    except (BadInput, ValueError) as error:
+        raise BadInput(f"--config {path}: wsc: {error}") from None
+    return raw, settings
+
+
+def _checked(name, value):
+    """``value`` with the type of option ``name``."""
+    kinds = {f.name: f.default for f in fields(Settings)}
+    if name not in kinds:
+        near = difflib.get_close_matches(name, kinds, n=1)
+        raise BadInput(f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(kinds)}"))
+    default, number = kinds[name], isinstance(value, (int, float)) and not isinstance(value, bool)
+    good = {
+        bool: isinstance(value, bool),
+        int: number and isinstance(value, int),
+        float: number,
+        str: isinstance(value, str),
+        tuple: isinstance(value, list) and len(value) == 2 and all(isinstance(v, (int, float)) for v in value),
+    }[type(default)]
+    if name == "average_lr":
+        good = number and value >= 0 or value is None or value == "initial"
+    if name == "average_anneal":
+        good = good and value >= 0
+    if name == "warmup":
+        good = good and 0 <= value < 1
+    if not good:
+        raise BadInput(f"{name}={value!r} cannot be; the default is {default!r}")
+    if value not in CHOICES.get(name, [value]):
+        raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

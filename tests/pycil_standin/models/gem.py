@@ -1,0 +1,1 @@
+import a_solver_of_quadratic_programs  # noqa: F401  not installed

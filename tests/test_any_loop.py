@@ -1,0 +1,436 @@
+"""The consolidation in any loop: every optimiser, scaler, type and way of naming parameters, against the slow twin and torch's own."""
+
+import copy
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pycil_wsc.consolidation import WeightSpaceConsolidation, ranking
+from pycil_wsc.consolidation.reference import ReferenceConsolidation
+
+# The whole, against the slow twin.
+
+SHAPES = {"matrix": (3, 4), "kernel": (2, 1, 2, 2), "bias": (5,), "scale": (), "unused": (4,), "frozen": (3,)}
+GROUPS = [["matrix", "scale", "frozen"], ["kernel", "bias", "unused"]]
+BETAS = [(0.9, 0.99), (0.5, 0.7)]  # of the two groups, where the optimiser has betas
+
+
+@st.composite
+def loops(draw):
+    """-> (options of the consolidation, and how the loop around it is made)."""
+    reset = draw(st.sampled_from(["blend", "revert", "none"]))
+    count = draw(st.sampled_from(["since_reset", "absolute"]))
+    optimizer = draw(st.sampled_from(["SGD", "Adam", "AdamW"]))
+    moments = "own" if optimizer == "SGD" else draw(st.sampled_from(["own", "optimizer"]))
+    options = dict(
+        warmup_steps=draw(st.integers(0 if reset == "none" else 1, 5)),
+        average_every=draw(st.integers(1, 3)),
+        retain=draw(st.sampled_from([0, 0.1, 0.2, 0.5, 0.77, 1])),
+        blend=draw(st.sampled_from([0, 0.3, 0.5, 1])),
+        moments=moments,
+        rank_scope=draw(st.sampled_from(["global", "tensor"])),
+        reset=reset,
+        reset_every=draw(st.sampled_from([None, 1, 3])),
+        average=draw(st.booleans()),
+        average_start="reset" if count == "absolute" else draw(st.sampled_from(["reset", "first"])),
+        average_count=count,
+        average_last=draw(st.booleans()),
+        reset_buffers=draw(st.booleans()),
+        average_buffers=draw(st.booleans()),
+    )
+    if moments == "own":
+        options |= dict(betas=draw(st.sampled_from([(0.9, 0.999), (0.5, 0.7), (0, 0)])), score_abs=draw(st.booleans()))
+    narrow = moments == "own"  # Adam keeps its moments in the weights' type: in bf16 they are not those of the equations
+    loop = dict(
+        optimizer=optimizer,
+        fused=draw(st.booleans()),
+        scaler=draw(st.booleans()),
+        dtype=draw(st.sampled_from([torch.float64, torch.float32] + narrow * [torch.bfloat16])),
+        prefix=draw(st.sampled_from(["", "_orig_mod."])),
+        eligible=draw(st.booleans()),
+        block=draw(st.sampled_from([3, 2**20])),
+        seed=draw(st.integers(0, 10**6)),
+    )
+    return options, loop
+
+
+def make_optimizer(params, name, fused):
+    own = dict(momentum=0.0 if fused else 0.9) if name == "SGD" else {}  # fused SGD cannot begin a momentum in a later step than others
+    groups = [{"params": [params[n] for n in names]} | ({} if name == "SGD" else {"betas": betas}) for names, betas in zip(GROUPS, BETAS)]
+    return getattr(torch.optim, name)(groups, lr=0.1, weight_decay=0.1 if name == "AdamW" else 0.0, fused=fused, **own)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(loops())
+def test_fast_version_follows_the_slow_one_in_every_loop(case):
+    options, loop = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "BLOCK", loop["block"])
+        compare_with_reference(options, loop)
+
+
+def compare_with_reference(options, loop):
+    """One task: the fast version attached to an optimiser, and beside it the same optimiser's twin, whose weights the slow version changes."""
+    rng = random.Random(loop["seed"])
+    dtype, tolerance = loop["dtype"], {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2**-5}[loop["dtype"]]
+    params = {name: nn.Parameter(gaussian(rng, shape, dtype), requires_grad=name != "frozen") for name, shape in SHAPES.items()}
+    buffers = {"mean": torch.ones(3, dtype=dtype), "count": torch.tensor(0)}
+    twins, twin_buffers = copy.deepcopy(params), {"mean": copy.deepcopy(buffers["mean"])}
+    optimizer, twin_optimizer = (make_optimizer(each, loop["optimizer"], loop["fused"]) for each in (params, twins))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, enabled=loop["scaler"])
+    scaler.scale(torch.ones(()))  # makes the scale
+    mask = [rng.random() < 0.6 for _ in range(12)]
+
+    named = [(loop["prefix"] + name, p) for name, p in [*params.items(), ("shared", params["matrix"])]]
+    eligible = {loop["prefix"] + "matrix": torch.tensor(mask).view(3, 4)} if loop["eligible"] else {}
+    fast = WeightSpaceConsolidation(named, named_buffers=buffers.items(), eligible=eligible, **options).attach(optimizer)
+    trained = [name for name in SHAPES if name != "frozen"]
+    betas = {name: b for names, b in zip(GROUPS, BETAS) for name in names} if options["moments"] == "optimizer" else options["betas"]
+    slow = ReferenceConsolidation(lists(twins, trained), **options | {"betas": betas}, buffers=lists(twin_buffers),
+                                  eligible={"matrix": mask} if loop["eligible"] else {})  # fmt: skip
+
+    def assert_same():
+        for name in SHAPES:
+            torch.testing.assert_close(params[name], twins[name], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(buffers["mean"], twin_buffers["mean"], rtol=tolerance, atol=tolerance)
+
+    real = 0
+    while real < options["warmup_steps"] + 3 * options["average_every"] + 1:
+        gradients = {name: None if name in ("unused", "frozen") else random_gradient(rng, shape, dtype) for name, shape in SHAPES.items()}
+        skipped = loop["scaler"] and rng.random() < 0.3
+        gradients["bias"] = torch.full((5,), float("inf") if skipped else rng.random(), dtype=dtype)  # at least one has a gradient
+        for each in params, twins:
+            for name, gradient in gradients.items():
+                each[name].grad = None if gradient is None else gradient * scaler.get_scale()
+        for buffer in buffers["mean"], twin_buffers["mean"]:
+            buffer += 1.0
+        scaler.step(optimizer)
+        scaler.step(twin_optimizer)
+        scaler.update()
+        weights, means = lists(twins, trained), lists(twin_buffers)
+        slow.step(weights, {n: None if g is None else g.double().flatten().tolist() for n, g in gradients.items()}, means, skipped)
+        write(twins, weights)
+        write(twin_buffers, means)
+        assert_same()
+        real += not skipped
+        if rng.random() < 0.3:  # to ask for it settles the count; not to ask must not matter
+            assert fast.steps == slow.i
+    if options["average"] and not (options["average_start"] == "reset" or options["average_last"]) and slow.mean is None:
+        return
+    fast.finish()
+    weights, means = lists(twins, trained), lists(twin_buffers)
+    slow.finish(weights, means)
+    write(twins, weights)
+    write(twin_buffers, means)
+    assert_same()
+    assert (fast.steps, fast.averaged) == (slow.i, slow.samples)
+    assert buffers["count"] == 0
+
+
+def gaussian(rng, shape, dtype):
+    return torch.tensor([rng.gauss(0, 1) for _ in range(torch.Size(shape).numel())], dtype=dtype).view(shape)
+
+
+def random_gradient(rng, shape, dtype):
+    """Half zeros, as where units are dead; None now and then."""
+    if rng.random() < 0.2:
+        return None
+    alive = [rng.random() < 0.5 for _ in range(torch.Size(shape).numel())]
+    return gaussian(rng, shape, dtype) * torch.tensor(alive).view(shape)
+
+
+def lists(tensors, names=None):
+    return {name: tensors[name].detach().double().flatten().tolist() for name in names or tensors}
+
+
+@torch.no_grad()
+def write(tensors, values):
+    for name, each in values.items():
+        tensors[name].copy_(torch.tensor(each, dtype=torch.float64).view(tensors[name].shape))
+
+
+# One by one.
+
+
+def small_net(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+
+
+def batch(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 4, generator=generator).to(dtype), torch.randint(3, (8,), generator=generator)
+
+
+def train(net, optimizer, steps):
+    for step in steps:
+        inputs, targets = batch(step, next(net.parameters()).dtype)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+
+
+def start(optimizer=torch.optim.AdamW, net=None, lr=0.05, **options):
+    """-> a small network, its optimiser, and a consolidation that follows it."""
+    net = net or small_net()
+    optimizer = optimizer(net.parameters(), lr=lr)
+    return net, optimizer, WeightSpaceConsolidation(net.named_parameters(), **options).attach(optimizer)
+
+
+def weights(net):
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_gradients_accumulated_over_batches_are_one_step():
+    ends = []
+    for parts in 1, 4:
+        net, optimizer, wsc = start(torch.optim.SGD, small_net(torch.float64), warmup_steps=3, average_every=2)
+        for step in range(8):
+            inputs, targets = batch(step, torch.float64)
+            for x, y in zip(inputs.chunk(parts), targets.chunk(parts)):
+                (nn.functional.cross_entropy(net(x), y) / parts).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert (wsc.steps, wsc.resets, wsc.averaged) == (8, 1, 3)
+        wsc.finish()
+        ends.append(weights(net))
+    torch.testing.assert_close(*ends)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam])
+def test_the_optimisers_moments_rank_like_own_ones_of_the_same_decay(optimizer):
+    ends = []
+    for options in dict(moments="optimizer"), dict(moments="own", betas=(0.9, 0.999)):
+        net, opt, wsc = start(optimizer, warmup_steps=3, average_every=2, **options)
+        train(net, opt, range(8))
+        wsc.finish()
+        ends.append(weights(net))
+    assert torch.equal(*ends)
+
+
+def test_narrow_moments_of_the_optimiser_are_widened_before_they_are_multiplied():
+    weight = nn.Parameter(torch.zeros(20_000, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments="optimizer", average=False).attach(optimizer)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        weight.grad = torch.randn(20_000, generator=generator).bfloat16()
+        optimizer.step()
+    state = optimizer.state[weight]
+
+    def best(score):
+        return set(score.argsort(descending=True, stable=True)[:10_000].tolist())
+
+    wide = best(state["exp_avg"].double().abs() * state["exp_avg_sq"].double())
+    assert wide != best(state["exp_avg"].abs() * state["exp_avg_sq"])
+    assert set(weight.nonzero().flatten().tolist()) == wide
+    assert wsc.resets == 1
+
+
+def test_average_equals_torchs_averaged_model_under_adamw():
+    net, optimizer, wsc = start(warmup_steps=3, average_every=2, moments="optimizer", average_last=False)
+    averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
+    for step in range(1, 12):
+        train(net, optimizer, [step])
+        if step in (3, 5, 7, 9, 11):
+            averaged.update_parameters(net)
+    wsc.finish()
+    assert torch.equal(weights(net), weights(averaged.module))
+
+
+def test_a_compiled_model_is_followed_like_the_plain_one_and_has_its_state():
+    ends = []
+    for compiled in False, True:
+        net = small_net()
+        model = torch.compile(net, backend="eager") if compiled else net
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3).attach(optimizer)
+        train(model, optimizer, range(2))
+        other = WeightSpaceConsolidation((net if compiled else torch.compile(net, backend="eager")).named_parameters(), warmup_steps=3)
+        other.load_state_dict(wsc.state_dict())
+        wsc.detach()
+        other.attach(optimizer)
+        train(model, optimizer, range(2, 5))
+        other.finish()
+        ends.append(weights(net))
+    assert torch.equal(*ends)
+
+
+# Steps that a GradScaler skips.
+
+
+def scaled_step(optimizer, scaler, weight, gradient):
+    weight.grad = scaler.scale(torch.tensor(gradient))
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("moments", ["own", "optimizer"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_skipped_steps_do_not_count(fused, moments):
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([weight], lr=1.0, weight_decay=0.0, fused=fused)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments=moments).attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    resets = []
+    for gradient in [9.0, float("inf")], [float("nan"), 0.0], [1.0, 2.0], [float("inf"), 0.0], [1.0, 2.0], [float("inf"), 0.0]:
+        scaled_step(optimizer, scaler, weight, gradient)
+        resets.append(wsc.resets)
+    assert resets == [0, 0, 0, 0, 1, 1]
+    assert (wsc.steps, wsc.averaged) == (2, 1)
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.0, -2.0]))  # the nine was never taken in
+    wsc.finish()
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.0, -2.0]))  # one sample, the last step being a skipped one
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the operations whose result the host must wait for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "equal")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("moments", ["own", "optimizer"])
+def test_under_a_scaler_that_skips_on_the_device_only_steps_with_something_due_wait(moments):
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([weight], lr=1.0, fused=True)
+    WeightSpaceConsolidation([("w", weight)], warmup_steps=4, average_every=3, moments=moments).attach(optimizer)
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # as a GradScaler sets them around the step
+    waits = []
+    for _ in range(10):
+        weight.grad = torch.ones(2)
+        with HostReads() as reads:
+            optimizer.step()
+        waits.append(reads.count > 0)
+    assert waits == [moments == "own", False, False, True, False, False, True, False, False, True]
+
+
+# Memory.
+
+
+class Live(TorchDispatchMode):
+    """The most bytes that tensors take at any time beside those that are there already."""
+
+    def __init__(self, existing):
+        super().__init__()
+        self.existing = {tensor.untyped_storage()._cdata for tensor in existing}
+        self.storages, self.peak = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.existing:
+                self.storages[storage._cdata] = torch.multiprocessing.reductions.StorageWeakRef(storage), storage.nbytes()
+        self.storages = {key: (ref, size) for key, (ref, size) in self.storages.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+        return result
+
+
+@pytest.mark.parametrize("dtype, moments, copies", [
+    (torch.float32, "optimizer", 1), (torch.bfloat16, "optimizer", 2), (torch.float32, "own", 3), (torch.bfloat16, "own", 5),
+])  # fmt: skip
+def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_are_read(monkeypatch, dtype, moments, copies):
+    """Copies in bytes of the weights: the average of bf16 is in fp32, own moments too."""
+    monkeypatch.setattr(ranking, "BLOCK", 500)
+    monkeypatch.setattr(ranking, "DIGIT", 8)
+    params = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in [(200, 100), (30_000,), (7,), (2, 2, 5000)]]
+    size = sum(p.nbytes for p in params)
+    optimizer = torch.optim.AdamW(params, lr=0.1, fused=True)
+    for p in params:
+        p.grad = torch.randn(p.shape).to(dtype)
+    with Live([*params, *(p.grad for p in params)]) as live:
+        wsc = WeightSpaceConsolidation([(str(i), p) for i, p in enumerate(params)], warmup_steps=2, average_every=2, moments=moments).attach(optimizer)
+        for _ in range(6):
+            optimizer.step()
+        wsc.finish()
+    assert (wsc.resets, wsc.averaged) == (1, 3)
+    extra = live.peak - sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
+    assert copies * size <= extra < (copies + 0.15) * size
+
+
+# Saving.
+
+
+@pytest.mark.parametrize("reset_every", [None, 2])
+def test_with_the_optimisers_moments_save_load_and_go_on_equals_going_on(reset_every):
+    options = dict(warmup_steps=3, average_every=2, moments="optimizer", reset_every=reset_every)
+    net, optimizer, wsc = start(**options)
+    train(net, optimizer, range(8))
+    wsc.finish()
+    for moment in range(9):
+        stopped = start(**options)
+        train(*stopped[:2], range(moment))
+        saved = copy.deepcopy([part.state_dict() for part in stopped])
+        resumed = start(**options)
+        for part, state in zip(resumed, saved):
+            part.load_state_dict(state)
+        train(*resumed[:2], range(moment, 8))
+        resumed[2].finish()
+        assert torch.equal(weights(net), weights(resumed[0])), moment
+
+
+def test_a_state_from_before_there_was_a_choice_of_moments_is_one_with_own_moments():
+    state = start(warmup_steps=3)[2].state_dict()
+    del state["options"]["moments"]
+    start(warmup_steps=3)[2].load_state_dict(state)
+    with pytest.raises(ValueError, match="saved with moments='own', this object has moments='optimizer'"):
+        start(warmup_steps=3, moments="optimizer")[2].load_state_dict(state)
+
+
+# Misuse.
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
+def test_an_optimiser_without_moments_is_refused_when_attached(optimizer):
+    with pytest.raises(ValueError, match=f"reads Adam's moments, {optimizer.__name__} has none: use Adam or AdamW, or moments='own'"):
+        start(optimizer, warmup_steps=3, moments="optimizer")
+
+
+def test_an_optimiser_with_other_moments_is_refused_at_its_first_step():
+    net, optimizer, _ = start(torch.optim.Adamax, warmup_steps=3, moments="optimizer")
+    with pytest.raises(RuntimeError, match="the state of Adamax has no 'exp_avg_sq': use Adam or AdamW, or moments='own'"):
+        train(net, optimizer, [0])
+
+
+def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset():
+    net = small_net()
+    optimizer = torch.optim.AdamW(net.parameters())
+    train(net, optimizer, range(5))
+    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=3, moments="optimizer")
+    with pytest.raises(ValueError, match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use moments='own'"):
+        wsc.attach(optimizer)
+    other = torch.optim.AdamW(net.parameters())
+    wsc.attach(other)
+    other.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match="moments of 8 steps, this task has had 3"):
+        train(net, other, range(3))
+
+
+def test_missing_gradients_raise_at_the_first_step():
+    _, optimizer, _ = start(warmup_steps=3, moments="optimizer")
+    with pytest.raises(RuntimeError, match="missing gradients"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("options", [dict(betas=(0.9, 0.999)), dict(score_abs=True)])
+def test_what_only_own_moments_have_is_refused_with_the_optimisers(options):
+    with pytest.raises(ValueError, match="leave them out, or use moments='own'"):
+        start(warmup_steps=3, moments="optimizer", **options)
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    WeightSpaceConsolidation(table.named_parameters(), warmup_steps=2).attach(optimizer)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="gradient of 'weight' is sparse: make it dense"):
+        optimizer.step()

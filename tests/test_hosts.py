@@ -1,0 +1,102 @@
+"""One sequence of gradients through every host gives the same weights: a plain loop, PyCIL's path and the Hugging Face callback."""
+
+import pytest
+import torch
+from torch import nn
+
+from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.plugins import pycil
+
+epochs = 8  # where a learner of PyCIL's has it
+GRADIENTS = torch.randn(3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # of each step of an epoch
+OPTIONS = dict(retain=0.3, blend=0.4, moments="own")
+
+
+class Dictated(nn.Module):
+    """Its gradient is the batch, whatever its weights are; and the weights are what dictates the loss, as Trainer wants it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 40, dtype=torch.float64))
+
+    def forward(self, gradient):
+        return {"loss": (self.weight * gradient).sum()}
+
+
+def step_all(network, optimizer):
+    for gradient in GRADIENTS:
+        optimizer.zero_grad()
+        network(gradient)["loss"].backward()
+        optimizer.step()
+
+
+def make_optimizer(network):
+    return torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+
+
+def plain_loop(tmp_path):
+    network = Dictated()
+    optimizer = make_optimizer(network)
+    wsc = WeightSpaceConsolidation(network.named_parameters(), warmup_steps=6, average_every=3, **OPTIONS).attach(optimizer)
+    for _ in range(epochs):
+        step_all(network, optimizer)
+    wsc.finish()
+    return network
+
+
+class Learner:
+    """Of PyCIL's learners what the plugin sees."""
+
+    _cur_task, _known_classes, _total_classes, _device = 1, 2, 4, torch.device("cpu")
+
+    def __init__(self):
+        self._network = Dictated()
+
+    def _update_representation(self, train_loader, test_loader, optimizer, scheduler):
+        for _ in range(epochs):
+            step_all(self._network, optimizer)
+            scheduler.step()
+
+
+def pycils_path(tmp_path):
+    options = {name: value for name, value in OPTIONS.items() if name != "moments"}
+    settings = pycil.Settings(**options, average_every=1, average_lr=None)
+    learner = Learner()
+    learner.__class__ = pycil.consolidated(Learner, settings)
+    optimizer = make_optimizer(learner._network)
+    learner._update_representation(GRADIENTS, None, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0))
+    return learner._network
+
+
+def hugging_face(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from pycil_wsc.plugins.huggingface import WSCCallback
+
+    network = Dictated()
+    optimizer = make_optimizer(network)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=1, num_train_epochs=epochs, max_grad_norm=0, report_to=[], disable_tqdm=True, use_cpu=True,
+        save_strategy="no", logging_strategy="no", remove_unused_columns=False,
+    )  # fmt: skip
+    rows = [{"gradient": row} for row in GRADIENTS]
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    callback = WSCCallback(warmup=0.25, average_every=3, **OPTIONS)
+    trainer = transformers.Trainer(network, arguments, train_dataset=rows, optimizers=(optimizer, constant), callbacks=[callback])
+    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(rows)
+    trainer.train()
+    return network
+
+
+@pytest.mark.parametrize("host", [pycils_path, hugging_face])
+def test_the_same_gradients_give_the_same_weights_in_every_host(tmp_path, host):
+    torch.testing.assert_close(host(tmp_path).weight, plain_loop(tmp_path).weight, rtol=0, atol=0)
+    assert not torch.equal(plain_loop(tmp_path).weight, trained_without())
+
+
+def trained_without():
+    network = Dictated()
+    optimizer = make_optimizer(network)
+    for _ in range(epochs):
+        step_all(network, optimizer)
+    return network.weight

@@ -1,0 +1,138 @@
+"""The consolidation in a Hugging Face Trainer: a tiny language model learns two tasks, and is stopped and goes on."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
+
+
+def tiny_model():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=13, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def sentences(seed, count=40):
+    tokens = torch.randint(13, (count, 8), generator=torch.Generator().manual_seed(seed))
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+class Watch(transformers.TrainerCallback):
+    """The weights after each optimiser step, and how many resets there had been."""
+
+    def __init__(self, wsc):
+        self.wsc, self.weights, self.resets = wsc, [], []
+
+    def on_step_end(self, args, state, control, model=None, **others):
+        self.weights.append(weights(model))
+        self.resets.append(self.wsc.wsc.resets)
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def trainer_for(model, folder, *callbacks, seed=0, **arguments):
+    usual = dict(per_device_train_batch_size=4, num_train_epochs=2, learning_rate=1e-2, lr_scheduler_type="constant", report_to=[],
+                 disable_tqdm=True, use_cpu=True, save_strategy="no", logging_strategy="no", seed=1)  # fmt: skip
+    arguments = transformers.TrainingArguments(output_dir=str(folder), **usual | arguments)
+    return transformers.Trainer(model, arguments, train_dataset=sentences(seed), callbacks=list(callbacks))
+
+
+def assert_same(left, right):
+    for name, tensor in left.items():
+        torch.testing.assert_close(tensor, right[name], rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_two_tasks_are_reset_at_the_right_step_and_the_saved_model_is_the_average(tmp_path):
+    model, callback = tiny_model(), WSCCallback(warmup=0.25, average_every=3, retain=0.3)
+    for task in range(2):
+        watch = Watch(callback)
+        before = weights(model)
+        trainer = trainer_for(model, tmp_path / str(task), callback, watch, seed=task)
+        trainer.train()
+        assert watch.resets == 4 * [0] + 16 * [1]  # 20 steps, of which 5 are a quarter; the fifth resets
+        mean = {name: torch.stack([watch.weights[step][name] for step in (4, 7, 10, 13, 16, 19)]).mean(0) for name in before}
+        torch.testing.assert_close(weights(model), mean)
+        trainer.save_model(str(tmp_path / "saved"))
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert_same({name: tensor for name, tensor in weights(model).items() if name in saved}, saved)
+        assert len(saved) >= len(mean) - 1  # the tied head is saved once
+
+
+def test_the_reset_pulls_towards_the_weights_before_the_task(tmp_path):
+    model, callback = tiny_model(), WSCCallback(warmup=0.25, retain=0, blend=0, average=False)
+    before, watch = weights(model), Watch(callback)
+    trainer_for(model, tmp_path, callback, watch).train()
+    assert_same(watch.weights[4], before)
+    assert not torch.equal(watch.weights[3]["transformer.wte.weight"], before["transformer.wte.weight"])
+
+
+@pytest.mark.parametrize("moments, stops", [("own", [4, 8]), ("optimizer", [4, 8, 20])])
+def test_going_on_from_a_checkpoint_equals_going_on(tmp_path, moments, stops):
+    def parts():
+        return tiny_model(), WSCCallback(warmup=0.3, average_every=4, moments=moments)  # reset after step 6
+
+    through, callback = parts()
+    trainer_for(through, tmp_path, callback, save_strategy="steps", save_steps=4).train()
+    for stop in stops:
+        resumed, callback = parts()
+        trainer_for(resumed, tmp_path, callback).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{stop}"))
+        assert_same(weights(through), weights(resumed))
+        assert (callback.wsc.steps, callback.wsc.averaged) == (20, 5)  # 6, 10, 14, 18, 20
+
+
+def test_gradients_accumulated_by_the_trainer_are_one_step(tmp_path):
+    callback = WSCCallback(warmup=0.5, average_every=2)
+    trainer_for(tiny_model(), tmp_path, callback, gradient_accumulation_steps=2).train()
+    assert (callback.wsc.steps, callback.wsc.options.warmup_steps) == (10, 5)
+
+
+def test_a_checkpoint_saved_without_the_callback_is_refused(tmp_path):
+    trainer_for(tiny_model(), tmp_path, save_strategy="steps", save_steps=4).train()
+    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
+    with pytest.raises(RuntimeError, match="go on at step 8, but .*checkpoint-8/wsc.pt does not exist"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+
+
+def test_an_optimiser_without_moments_is_refused_before_the_first_step(tmp_path):
+    with pytest.raises(ValueError, match="use Adam or AdamW, or moments='own'"):
+        trainer_for(tiny_model(), tmp_path, WSCCallback(), optim="sgd").train()
+    trainer_for(tiny_model(), tmp_path, WSCCallback(moments="own"), optim="sgd").train()
+
+
+def test_the_optimiser_of_the_task_before_is_refused(tmp_path):
+    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
+    trainer.train()
+    with pytest.raises(ValueError, match="make a new optimizer for each task"):
+        trainer.train()
+
+
+def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_path, caplog):
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            control.should_training_stop = state.global_step == 3
+
+    callback = WSCCallback(warmup=0.5)
+    watch, model = Watch(callback), tiny_model()
+    trainer_for(model, tmp_path, callback, watch, Stop()).train()
+    assert_same(weights(model), watch.weights[-1])
+    assert "ended in the warm-up, after 3 of 10 steps" in caplog.text
+
+
+@pytest.mark.parametrize("options, message", [(dict(warmup=1.0), "warmup=1.0 is a share"), (dict(retain=2), "retain=2 is a share")])
+def test_bad_options_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        WSCCallback(**options)
+
+
+def test_what_would_undo_the_average_is_refused(tmp_path):
+    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
+    trainer.args.load_best_model_at_end = True
+    with pytest.raises(ValueError, match="load_best_model_at_end=True would put a checkpoint in the place of the average"):
+        trainer.train()

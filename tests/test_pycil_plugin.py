@@ -1,0 +1,227 @@
+"""The consolidation inside PyCIL: in a stand-in checkout with PyCIL's interface, and phase by phase against a plain loop."""
+
+import copy
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pycil_wsc.config import WSCOptions
+from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc.learners.schedules import held_lr, step_lr
+from pycil_wsc.plugins import pycil
+
+ROOT = Path(__file__).parent.parent
+STANDIN = Path(__file__).parent / "pycil_standin"
+CONFIG = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class": 5, "device": [-1], "seed": [1993]}
+
+# The command.
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """-> function of changes to CONFIG that gives (exit code, standard output, standard error). Afterwards ``utils`` is ours again."""
+    before = dict(sys.modules)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
+
+    def command(checkout=STANDIN, **changes):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({key: value for key, value in (CONFIG | changes).items() if value != "absent"}))
+        code = pycil.main(["--pycil", str(checkout), "--config", str(path)])
+        return code, *capsys.readouterr()
+
+    yield command
+    for name in [name for name in sys.modules if name.partition(".")[0] in pycil.MODULES]:
+        del sys.modules[name]
+    sys.modules.update({name: module for name, module in before.items() if name.partition(".")[0] in pycil.MODULES})
+
+
+def tasks(out):
+    """[(top-1, weights, weights that exemplars were chosen with)] of each task, as the stand-in prints them."""
+    return [tuple(map(float, found)) for found in re.findall(r"top1 (\S+), weights (\S+), exemplars seen with (\S+)", out)]
+
+
+def test_the_command_runs_three_tasks_where_our_own_utils_are_in_the_way_and_changes_nothing(tmp_path):
+    path = tmp_path / "wsc.json"
+    path.write_text(json.dumps(CONFIG))
+    before = digest(STANDIN)
+    command = [sys.executable, "-m", "pycil_wsc.plugins.pycil", "--pycil", str(STANDIN), "--config", str(path)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    accuracies = [top1 for top1, _, _ in tasks(done.stdout)]
+    assert len(accuracies) == 3 and min(accuracies) > 60
+    assert digest(STANDIN) == before
+
+
+def digest(folder):
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_stock_names_run_as_they_are_and_wsc_departs_from_replay_after_the_first_task(run):
+    replay, wsc = tasks(run(model_name="replay")[1]), tasks(run()[1])
+    assert replay[0] == wsc[0]
+    assert replay[1] != wsc[1]
+    assert all(weights == at_exemplars for _, weights, at_exemplars in wsc)  # the average, when exemplars are chosen
+
+
+@pytest.mark.parametrize("form", ["nested", "dotted"])
+def test_options_that_leave_nothing_to_do_give_replay_to_the_bit(run, form):
+    options = {"retain": 1, "average": False}
+    options = {"wsc": options} if form == "nested" else {f"wsc.{name}": value for name, value in options.items()}
+    assert tasks(run(**options)[1]) == tasks(run(model_name="replay")[1])
+
+
+def test_the_first_task_is_consolidated_on_request(run):
+    assert tasks(run(wsc={"first_task": True})[1])[0] != tasks(run()[1])[0]
+
+
+def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
+    code, out, _ = run(model_name="wsc_bic", wsc={"average_lr": 0.04, "average_anneal": 2, "warmup": 0.5})
+    assert code == 0
+    stages = re.split(r"end of \w+", out)
+    first_task, second_task, bias_correction = ([json.loads(rates) for rates in re.findall(r"rate (\[.*?\])", part)] for part in stages[:3])
+    assert [rate for rate, _ in first_task] == pytest.approx(5 * [0.1] + 3 * [0.01])
+    assert [rate for rate, _ in second_task] == pytest.approx(3 * [0.1] + [0.07] + 4 * [0.04])  # the decay at epoch 6 does not come
+    assert all(bias == 0 for _, bias in first_task + second_task)
+    assert [rate for (rate,) in bias_correction] == pytest.approx(5 * [0.1] + 3 * [0.01])  # the second phase is PyCIL's own
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"model_name": "wsc_replai"}, "model_name: 'wsc_replai' is no learner of this checkout"),
+        ({"model_name": "icarl2"}, "model_name: 'icarl2' is no learner of this checkout"),
+        ({"model_name": "wsc_der"}, "model_name: 'wsc_der': PyCIL's der has no single network"),
+        ({"model_name": "wsc_foster"}, "model_name: 'wsc_foster': PyCIL's foster has no single network"),
+        ({"model_name": "wsc_mixture"}, "model_name: 'wsc_mixture': PyCIL's mixture has no single network"),
+        ({"model_name": "wsc_simplecil"}, "model_name: 'wsc_simplecil': PyCIL's simplecil does not train its network in each task"),
+        ({"model_name": "wsc_gem"}, "cannot be loaded \\(No module named 'a_solver_of_quadratic_programs'\\); install what it needs"),
+        ({"memory_per_class": "absent"}, "model_name: 'wsc' needs the key 'memory_per_class' in the JSON file; add it"),
+        ({"model_name": 5}, 'expected a JSON object with a "model_name"'),
+        ({"wsc": 0.2}, '"wsc" must be an object of options'),
+        ({"wsc": {"retian": 0.2}}, "wsc: unknown option 'retian'; did you mean 'retain'\\?"),
+        ({"wsc.retain": 1.5}, "wsc: retain=1.5 is a share"),
+        ({"wsc.retain": "most"}, "wsc: retain='most' cannot be; the default is 0.2"),
+        ({"wsc.warmup": 1}, "wsc: warmup=1 cannot be"),
+        ({"wsc.reset": "soft"}, "wsc: reset='soft' is unknown; known: blend, revert, none"),
+        ({"wsc.reset_every": "step"}, "wsc: reset_every='step' is unknown; known: once, epoch, iteration"),
+        ({"wsc.average_lr": -1}, "wsc: average_lr=-1 cannot be"),
+        ({"wsc.betas": [0.9]}, "wsc: betas=\\[0.9\\] cannot be"),
+        ({"checkout": ROOT}, "no checkout of PyCIL, as it has no trainer.py"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, changes, line):
+    code, _, error = run(**changes)
+    assert code == 2
+    assert re.search(line, error) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("text, line", [("{", "not valid JSON"), ("[]", "expected a JSON object"), (None, "cannot be read")])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, capsys, text, line):
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    assert pycil.main(["--pycil", str(STANDIN), "--config", str(path)]) == 2
+    assert line in capsys.readouterr().err
+
+
+# One phase, against a plain loop.
+
+epochs = 8  # where a learner of PyCIL's has it
+
+
+class Learner:
+    """What the plugin sees of one of PyCIL's learners in its second task: four old classes and two new ones."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self._network = nn.ModuleDict({"convnet": nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh()), "fc": nn.Linear(6, 6)})
+        self._network.forward = lambda x: {"logits": self._network["fc"](self._network["convnet"](x))}
+        self._cur_task, self._known_classes, self._total_classes, self._device = 1, 4, 6, torch.device("cpu")
+
+    def batches(self):
+        generator = torch.Generator().manual_seed(1)
+        return [(None, torch.randn(8, 4, generator=generator), torch.randint(6, (8,), generator=generator)) for _ in range(3)]
+
+    def optimizer(self):
+        return torch.optim.SGD(self._network.parameters(), lr=0.1, momentum=0.9)
+
+    def _update_representation(self, train_loader, test_loader, optimizer, scheduler):
+        for _ in range(epochs):
+            plain_epoch(self._network, train_loader, optimizer)
+            scheduler.step()
+
+
+def plain_epoch(network, batches, optimizer):
+    network.train()
+    for _, inputs, targets in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(inputs)["logits"], targets).backward()
+        optimizer.step()
+
+
+def through_the_plugin(**options):
+    learner = Learner()
+    learner.__class__ = pycil.consolidated(Learner, pycil.Settings(**options))
+    optimizer = learner.optimizer()
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 6], gamma=0.1)
+    learner._update_representation(learner.batches(), None, optimizer, scheduler)
+    return learner._network.state_dict()
+
+
+@pytest.mark.parametrize("hold, reset_new_rows", [(None, True), (0.05, False)])
+def test_the_phase_gives_the_weights_of_the_same_steps_in_a_plain_loop(hold, reset_new_rows):
+    learner = Learner()
+    network, optimizer = learner._network, learner.optimizer()
+    rate = step_lr(0.1, [3, 6], 0.1)
+    rate = rate if hold is None else held_lr(rate, 2, hold, 3)
+    old = torch.tensor([True] * 4 + [False] * 2)
+    eligible = {} if reset_new_rows else {"fc.weight": old[:, None].expand(6, 6), "fc.bias": old}
+    wsc = WeightSpaceConsolidation(network.named_parameters(), warmup_steps=6, average_every=3, retain=0.3, eligible=eligible).attach(optimizer)
+    for epoch in range(epochs):
+        optimizer.param_groups[0]["lr"] = rate(epoch)
+        plain_epoch(network, learner.batches(), optimizer)
+    wsc.finish()
+    recompute_batch_norm(network, [inputs for _, inputs, _ in learner.batches()])
+    result = through_the_plugin(average_every=1, retain=0.3, average_lr=hold, average_anneal=3, reset_new_rows=reset_new_rows)
+    torch.testing.assert_close(result, network.state_dict())
+
+
+def test_only_the_first_phase_of_a_task_is_consolidated():
+    learner = Learner()
+    learner.__class__ = pycil.consolidated(Learner, pycil.Settings(average_lr=None))
+    optimizer = learner.optimizer()
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    learner._update_representation(learner.batches(), None, optimizer, constant)
+    twin = copy.deepcopy(learner._network)
+    twin.forward = lambda x: {"logits": twin["fc"](twin["convnet"](x))}
+    learner._update_representation(learner.batches(), None, learner.optimizer(), constant)
+    twin_optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(epochs):
+        plain_epoch(twin, learner.batches(), twin_optimizer)
+    torch.testing.assert_close(learner._network.state_dict(), twin.state_dict())
+
+
+def test_rows_of_new_classes_in_a_split_head():
+    learner = Learner()
+    learner._network = nn.Module()
+    learner._network.fc = nn.ModuleDict({"fc1": nn.Linear(2, 4), "fc2": nn.Linear(2, 2)})
+    learner._network.fc.scale = nn.Parameter(torch.ones(1))
+    masks = pycil._old_rows(learner)
+    assert sorted(masks) == ["fc.fc2.bias", "fc.fc2.weight"] and not any(mask.any() for mask in masks.values())
+
+
+def test_options_have_the_names_and_defaults_of_our_own_keys():
+    ours = {f.name: f.default for f in fields(WSCOptions)} | {"average_lr": "initial"}  # PyCIL's lrate, whatever it is
+    assert {f.name: f.default for f in fields(pycil.Settings)}.items() <= ours.items()
