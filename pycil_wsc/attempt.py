@@ -129,6 +129,7 @@ class Datasets:
 def _corpus(config):
     try:
         from pycil_wsc.llm.corpus import load_corpus  # an extra
+
+        return load_corpus(config)
     except ModuleNotFoundError as error:
         raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None
-    return load_corpus(config)

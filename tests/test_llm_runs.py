@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main import main
-from pycil_wsc.config import resolve
+from pycil_wsc.config import load, resolve
 from pycil_wsc.llm.config import FIELDS, METHODS
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.trainer import Run
@@ -242,3 +243,26 @@ def test_torchrun_is_refused_for_images(tmp_path, settings, monkeypatch, capsys)
 
     with pytest.raises(UserError, match="torchrun"):
         sweep(load(write(tmp_path, settings)))
+
+
+def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rapidfuzz.fuzz", None)
+    write_rows(tmp_path / "data" / "small" / "Py150", [{"prompt": "a", "answer": "b"}], [{"prompt": "a", "answer": "b"}])
+    assert main(["--config", write(tmp_path, llm_settings | {"llm.tasks": ["Py150"], "llm.epochs": [1]})]) == 2
+    assert "language models need rapidfuzz" in capsys.readouterr().err
+
+
+def test_the_docs_table_is_the_keys():
+    rows = re.findall(r"^\| `((?:llm\.|wsc\.)?\w+)` \| `(.+?)` \| (.+) \|$", (ROOT / "docs" / "language_models.md").read_text().partition("## Keys")[2], re.MULTILINE)
+    assert {name: (json.loads(default), doc) for name, default, doc in rows} == {name: (_plain(field.default), field.metadata["doc"]) for name, field in FIELDS.items()}
+
+
+def _plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("name", ["trace", "trace_quickstart", "trace_small_model"])
+def test_the_experiments_of_the_repository_are_valid(name):
+    runs = load(ROOT / "exps" / f"{name}.json")
+    assert runs and all(run.language_model for run in runs) and len({run.run_folder for run in runs}) == len(runs)
+    assert len(runs) == {"trace": 5 * (1 + 7 * 4), "trace_quickstart": 2 * 2 * 2, "trace_small_model": 8}[name]

@@ -112,11 +112,6 @@ class LLMConfig:
         return {name: value for name, value in self.to_dict().items() if name not in PLACES}
 
     @property
-    def model_name(self):
-        """The method, as the sweep calls it."""
-        return self.method
-
-    @property
     def replays(self):
         return self.method != "finetune"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pycil_wsc.llm.data import load_pool, load_task, replay_items, warnings_of
-from pycil_wsc.llm.metrics import VERSIONS, trivial_scores
+from pycil_wsc.llm.metrics import VERSIONS, score, trivial_scores
 from pycil_wsc.llm.tokens import encode, encode_prompts, load_tokenizer
 from utils.errors import UserError
 
@@ -40,6 +40,7 @@ class Corpus:
         self.chosen = type("Chosen", (), chosen)
         root = Path(self.chosen.data_root, self.chosen.data)
         self.tasks = [self._cut(load_task(root, name)) for name in self.chosen.tasks]
+        _try_metrics(self.tasks)
         self.pool = self._pool(root)
         self.tokenizer = load_tokenizer(self.chosen, self._texts())
         self.encoded = self._encode([*self.pool, *(item for task in self.tasks for item in task.train)])
@@ -85,3 +86,10 @@ class Corpus:
 
     def _examples(self, items):
         return [self.encoded[item] for item in items]
+
+
+def _try_metrics(tasks):
+    """Score an answer of each task, so that a package that lacks shows before hours of training."""
+    for task in tasks:
+        for version in VERSIONS:
+            score(task.info.metric, [task.test[0].answer], [task.test[0].answer], [task.test[0].prompt], version)
