@@ -27,10 +27,10 @@ def save_state(path, state):
         raise UserError(f"{path}: cannot be written ({error}); free space or choose another folder with --out. What was saved before is intact") from None
 
 
-def load_state(path, device="cpu"):
-    """What :func:`save_state` wrote, with the tensors on ``device``."""
+def load_state(path):
+    """What :func:`save_state` wrote, with the tensors on the CPU."""
     try:
-        with safe_open(path, "pt", device=str(device)) as file:
+        with safe_open(path, "pt") as file:
             return _unpacked(json.loads(file.metadata()["state"]), file)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UnusableRun(f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again") from None

@@ -41,7 +41,7 @@ class LLMConfig:
     prefix: str = key("trace", "first folder below `out`: names an experiment")
     seed: int = key(1234, "order of the items, weights of a model made here, adapters, sampling", low=0)
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`")
-    precision: str = key("auto", "`auto` is bf16 where the processor or GPU computes it natively; weights and moments are fp32", choices=("auto", "fp32", "bf16"))
+    precision: str = key("auto", "`auto` is bf16 on a GPU that computes it natively, else fp32; weights and moments are fp32", choices=("auto", "fp32", "bf16"))
     threads: int | None = key(None, "processor threads of a run; null: one for each core", low=1)
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")

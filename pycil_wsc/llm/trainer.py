@@ -181,7 +181,7 @@ class Run:
         path = self.folder / "checkpoint.safetensors"
         if not path.exists():
             return START
-        state = load_state(path, self.device)
+        state = load_state(path)
         if state["identity"] != self.config.identity():
             raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
         self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]

@@ -80,7 +80,8 @@ class Training:
 
     @property
     def precision(self):
-        return resolved_precision(self.config.precision, self.device)
+        small = self.config.precision == "auto" and self.device.type == "cpu"  # what a CPU has time for is faster in fp32
+        return "fp32" if small else resolved_precision(self.config.precision, self.device)
 
     # ---- saving and going on -------------------------------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ class Training:
             self.begin_task(index, epochs)
             self.wsc.load_state_dict(state["wsc"] | {"shapes": self.wsc.state_dict()["shapes"]})  # of a sharded model they are this process's
         if state["merge"]:
-            self.merge.load_state_dict(state["merge"])
+            self.merge.load_state_dict({name: tensor.to(self.device) for name, tensor in state["merge"].items()})
 
     # ---- below -------------------------------------------------------------------------------------------------------------
 
