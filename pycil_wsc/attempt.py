@@ -15,6 +15,7 @@ from pycil_wsc.trainer import Run, TrainingDiverged, open_log
 from utils.data import load_dataset
 from utils.errors import UnusableRun, UserError
 from utils.files import write_json
+from utils.resized import resized
 
 TRACEBACK_LINES = 20
 
@@ -73,7 +74,7 @@ def new_run(config, data, report):
         from pycil_wsc.llm.trainer import Run as LanguageModelRun  # an extra
 
         return LanguageModelRun(config, data.of(config), report)
-    return Run(config, data.of(config), report)
+    return Run(config, data.for_training(config), report)
 
 
 def failed(job, reason, again=True, error=None):
@@ -125,6 +126,10 @@ class Datasets:
         asked = {field: getattr(config, field) for field in ("padding", "flip", "brightness") if getattr(config, field) is not None}
         return dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
 
+    def for_training(self, config):
+        """The same, with small copies of image files if the configuration asks for them."""
+        dataset = self.of(config)
+        return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset
 
 def _corpus(config):
     try:

@@ -79,6 +79,7 @@ class Config:
     nme: bool = key(True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)")
 
     image_size: int | None = key(None, "side of the images of folder data; null: the data set's own", low=8)
+    cache_images: bool = key(False, "decode image files from copies with the test transform's short side, made once below `data_root`/resized")
     padding: int | None = key(None, "zero padding of the random crop; null: the data set's own", low=0)
     flip: bool | None = key(None, "mirror training images at random; null: the data set's own")
     brightness: float | None = key(None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0)
