@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 
@@ -12,6 +13,7 @@ EXAMPLES = """examples:
   python main.py --config exps/wsc.json --dry-run                 the runs and their cost in training images
   python main.py --config exps/wsc.json --workers 4               four runs at a time on this machine
   python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
+  torchrun --nproc-per-node 8 main.py --config exps/trace.json    a language model on eight GPUs
 Starting the same command again goes on where it stopped and skips what is finished.
 """
 
@@ -32,6 +34,14 @@ def parse(argv):
 
 def main(argv=None):
     args = parse(argv)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # several processes on each run
+        from pycil_wsc.llm.torchrun import together  # an extra
+
+        return together(lambda: work(args))
+    return work(args)
+
+
+def work(args):
     from pycil_wsc.config import load, parse_override  # after parsing: --help need not wait for torch
     from pycil_wsc.sweep import dry_run, sweep
     from utils.errors import UserError

@@ -55,7 +55,7 @@ def attempt(job, data, report):
     folder = job.config.run_folder
     try:
         with locked(folder, job.wait):
-            result = finished(job.config) or Run(job.config, data.for_training(job.config), report).execute()
+            result = finished(job.config) or new_run(job.config, data, report).execute()
             (folder / "failed.json").unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
@@ -66,6 +66,15 @@ def attempt(job, data, report):
         return Outcome(error=str(error))
     except Exception as error:
         return failed(job, f"{type(error).__name__}: {error} (traceback in log.txt)", error=error)
+
+
+def new_run(config, data, report):
+    """The run of ``config``, with ``execute``."""
+    if config.language_model:
+        from pycil_wsc.llm.trainer import Run as LanguageModelRun  # an extra
+
+        return LanguageModelRun(config, data.of(config), report)
+    return Run(config, data.for_training(config), report)
 
 
 def failed(job, reason, again=True, error=None):
@@ -110,7 +119,9 @@ class Datasets:
         self.load = functools.cache(load_dataset)
 
     def of(self, config):
-        """The data set of ``config``, with the augmentation that it asks for."""
+        """The data set of ``config``, with the augmentation that it asks for; of a language model the texts, as tokens."""
+        if config.language_model:
+            return _corpus(config)
         dataset = self.load(config.dataset, config.data_root, config.image_size)
         asked = {field: getattr(config, field) for field in ("padding", "flip", "brightness") if getattr(config, field) is not None}
         return dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
@@ -119,3 +130,11 @@ class Datasets:
         """The same, with small copies of image files if the configuration asks for them."""
         dataset = self.of(config)
         return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset
+
+def _corpus(config):
+    try:
+        from pycil_wsc.llm.corpus import load_corpus  # an extra
+
+        return load_corpus(config)
+    except ModuleNotFoundError as error:
+        raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None

@@ -3,10 +3,7 @@
 PyCIL's flat JSON keys keep their names and meaning. A list where one value is expected is an axis of the sweep.
 """
 
-import hashlib
-import itertools
 import json
-import math
 import re
 import types
 import typing
@@ -14,15 +11,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
+from pycil_wsc.keys import checked, digest, expand, key, takes_list, typed
 from pycil_wsc.learners.consolidating import consolidated  # the package registers the learners, and with them the backbones
 from utils import factory
 from utils.errors import UserError, did_you_mean
 from utils.memory import ExemplarMemory
-
-
-def key(default, doc, low=None, high=None, choices=None):
-    """A field with its documentation and the values it may have."""
-    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -110,6 +103,8 @@ class Config:
     wsc: WSCOptions = field(default_factory=WSCOptions)
     options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
 
+    language_model = False
+
     def to_dict(self):
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
         values = {name: getattr(self, name) for name in FIELDS if "." not in name} | vars(self.options)
@@ -137,11 +132,9 @@ class Config:
     def run_folder(self):
         """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<model_name>[+wsc]/m<memory>/seed<seed>[-<hash of what else differs>]``"""
         usual = resolve({name: getattr(self, name) for name in IN_PATH}).identity()
-        other = {name: value for name, value in self.identity().items() if value != usual.get(name)}
-        digest = "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
         memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
         dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
-        return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.method, memory, f"seed{self.seed}{digest}")
+        return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.method, memory, f"seed{self.seed}{digest(self.identity(), usual)}")
 
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
@@ -193,7 +186,20 @@ def _all_runs(raw, overrides):
 
 
 def _grid(flat):
-    return [resolve(point) for point in expand(_our_names(flat))]
+    """The run of each point of the sweep over list-valued keys."""
+    points = expand(flat, _language_models().takes_list) if of_a_language_model(flat) else expand(_our_names(flat), _takes_list)
+    return [resolve(point) for point in points]
+
+
+def of_a_language_model(flat):
+    """Whether these keys describe a run of ``pycil_wsc.llm``."""
+    return any(name.partition(".")[0] == "llm" for name in flat)
+
+
+def _language_models():
+    from pycil_wsc.llm import config  # an extra
+
+    return config
 
 
 def parse_override(text):
@@ -211,7 +217,7 @@ def _flatten(raw):
     """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}."""
     flat = {}
     for name, value in raw.items():
-        nested = isinstance(value, dict) and name not in DIRECTIVES
+        nested = isinstance(value, dict) and value and name not in DIRECTIVES
         flat |= {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
     return flat
 
@@ -221,24 +227,11 @@ def _our_names(flat):
     flat = {ALIASES.get(name, name): value for name, value in flat.items() if name not in STOCK or value != STOCK[name]}
     if str(flat.get("convnet_type")).startswith("memo_"):
         flat["convnet_type"] = flat["convnet_type"].removeprefix("memo_")
-    return flat
+    return flat | {"device": _first_device(flat["device"])} if "device" in flat else flat
 
 
-def expand(flat):
-    """Every combination of the list-valued keys: a list of dicts with one value per key, seeds outermost."""
-    flat = flat | {"device": _first_device(flat["device"])} if "device" in flat else flat
-    axes = {name: value for name, value in flat.items() if _is_axis(name, value)}
-    if empty := [name for name, value in axes.items() if not value]:
-        raise UserError(f"{empty[0]}: an empty list has no runs; give at least one value")
-    order = sorted(axes, key=lambda name: name != "seed")
-    return [flat | dict(zip(order, point)) for point in itertools.product(*(axes[name] for name in order))]
-
-
-def _is_axis(name, value):
-    if not isinstance(value, list):
-        return False
-    takes_list = "tuple" in str(KINDS.get(name, "")) or any(isinstance(d.get(name), list) for d in factory.learner_defaults.values())
-    return bool(value) and all(isinstance(v, list) for v in value) if takes_list else True
+def _takes_list(name):
+    return takes_list(KINDS.get(name)) or any(isinstance(d.get(name), list) for d in factory.learner_defaults.values())
 
 
 def _first_device(device):
@@ -251,7 +244,12 @@ def _first_device(device):
 
 
 def resolve(flat):
-    """One complete, checked :class:`Config` from one value per key; what is not given has the learner's default."""
+    """One complete, checked :class:`Config` from one value per key; what is not given has the learner's default.
+
+    Keys of a language model give a :class:`pycil_wsc.llm.config.LLMConfig`.
+    """
+    if of_a_language_model(flat):
+        return _language_models().resolve(flat)
     learner = flat.get("model_name", FIELDS["model_name"].default)
     own = factory.learner_defaults[_checked("model_name", learner)]
     _refuse_unknown(flat)
@@ -322,41 +320,8 @@ def _reference(budget):
 def _checked(name, value, own=types.MappingProxyType({})):
     """``value`` with the type of key ``name`` and within its limits, or a :class:`UserError`."""
     if name not in FIELDS:
-        return _typed(name, value, tuple[float, ...] if isinstance(own[name], list) else type(own[name]))
-    value = _typed(name, value, KINDS[name])
-    limits = FIELDS[name].metadata
-    for number in value if isinstance(value, tuple) else [value]:
-        if number is None:
-            continue
-        if limits["choices"] and number not in limits["choices"]:
-            raise UserError(f"{name}: '{number}' is not one of {', '.join(map(_shown, limits['choices']))}")
-        if limits["low"] is not None and number < limits["low"]:
-            raise UserError(f"{name}: {number} is below {limits['low']}")
-        if limits["high"] is not None and number > limits["high"]:
-            raise UserError(f"{name}: {number} is above {limits['high']}")
-    return value
-
-
-def _typed(name, value, kind):
-    for option in typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]:
-        if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
-        if option is float and type(value) in (int, float):
-            if math.isfinite(value):
-                return float(value)
-        elif type(value) is option:
-            return value
-    raise UserError(f"{name}: expected {_described(kind)}, got {json.dumps(value, default=str)}")
-
-
-def _described(kind):
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "null"}
-    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]
-    return " or ".join("a list of " + names[typing.get_args(p)[0]].removeprefix("a ") + "s" if typing.get_origin(p) else names[p] for p in parts)
-
-
-def _shown(choice):
-    return choice if isinstance(choice, str) else json.dumps(choice)
+        return typed(name, value, tuple[float, ...] if isinstance(own[name], list) else type(own[name]))
+    return checked(name, value, KINDS[name], FIELDS[name].metadata)
 
 
 def _check_together(config):

@@ -12,13 +12,14 @@ INTERVAL = 0.25  # seconds
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. ``images`` are those behind it since its very beginning, ``speed`` is per second."""
+    """Where a run stands. ``images`` are those behind it since its very beginning (or tokens, by ``unit``), ``speed`` is per second."""
 
     position: str
     images: int
     speed: float
     line: str = ""  # what there is to say, of a task that ended for one
     taken: bool = False  # the latest images were not trained on, but what another run learned of them was taken
+    unit: str = "images"
 
 
 class TaskBar:
@@ -110,7 +111,7 @@ class Overview:
             left = duration((row.planned - row.images) / progress.speed) if progress.speed else "?"
             row.bar.n = min(row.images, row.planned)
             row.bar.set_description_str(f"{job.title} {progress.position}", refresh=False)
-            row.bar.set_postfix_str(f"{progress.speed:,.0f} images/s, {left} left")
+            row.bar.set_postfix_str(f"{progress.speed:,.0f} {progress.unit}/s, {left} left")
             self.draw()
 
     def ended(self, job, state, line):

@@ -1,13 +1,14 @@
 """Many runs: skip the finished, go on with the stopped, keep going when one fails."""
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pycil_wsc import report
 from pycil_wsc.attempt import Datasets, Job, attempt
+from pycil_wsc.llm.parallel import launched
 from pycil_wsc.progress import Overview
 from pycil_wsc.trainer import planned_images
 from utils.data_manager import DataManager
@@ -22,6 +23,8 @@ def sweep(configs, workers=None, ray=None):
     """
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
+    if launched() and (workers or ray is not None or not all(config.language_model for config in configs)):
+        raise UserError("torchrun: its processes share the runs of a language model; start other runs, --workers and --ray with python")
     schedule = Schedule(configs)
     try:
         if ray is not None:
@@ -52,7 +55,7 @@ def run_here(schedule):
 def finish(configs, results, failures):
     """What there is to see at the end; ``results`` and ``failures`` are by run folder. Returns the exit code."""
     if results:
-        print("\n" + report.accuracy_table(results[config.run_folder] for config in configs if config.run_folder in results))
+        print("\n" + report.result_table(results[config.run_folder] for config in configs if config.run_folder in results))
     for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
         print(f"\nResults: {folder}")
         if results:
@@ -103,7 +106,7 @@ class Schedule:
             raise UserError(outcome.error)
         if outcome.result:
             self.results[folder] = outcome.result
-            self.overview.ended(job, "done", f"average accuracy {outcome.result['avg_acc']:.2f}")
+            self.overview.ended(job, "done", headline(outcome.result))
         elif not outcome.failure:
             self.taken.append(replace(job, wait=True))
             self.overview.ended(job, "waiting", "another process is at work on it")
@@ -123,18 +126,25 @@ class Schedule:
             self.ended(job, outcome)
 
 
+def headline(result):
+    """A finished run in a few words."""
+    return f"average score {100 * result['avg_score']:.2f}" if "avg_score" in result else f"average accuracy {result['avg_acc']:.2f}"
+
+
 def planned(config, data):
-    """Training images of a whole run."""
+    """Training images of a whole run, or tokens."""
+    if config.language_model:
+        return data.of(config).planned_tokens(config)
     return planned_images(config, DataManager(data.of(config), config.shuffle, config.seed, config.init_cls, config.increment))
 
 
 def dry_run(configs):
-    """Print the runs and what each costs in training images."""
-    data, total = Datasets(), 0
+    """Print the runs and what each costs in training images, or tokens."""
+    data, total = Datasets(), Counter()
     for config in configs:
-        images = planned(config, data)
+        cost, unit = planned(config, data), "tokens" if config.language_model else "images"
         done = Path(config.run_folder, "result.json").exists()
-        total += 0 if done else images
-        print(f"{config.run_folder}  {images:,} images{'  (finished)' if done else ''}")
-    print(f"{len(configs)} runs, {total:,} training images to go")
+        total[unit] += 0 if done else cost
+        print(f"{config.run_folder}  {cost:,} {unit}{'  (finished)' if done else ''}")
+    print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
     return 0

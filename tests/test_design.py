@@ -23,7 +23,8 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
     "pycil_wsc.plugins": ["pycil_wsc.consolidation"],
     "pycil_wsc.learners": ["pycil_wsc.learners", "pycil_wsc.consolidation", "utils"],
-    "pycil_wsc.config": ["pycil_wsc.learners", "pycil_wsc.consolidation.importance", "utils"],
+    "pycil_wsc.keys": ["utils.errors"],
+    "pycil_wsc.config": ["pycil_wsc.consolidation.importance", "pycil_wsc.keys", "pycil_wsc.learners", "pycil_wsc.llm.config", "utils"],
     "pycil_wsc.progress": [],
     "pycil_wsc.machine": ["utils.errors"],
     "pycil_wsc.scalars": ["utils"],
@@ -31,12 +32,14 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.first_task": ["utils"],
     "pycil_wsc.trainer": [f"pycil_wsc.{name}" for name in ("first_task", "learners", "machine", "progress", "saved", "scalars")] + ["utils"],
     "pycil_wsc.report": ["pycil_wsc.report", "utils"],
-    "pycil_wsc.attempt": ["pycil_wsc.config", "pycil_wsc.machine", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
+    "pycil_wsc.llm": [f"pycil_wsc.{name}" for name in ("llm", "consolidation", "keys", "learners", "machine", "progress", "trainer")]
+    + [f"utils.{name}" for name in ("errors", "factory", "files", "metrics", "seeding")],
+    "pycil_wsc.attempt": [f"pycil_wsc.llm.{name}" for name in ("corpus", "trainer")] + ["pycil_wsc.config", "pycil_wsc.machine", "pycil_wsc.trainer", "pycil_wsc.report", "utils"],
     "pycil_wsc.workers": ["pycil_wsc.attempt", "pycil_wsc.progress"],
     "pycil_wsc.cluster": ["pycil_wsc.attempt", "pycil_wsc.machine", "pycil_wsc.progress", "utils"],
-    "pycil_wsc.sweep": [f"pycil_wsc.{name}" for name in ("attempt", "cluster", "workers", "progress", "trainer", "report")] + ["utils"],
+    "pycil_wsc.sweep": [f"pycil_wsc.{name}" for name in ("attempt", "cluster", "llm.parallel", "workers", "progress", "trainer", "report")] + ["utils"],
     "pycil_wsc": ["pycil_wsc.saved"],  # lazily, see below
-    "main": ["pycil_wsc.config", "pycil_wsc.sweep", "utils.errors"],
+    "main": ["pycil_wsc.config", "pycil_wsc.llm.torchrun", "pycil_wsc.sweep", "utils.errors"],
 }
 
 

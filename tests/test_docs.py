@@ -72,6 +72,20 @@ def run_own_learners(tmp_path):
     assert re.search(r"^icarl  .*\d\n(.*\n)*icarl\+wsc .*\d$", run.stdout, re.MULTILINE)
 
 
+@runs("language_models.md")
+def run_language_models(tmp_path):
+    """Their data and models are not here: the commands ask for runs that there can be."""
+    from main import parse
+    from pycil_wsc.config import load, parse_override
+
+    ((_, commands),) = blocks("language_models.md")
+    arguments = re.findall(r"main\.py (.*)$", commands, re.MULTILINE)
+    assert len(arguments) == 5
+    for each in arguments:
+        args = parse(each.split())
+        assert load(ROOT / args.config, dict(map(parse_override, args.set)))
+
+
 @runs("huggingface.md")
 def run_huggingface(tmp_path):
     transformers = pytest.importorskip("transformers")

@@ -11,22 +11,23 @@ import torch
 from pycil_wsc.consolidation.ranking import blocks, top_blocks
 
 
-def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None):
+def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None, peers=None):
     """Keep the elements with the highest scores and blend all others with the weights before the task.
 
     ``blend``: share of the present weights in the others, 0..1; 0 reverts them. The rest as in :func:`reset_`.
     """
-    reset_(params, previous, scores, retain, partial(blend_, blend=blend), scope, eligible)
+    reset_(params, previous, scores, retain, partial(blend_, blend=blend), scope, eligible, peers)
 
 
-def reset_(params, others, scores, retain, rule, scope="global", eligible=None):
+def reset_(params, others, scores, retain, rule, scope="global", eligible=None, peers=None):
     """Keep the elements with the highest scores and let ``rule`` change all others.
 
     ``retain``: share kept, 0..1. ``rule``: (params, others, keep) -> None, such as :func:`blend_`, :func:`revert_` or, with ``others`` fresh
-    initial values, :func:`replace_` and :func:`shrink_perturb_`. ``scores``, ``scope`` and ``eligible`` as in :func:`top_mask`; elements that
-    are not eligible are left alone. Works block by block: the memory it needs does not grow with the number of elements.
+    initial values, :func:`replace_` and :func:`shrink_perturb_`. ``scores``, ``scope`` and ``eligible`` as in :func:`top_mask`, ``peers`` as in
+    :func:`top_blocks`; elements that are not eligible are left alone. Works block by block: the memory it needs does not grow
+    with the number of elements.
     """
-    for i, index, keep in top_blocks(scores, retain, scope, eligible):
+    for i, index, keep in top_blocks(scores, retain, scope, eligible, peers):
         if eligible is not None and eligible[i] is not None:
             keep = keep | ~eligible[i][index]
         rule([params[i][index]], [others[i][index]], [keep])

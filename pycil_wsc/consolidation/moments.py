@@ -73,21 +73,22 @@ class OptimizerMoments:
     """The moments that Adam or AdamW keeps for ``params``, read when they are needed: nothing is kept here.
 
     They differ from :class:`OwnMoments` in a parameter whose gradient is missing in some steps: Adam leaves its moments as they are.
+    ``carried``: the optimiser may have gone on from earlier tasks, whose last steps its moments then remember.
     """
 
-    def __init__(self, params, score=moment_score):
-        self.params, self.score = params, score
+    def __init__(self, params, carried=False, score=moment_score):
+        self.params, self.carried, self.score = params, carried, score
         self.found = False  # moments in the optimiser
 
     def check(self, optimizer, steps):
-        """Raise unless the optimiser is one that has moments, and none from before the task, which has had ``steps`` steps."""
+        """Raise unless the optimiser is one that has moments, and none from before the task, which has had ``steps`` steps, or they may be carried."""
         if not all("betas" in group for group in optimizer.param_groups):
             raise ValueError(f"moments='optimizer' reads Adam's moments, {_kind(optimizer)} has none: use Adam or AdamW, or moments='own'")
         longest = max((float(state["step"]) for state in self._states(optimizer).values()), default=0)
-        if longest > steps:
+        if longest > steps and not self.carried:
             raise ValueError(
                 f"the optimizer has moments of {longest:.0f} steps, this task has had {steps}: make a new optimizer for each task, or use "
-                "moments='own' (to go on from a saved state, call load_state_dict() before attach())"
+                "moments='carried' to count them or 'own' (to go on from a saved state, call load_state_dict() before attach())"
             )
 
     def follow(self, optimizer, skipped):

@@ -7,7 +7,7 @@ from pycil_wsc.consolidation.functional import blend_, shrink_perturb_
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 
 CHOICES = {
-    "moments": ("own", "optimizer"),
+    "moments": ("own", "optimizer", "carried"),
     "rank_scope": ("global", "tensor"),
     "reset": ("blend", "revert", "random", "shrink_perturb", "none"),
     "average_start": ("reset", "first"),
@@ -51,7 +51,7 @@ class Options:
                 raise ValueError(f"{name}={getattr(self, name)!r} is a share: give a number from 0 to 1")
         if self.perturb < 0 or not 0 <= self.shrink <= 1:
             raise ValueError(f"shrink={self.shrink!r}, perturb={self.perturb!r}: give a share from 0 to 1 and a factor of at least 0")
-        if self.resets and self.moments == "optimizer" and (self.betas is not None or self.score_abs):
+        if self.resets and self.moments != "own" and (self.betas is not None or self.score_abs):
             raise ValueError("betas and score_abs are the optimizer's own affair: leave them out, or use moments='own'")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas={self.betas!r}: give two numbers, each at least 0 and below 1")

@@ -29,14 +29,18 @@ def top_mask(scores, retain, scope="global", eligible=None):
     return masks
 
 
-def top_blocks(scores, retain, scope="global", eligible=None):
-    """:func:`top_mask` in blocks: yields (i, index, mask) with the mask of ``scores[i][index]``. Every element comes once."""
+def top_blocks(scores, retain, scope="global", eligible=None, peers=None):
+    """:func:`top_mask` in blocks: yields (i, index, mask) with the mask of ``scores[i][index]``. Every element comes once.
+
+    ``peers``: None, or the processes that hold the other parts of the same tensors, whose elements are ranked together. An object with
+    ``sum(tensor)``, the sum over all processes, and ``before(count)``, the sum of an int over the processes before this one.
+    """
     eligible = [None] * len(scores) if eligible is None else eligible
     if scope == "global":
-        yield from _top(range(len(scores)), scores, retain, eligible)
+        yield from _top(range(len(scores)), scores, retain, eligible, peers or Alone())
     elif scope == "tensor":
         for i in range(len(scores)):
-            yield from _top([i], scores, retain, eligible)
+            yield from _top([i], scores, retain, eligible, peers or Alone())
     else:
         raise ValueError(f"scope={scope!r} is unknown; known: 'global', 'tensor'")
 
@@ -54,9 +58,19 @@ def blocks(shape, first=()):
             yield (*first, slice(start, start + rows))
 
 
-def _top(group, scores, retain, eligible):
+class Alone:
+    """No other processes."""
+
+    def sum(self, tensor):
+        return tensor
+
+    def before(self, count):
+        return 0
+
+
+def _top(group, scores, retain, eligible, peers):
     ranked = _Ranked([scores[i] for i in group], [eligible[i] for i in group])
-    threshold, vacant, ties = _threshold(ranked, round(retain * ranked.total))
+    threshold, vacant, ties = _threshold(ranked, retain, peers)
     for i in group:
         for index in blocks(scores[i].shape):
             score, allowed = scores[i][index].to(ranked.dtype), True if eligible[i] is None else eligible[i][index]
@@ -95,31 +109,37 @@ class _Ranked:
             yield torch.cat(parts)
 
 
-def _threshold(ranked, count):
-    """-> (score, vacant, ties): the ``count`` highest are those above ``score`` and ``vacant`` of the ``ties`` that equal it."""
-    if count == 0:
+def _threshold(ranked, retain, peers):
+    """-> (score, vacant, ties): kept are the elements above ``score``, and of the ``ties`` here that equal it the first ``vacant``."""
+    total = int(peers.sum(torch.tensor(ranked.total)))
+    if (count := round(retain * total)) == 0:
         return math.nan, 0, 0  # nothing is above it and nothing equals it
-    score = _highest(ranked, count)
+    score = _highest(ranked, total, count, peers)
     above, ties = (sum(int(relation(each, score).sum()) for each in ranked) for relation in (torch.gt, torch.eq))
-    return score, count - above, ties
+    vacant = count - int(peers.sum(torch.tensor(above))) - peers.before(ties)
+    return score, min(max(vacant, 0), ties), ties
 
 
-def _highest(ranked, count):
-    """The ``count``-th highest: histograms of leading bits narrow down the field in which it lies, until that fits into one block."""
+def _highest(ranked, total, count, peers):
+    """The ``count``-th highest of ``total``: histograms of leading bits narrow down the field in which it lies.
+
+    A field that fits into one block is looked at whole, unless it lies in several processes: they go on to the last bit.
+    """
     size, shift = 2**DIGIT, torch.iinfo(BITS[ranked.dtype]).bits
-    left, lowest, prefix = ranked.total, -size // 2, None  # elements in the field; their keys, shifted, all give the prefix
-    while left > BLOCK and shift:
+    left, lowest, prefix = total, -size // 2, None  # elements in the field; their keys, shifted, all give the prefix
+    while (left > BLOCK or not isinstance(peers, Alone)) and shift:
         histogram = torch.zeros(size, dtype=torch.int64)
         for scores in ranked:
             digits = (_keys(_within(scores, shift, prefix)) >> (shift - DIGIT)) - lowest
             histogram += torch.bincount(digits, minlength=size).cpu()
+        histogram = peers.sum(histogram)
         at_least = histogram.flip(0).cumsum(0)  # how many have the highest digit, one of the highest two, ...
         digit = size - 1 - int(torch.searchsorted(at_least, count))
         left, count = int(histogram[digit]), count - int(at_least[-1 - digit] - histogram[digit])
         shift, prefix, lowest = shift - DIGIT, lowest + digit, (lowest + digit) * size
+    if not shift:
+        return _score(prefix, ranked.dtype)  # all bits are known
     field = (_within(scores, shift, prefix) for scores in ranked)
-    if left > BLOCK:
-        return next(part[0] for part in field if len(part)).item()  # all bits are known: those left are equal
     parts = list(field)
     # Not kthvalue: on CUDA it is refused under torch.use_deterministic_algorithms.
     return torch.cat([part.to(parts[0].device) for part in parts]).topk(count, sorted=False).values.min().item()
@@ -132,5 +152,14 @@ def _within(scores, shift, prefix):
 def _keys(scores):
     """Whole numbers in the order of the scores (-0.0 before 0.0): a float's bits, all but the sign turned over where it is negative."""
     bits = scores.view(BITS[scores.dtype])
+    return _turned(bits)
+
+
+def _score(key, dtype):
+    """The score with that key."""
+    return _turned(torch.tensor(key, dtype=BITS[dtype])).view(dtype).item()
+
+
+def _turned(bits):
     info = torch.iinfo(bits.dtype)
     return bits ^ (bits >> (info.bits - 1)) & info.max

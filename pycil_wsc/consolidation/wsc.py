@@ -59,6 +59,7 @@ class WeightSpaceConsolidation:
             a function ({name: parameter}, {name: theta_prev}) -> {name: scores} that is called at the reset.
         moments: ``"own"`` follows m and v here, whatever the optimiser. ``"optimizer"`` reads Adam's or AdamW's at the reset instead of keeping
             a second pair. The optimiser must be new in each task, its betas count, and of ``torch.optim.Adam`` the weight decay is part of g.
+            ``"carried"`` is the same of an optimiser that goes on from task to task: its moments remember the steps before, some 1/(1 - beta).
         betas: decay of the two moments; None: (0.9, 0.999), or the optimiser's.
         score_abs: let m follow |g| instead of g.
         rank_scope: ``"global"`` ranks all elements together, ``"tensor"`` each parameter's by themselves.
@@ -80,6 +81,7 @@ class WeightSpaceConsolidation:
         average_buffers: average the buffers with the weights. Better: :func:`recompute_batch_norm` after ``finish()``.
         eligible: mapping of name to bool tensor of the parameter's shape: only elements marked True are ranked and may be reset.
             Names left out are eligible whole.
+        peers: if the parameters are this process's parts of sharded ones, the processes; see :func:`~.ranking.top_blocks`. Not saved.
 
     Raises:
         ValueError, TypeError: an argument is out of range, unknown or inconsistent.
@@ -89,7 +91,7 @@ class WeightSpaceConsolidation:
     def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, importance="moment", moments="own", betas=None,
                  score_abs=False, rank_scope="global", reset="blend", shrink=0.6, perturb=0.01, fresh=None, reset_every=None, reset_momentum=False,
                  average=True, average_start="reset", average_count="since_reset", average_last=True,
-                 named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None):  # fmt: skip
+                 named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None, peers=None):  # fmt: skip
         if betas is None and moments == "own":
             betas = (0.9, 0.999)
         if not callable(importance) and importance not in (*MOMENT_SCORES, "drift"):
@@ -117,7 +119,7 @@ class WeightSpaceConsolidation:
         eligible = {plain_name(name): mask for name, mask in (eligible or {}).items()}
         check_eligible(eligible, self._params)
         self._eligible = {name: mask.to(self._params[name].device) for name, mask in eligible.items()}
-        self._hook = None
+        self._peers, self._hook = peers, None
         self._steps = self._averaged = self._resets = 0
         self._skipped = None  # how many of the steps were skipped on the device; the host has not asked yet
         self._finished = False
@@ -255,7 +257,9 @@ class WeightSpaceConsolidation:
         if not options.by_moments:
             return Gradients(self._params)
         score = MOMENT_SCORES[options.importance]
-        return OwnMoments(self._params, options.betas, options.score_abs, score) if options.moments == "own" else OptimizerMoments(self._params, score)
+        if options.moments == "own":
+            return OwnMoments(self._params, options.betas, options.score_abs, score)
+        return OptimizerMoments(self._params, options.moments == "carried", score)
 
     def _reset(self, optimizer):
         options = self.options
@@ -264,7 +268,8 @@ class WeightSpaceConsolidation:
         names = list(scores)
         others = self._fresh() if options.reset in ("random", "shrink_perturb") else self._previous
         eligible = [self._eligible.get(name) for name in names]
-        reset_(_pick(self._params, names), _pick(others, names), list(scores.values()), options.kept, options.rule, options.rank_scope, eligible)
+        parts = (_pick(self._params, names), _pick(others, names), list(scores.values()))
+        reset_(*parts, options.kept, options.rule, options.rank_scope, eligible, self._peers)
         if options.reset_buffers:
             keep_none = [torch.zeros_like(b, dtype=torch.bool) for b in self._buffers.values()]
             blend_(self._buffers.values(), _pick(self._previous, self._buffers), keep_none, options.reset_blend)

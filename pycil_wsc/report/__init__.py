@@ -6,11 +6,20 @@ Drawing needs matplotlib and is imported only where something is drawn: the tabl
 from pathlib import Path
 
 from pycil_wsc.report.groups import group_runs, label
+from pycil_wsc.report.language import score_table
+from pycil_wsc.report.measures import of_a_language_model
 from pycil_wsc.report.runs import Record, find_runs, read_result
 from pycil_wsc.report.tables import Cell, Column, Row, Table, mean_and_error, to_text
 from utils.errors import UserError
 
-__all__ = ["accuracy_table", "find_runs", "mean_and_error", "read_result", "write_report"]
+__all__ = ["accuracy_table", "find_runs", "mean_and_error", "read_result", "result_table", "write_report"]
+
+
+def result_table(results):
+    """What a sweep prints of its runs: :func:`accuracy_table`, and of language models the scores on each task."""
+    results = list(results)
+    images, language = ([result for result in results if of_a_language_model(result) is kind] for kind in (False, True))
+    return "\n\n".join([accuracy_table(images)] * bool(images or not language) + [score_table(language)] * bool(language))
 
 
 def accuracy_table(results):

@@ -28,7 +28,7 @@ def run(folders, out):
     found = find_runs(folders)
     for path, reason in found.problems:
         print(f"skipped: {path}: {reason}", file=sys.stderr)
-    if not found.records:
+    if not found.records and not found.language:
         raise UserError(f"{', '.join(folders)}: no finished run below (no usable result.json); name the folder that a sweep wrote, runs/<prefix>")
     return write_found(found, folders, Path(out) if out else Path(os.path.commonpath([os.path.abspath(folder) for folder in folders])) / "report")
 

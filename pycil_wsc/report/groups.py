@@ -15,6 +15,8 @@ ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "j
 class Group:
     """The runs of one :class:`~pycil_wsc.report.runs.Setting`. A study varies one key of ``STUDIED``; other runs have its usual value."""
 
+    not_named = ()  # keys that never name a run, beside SAME_ROW
+
     def __init__(self, setting, records):
         self.setting, self.records = setting, sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.config["seed"]))
         self.usual = {name: self._usual(name) for name in STUDIED}

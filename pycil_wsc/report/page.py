@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import group_runs
+from pycil_wsc.report.language import language_figures, language_groups, language_tables
 from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.studies import STUDIES, tables
 from pycil_wsc.report.style import COLUMN, drawing, inline, to_files
@@ -22,13 +23,17 @@ def write_page(found, folders, out):
     groups, doubles = group_runs(found.records)
     filled = {group: tables(group) for group in groups}
     problems = [*found.problems, *doubles]
-    drawn = {}
+    language = language_groups(found.language)
+    drawn, told = {}, {}
     with drawing():
         for group in groups:
             drawn[group] = {plot.slug: _figure(plot, group, out) for plot in figures(group)}
-    body = [_header(found, folders, groups, problems), "<main>", *(_section(group, filled[group], drawn[group].values(), out) for group in groups)]
+        for group in language:
+            told[group] = [_figure(plot, group, out) for plot in language_figures(group)]
+    body = [_header(found, folders, [*groups, *language], problems), "<main>", *(_section(group, filled[group], drawn[group].values(), out) for group in groups)]
+    body += [_section(group, language_tables(group), told[group], out) for group in language]
     body += [_list("missing", "Missing altogether", [*_without_a_run(filled), *_undrawn(drawn)]), _list("unfinished", "Runs that have not ended", _entries(found.unfinished))]
-    body += [_list("skipped", "Left out, and untouched", _entries(problems)), _list("origin", "Where the numbers come from", _origins(groups)), "</main>"]
+    body += [_list("skipped", "Left out, and untouched", _entries(problems)), _list("origin", "Where the numbers come from", _origins([*groups, *language])), "</main>"]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{_title(folders)}</title><style>{STYLE.read_text()}</style>'
     write_atomically(out / "index.html", f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(filter(None, body)) + "\n</body></html>\n")
     return out / "index.html"

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from pycil_wsc.report.measures import checked, of_a_language_model
 from utils.errors import UnusableRun
 
 HUGE = 1e18  # numbers beyond this are neither counts nor measurements
@@ -53,6 +54,7 @@ class Found:
     """What lies below some folders: finished runs, files that cannot be used and why, and runs that have not ended."""
 
     records: list = field(default_factory=list)
+    language: list = field(default_factory=list)  # finished runs of language models
     problems: list = field(default_factory=list)  # (path, what is wrong)
     unfinished: list = field(default_factory=list)  # (folder, what is there)
 
@@ -87,7 +89,7 @@ def _take(path, found):
             found.problems.append((path, str(error).removeprefix(f"{path}: ")))
         else:
             found.problems += [(path, flaw) for flaw in flaws]
-            found.records.append(Record(data, path))
+            (found.language if of_a_language_model(data) else found.records).append(Record(data, path))
 
 
 def read_result(path):
@@ -108,7 +110,7 @@ def read_metrics(path):
         except (ValueError, RecursionError):
             flaws.append(f"line {number} is not whole; skipped")
             continue
-        if isinstance(value, dict) and _is_number(value.get("task")) and _is_number(value.get("cnn_top1")):
+        if isinstance(value, dict) and _is_number(value.get("task")) and (_is_number(value.get("cnn_top1")) or _is_series(value.get("trace"))):
             lines.append(value)
         else:
             flaws.append(f"line {number} is of another version (no task or cnn_top1); skipped")
@@ -124,6 +126,8 @@ def _parsed(path):
 
 def _checked(path, data):
     """``data`` without the optional values that are malformed, and what is wrong with those."""
+    if of_a_language_model(data):
+        return checked(path, data), []
     config = data.get("config") if isinstance(data, dict) else None
     if not isinstance(config, dict):
         raise UnusableRun(f"{path}: is not a whole result; delete it to run this again")

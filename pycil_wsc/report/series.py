@@ -24,7 +24,7 @@ class Series:
 
     def __init__(self, group):
         self.group, self.records = group, group.base()
-        names = label(self.records, lambda record: record.method)
+        names = label(self.records, lambda record: record.method, group.not_named)
         self.methods = {name: record.method for record, name in names.items()}
         self.styles = line_styles(self.methods)
         self.cells = defaultdict(list)

@@ -1,0 +1,111 @@
+"""What a language model's training costs: tokens per second, share of the device's peak, peak memory; each method beside the first.
+
+    python benchmarks/language_model.py --methods replay wsc slerp magmax --peak 989e12 --out results/language-model-gpu.json
+
+A Llama of the given sizes (default: those of Llama-3.2-1B) with random weights learns one task of random tokens: ``--steps`` optimiser steps of
+``--items`` sequences, with the methods in turn, as often as asked for. All steps count as the replay epoch, so WSC is at work in all of them.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from pycil_wsc.config import resolve
+from pycil_wsc.llm.corpus import Epoch
+from pycil_wsc.llm.parallel import Processes
+from pycil_wsc.llm.tokens import Example
+from pycil_wsc.llm.training import Training
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+
+SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
+
+
+class Vocabulary:
+    """All that a model needs of a tokeniser."""
+
+    bos_token_id, eos_token_id, pad_token_id = 0, 1, 2
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=["replay", "wsc"])
+    for name, size in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--items", type=int, default=64, help="sequences of a step")
+    parser.add_argument("--longest", type=int, default=1536, help="tokens of the longest sequence; a third of each is the answer")
+    parser.add_argument("--micro-tokens", type=int, default=8192)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peak", type=float, help="the device's peak in floating-point operations per second, at the precision used")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device, timings = resolved_device(args.device), {name: [] for name in args.methods}
+    for _ in range(args.repeats):
+        for name in args.methods:
+            timings[name].append(timed(name, args, device))
+    methods = {name: summary(records, args.peak) for name, records in timings.items()}
+    for record in methods.values():
+        record[f"time_over_{args.methods[0]}"] = methods[args.methods[0]]["tokens_per_second"] / record["tokens_per_second"]
+    sizes = {name: getattr(args, name) for name in (*SIZES, "vocabulary", "steps", "items", "longest", "micro_tokens")}
+    record = {"methods": methods, **sizes, "device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    print(json.dumps(record, indent=2))
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def timed(method, args, device):
+    """Tokens, seconds, peak memory and parameters of one task."""
+    sizes = {f"llm.{name}": getattr(args, name) for name in (*SIZES, "micro_tokens")}
+    config = resolve({"llm.model": "tiny-llama", "llm.method": method, "llm.batch_size": args.items, "device": args.device, **sizes})
+    reset_peak_memory(device)
+    training = Training(config, Vocabulary(args.vocabulary), Processes(), device)
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(args.longest // 4, args.longest + 1, ((args.steps + 2) * args.items,), generator=generator).tolist()
+    examples = [Example(tuple(torch.randint(3, args.vocabulary, (length,), generator=generator).tolist()), length - length // 3) for length in lengths]
+    warm, examples = examples[: 2 * args.items], examples[2 * args.items :]
+    for start in range(0, len(warm), args.items):
+        training.step(warm[start : start + args.items])
+    epoch = Epoch("replay", 0, 1, True, examples)
+    before, started = training.counts["tokens"], now(device)
+    training.begin_task(1, [epoch])
+    training.begin_epoch(epoch)
+    for start in range(0, len(examples), args.items):
+        training.step(examples[start : start + args.items])
+    training.end_task()
+    seconds = now(device) - started
+    parameters = sum(parameter.numel() for parameter in training.parameters.values())
+    return {"tokens": training.counts["tokens"] - before, "seconds": seconds, "memory": peak_memory(device), "parameters": parameters, "precision": training.precision}
+
+
+def now(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def summary(records, peak):
+    """Medians. The operations are 6 per token and parameter: attention and recomputation are not counted."""
+    speeds = [record["tokens"] / record["seconds"] for record in records]
+    speed = statistics.median(speeds)
+    share = 6 * records[0]["parameters"] * speed / peak if peak else None
+    return {"tokens_per_second": speed, "range": [min(speeds), max(speeds)], "share_of_peak": share, "peak_memory_bytes": max(record["memory"] for record in records),
+            "parameters": records[0]["parameters"], "precision": records[0]["precision"]}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The tasks of a run as tokens, and what each epoch learns of them."""
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pycil_wsc.llm.data import load_pool, load_task, replay_items, warnings_of
+from pycil_wsc.llm.metrics import VERSIONS, score, trivial_scores
+from pycil_wsc.llm.tokens import encode, encode_prompts, load_tokenizer
+from utils.errors import UserError
+
+DECIDING = ("data_root", "data", "tasks", "pool", "train_items", "test_items", "pool_items", "model", "vocab_size", "max_prompt", "max_answer")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A pass over ``examples`` after which ``name`` and ``number`` of ``total`` are shown; ``replay`` if it is one of old items."""
+
+    name: str
+    number: int
+    total: int
+    replay: bool
+    examples: list
+
+
+def load_corpus(config):
+    """The :class:`Corpus` of ``config``; runs that agree in what decides it share one."""
+    return _load(*(getattr(config, name) for name in DECIDING))
+
+
+@functools.lru_cache(maxsize=1)
+def _load(*values):
+    return Corpus(**dict(zip(DECIDING, values)))
+
+
+class Corpus:
+    """Tasks and pool, read and tokenised. The keywords are keys of the configuration: those in ``DECIDING``."""
+
+    def __init__(self, **chosen):
+        self.chosen = type("Chosen", (), chosen)
+        root = Path(self.chosen.data_root, self.chosen.data)
+        self.tasks = [self._cut(load_task(root, name)) for name in self.chosen.tasks]
+        _try_metrics(self.tasks)
+        self.pool = self._pool(root)
+        self.tokenizer = load_tokenizer(self.chosen, self._texts())
+        self.encoded = self._encode([*self.pool, *(item for task in self.tasks for item in task.train)])
+        self.test_prompts = [encode_prompts(self.tokenizer, [item.prompt for item in task.test], self.chosen.max_prompt) for task in self.tasks]
+        self.warnings = warnings_of(self.tasks)
+
+    @functools.cached_property
+    def trivial(self):
+        """{version: {task: {name: score}}} of answers that need no learning."""
+        return {version: {task.name: trivial_scores(task, version) for task in self.tasks} for version in VERSIONS}
+
+    def epochs(self, config, index):
+        """The epochs of task ``index``, in order: its own, then those of replay if there is anything to replay."""
+        own = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
+        epochs = [Epoch("epoch", number, own, False, self._examples(self.tasks[index].train)) for number in range(own)]
+        if config.replays and (items := replay_items(self.tasks[:index], config.replay_ratio, config.replay_choice, config.seed, self.pool)):
+            epochs += [Epoch("replay", number, config.replay_epochs, True, self._examples(items)) for number in range(config.replay_epochs)]
+        return epochs
+
+    def planned_tokens(self, config):
+        """Tokens that a whole run trains on."""
+        return sum(len(example) for index in range(len(self.tasks)) for epoch in self.epochs(config, index) for example in epoch.examples)
+
+    def _cut(self, task):
+        return replace(task, train=task.train[: self.chosen.train_items], test=task.test[: self.chosen.test_items])
+
+    def _pool(self, root):
+        if self.chosen.pool is None:
+            return ()
+        try:
+            return load_pool(root, self.chosen.pool)[: self.chosen.pool_items]
+        except UserError as error:
+            raise UserError(f"{error}; or set llm.pool to null if there are no general items") from None
+
+    def _texts(self):
+        """What a tokeniser is trained on."""
+        return [text for task in self.tasks for item in task.train for text in (item.prompt, item.answer)]
+
+    def _encode(self, items):
+        unique = list(dict.fromkeys(items))
+        pairs = [(item.prompt, item.answer) for item in unique]
+        return dict(zip(unique, encode(self.tokenizer, pairs, self.chosen.max_prompt, self.chosen.max_answer)))
+
+    def _examples(self, items):
+        return [self.encoded[item] for item in items]
+
+
+def _try_metrics(tasks):
+    """Score an answer of each task, so that a package that lacks shows before hours of training."""
+    for task in tasks:
+        for version in VERSIONS:
+            score(task.info.metric, [task.test[0].answer], [task.test[0].answer], [task.test[0].prompt], version)

@@ -1,0 +1,228 @@
+"""Model merging along a sequence of tasks, each method as one running set of tensors.
+
+theta_0 is the model before the first task, theta_t the one after task t, tau_t = theta_t - theta_0 its task vector::
+
+    merge = merges["magmax"](theta_0, scale=0.5)      # state dicts: name -> tensor
+    for task in tasks:
+        theta = train(task)                           # from merge.result() if merge.online, else from the last theta
+        merge.update(theta)
+    model.load_state_dict(merge.result())
+
+No method needs the T models at once, not even those that the literature calls offline. Sums and interpolations are done in fp32
+(or wider), the result has the type of theta_0. Tensors that are not of floating point are not merged but taken from the last
+model. Tensors that share their storage (tied embeddings) are merged once, and share it in the result.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from pycil_wsc.consolidation.checks import check_saved_shapes
+from pycil_wsc.consolidation.functional import average_
+from utils.factory import Registry
+
+merges = Registry("merging method")
+UNMERGED = {"finetune": 1, "replay": 1, "wsc": 2}  # other methods: the models each keeps at once
+PARALLEL = 0.9995  # |cos| of two tensors from which slerp is linear, as usual: the sine in its denominator vanishes
+
+
+def register_merge(name):
+    return lambda cls: merges.add(name, cls)
+
+
+class Merge:
+    """What all methods share; one says how a model enters (``_fold_``) and, if not as it is, how the merge leaves (``_finished``).
+
+    ``start``: theta_0, a state dict. It fixes names, shapes, types and ties, and is copied where ``task_vectors`` is true. A state that
+    differs from it in one of these is a ``ValueError``.
+    """
+
+    online = False  # the next task starts from the merge, not from the last model
+    task_vectors = False  # tau_t is merged instead of theta_t, so theta_0 is kept
+
+    def __init__(self, start):
+        self._layout = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in start.items()}
+        self._alias = _aliases(start)
+        self._merged = [name for name, tensor in start.items() if tensor.is_floating_point() and name not in self._alias]
+        self._copied = [name for name, tensor in start.items() if not tensor.is_floating_point()]
+        self._start = {name: start[name].clone() for name in self._merged} if self.task_vectors else {}
+        self._running, self._last, self.count = {}, {}, 0
+
+    @torch.no_grad()
+    def update(self, state):
+        """Take in theta_t, the state dict after the next task. The tensors are read and copied, none is kept."""
+        self._check(state)
+        for name in self._merged:
+            new = self._incoming(name, state[name])
+            if self.count:
+                self._fold_(self._running[name], new.to(self._running[name].device))
+            else:
+                self._running[name] = new.clone()
+        self._last = {name: state[name].clone() for name in self._copied}
+        self.count += 1
+
+    @torch.no_grad()
+    def result(self):
+        """The merged model: a state dict of new tensors in the types of theta_0, tied ones sharing their storage."""
+        if not self.count:
+            raise RuntimeError("nothing to merge: call update(state) after each task first")
+        merged = {name: self._finished(name).to(self._layout[name][1], copy=True) for name in self._running}
+        merged |= {name: tensor.clone() for name, tensor in self._last.items()}
+        return {name: merged[self._alias.get(name, name)] for name in self._layout}
+
+    def state_dict(self):
+        """A flat dict of tensors, fit for safetensors. theta_0 is not in it: construct with the same one before loading."""
+        running = {f"running.{name}": tensor for name, tensor in self._running.items()}
+        return running | {f"last.{name}": tensor for name, tensor in self._last.items()} | {"count": torch.tensor(self.count)}
+
+    def load_state_dict(self, state):
+        """Go on where ``state_dict()`` was taken. Names or shapes of another model are a ``ValueError``."""
+        count = int(state["count"])
+        keys = [f"running.{name}" for name in self._merged] + [f"last.{name}" for name in self._copied] if count else []
+        own = {key: self._layout[key.partition(".")[2]][0] for key in keys}
+        check_saved_shapes({key: tensor.shape for key, tensor in state.items() if key != "count"}, own)
+        self._running = {name: state[f"running.{name}"].clone() for name in self._merged if count}
+        self._last = {name: state[f"last.{name}"].clone() for name in self._copied if count}
+        self.count = count
+
+    def _fold_(self, running, new):
+        """Change the running tensor in place by that of the next model (or by its task vector); ``self.count`` are in it."""
+        raise NotImplementedError
+
+    def _incoming(self, name, tensor):
+        wide = tensor.to(_wide(tensor.dtype))
+        return wide - self._start[name].to(wide) if self.task_vectors else wide
+
+    def _finished(self, name):
+        running = self._running[name]
+        return running + self._start[name].to(running) if self.task_vectors else running
+
+    def _check(self, state):
+        check_saved_shapes({name: tensor.shape for name, tensor in state.items()}, {name: shape for name, (shape, _) in self._layout.items()})
+        for name, (_, dtype) in self._layout.items():
+            if state[name].dtype != dtype:
+                raise ValueError(f"'{name}' is {state[name].dtype}, in the model merged from {dtype}: convert one of them")
+        for name, first in self._alias.items():
+            if _place(state[name]) != _place(state[first]) and not torch.equal(state[name], state[first]):
+                raise ValueError(f"'{name}' and '{first}' were one tensor in the model merged from and now differ: tie or untie them throughout")
+
+
+@register_merge("avg_offline")
+class ModelSoup(Merge):
+    """The uniform mean of theta_1 .. theta_T (Wortsman et al., 2022)."""
+
+    def _fold_(self, running, new):
+        average_([running], [new], self.count)
+
+
+@register_merge("avg_online")
+class OnlineAverage(Merge):
+    """Mean of the models so far, from which the next task starts: plain if ``decay`` is None, else decay * mean + (1 - decay) * theta_t."""
+
+    online = True
+
+    def __init__(self, start, *, decay):
+        super().__init__(start)
+        if decay is not None and not 0 <= decay < 1:
+            raise ValueError(f"decay={decay}: it must be None (plain mean) or in [0, 1)")
+        self.decay = decay
+
+    def _fold_(self, running, new):
+        average_([running], [new], self.count if self.decay is None else self.decay / (1 - self.decay))
+
+
+@register_merge("slerp")
+class Slerp(Merge):
+    """merged_t = slerp(merged_{t-1}, theta_t, weight), tensor by tensor, from which the next task starts (Jang et al., 2024).
+
+    ``space``: ``"weights"``, or ``"task_vectors"``: theta_0 + slerp(merged_{t-1} - theta_0, tau_t, weight). Weights barely turn at the
+    learning rates of fine-tuning, which makes the first nearly linear.
+    """
+
+    online = True
+
+    def __init__(self, start, *, weight, space):
+        if not 0 <= weight <= 1:
+            raise ValueError(f"weight={weight}: the new model's share must be in 0..1")
+        if space not in ("weights", "task_vectors"):
+            raise ValueError(f"space={space!r} is unknown; known: 'weights', 'task_vectors'")
+        self.weight, self.task_vectors = weight, space == "task_vectors"
+        super().__init__(start)
+
+    def _fold_(self, running, new):
+        running.copy_(slerp(running, new, self.weight))
+
+
+@register_merge("task_arithmetic")
+class TaskArithmetic(Merge):
+    """theta_0 + scale * (tau_1 + ... + tau_T) (Ilharco et al., 2023). ``scale`` = 1/T gives the model soup."""
+
+    task_vectors = True
+
+    def __init__(self, start, *, scale):
+        super().__init__(start)
+        self.scale = scale
+
+    def _fold_(self, running, new):
+        running += new
+
+    def _finished(self, name):
+        running = self._running[name]
+        return torch.add(self._start[name].to(running), running, alpha=self.scale)
+
+
+@register_merge("magmax")
+class MagMax(TaskArithmetic):
+    """theta_0 + scale * tau, element by element the tau_t of largest magnitude, of equals the latest (Marczak et al., 2024)."""
+
+    def _fold_(self, running, new):
+        torch.where(new.abs() >= running.abs(), new, running, out=running)
+
+
+def slerp(first, second, weight):
+    """Spherical interpolation from ``first`` (weight 0) to ``second`` (weight 1), two tensors of one shape, as flat vectors.
+
+    With w the angle between them: (sin((1 - weight) w) first + sin(weight w) second) / sin w, lengths as they are (Shoemake, 1985). Linear
+    where |cos w| exceeds .9995 and where one is zero, which has no direction.
+    """
+    dot, *squares = (float((a * b).sum()) for a, b in ((first, second), (first, first), (second, second)))
+    cosine = dot / math.sqrt(math.prod(squares)) if all(squares) else 1.0
+    if not abs(cosine) <= PARALLEL:
+        return torch.lerp(first, second, weight)
+    angle = math.acos(cosine)
+    return (math.sin((1 - weight) * angle) * first + math.sin(weight * angle) * second) / math.sin(angle)
+
+
+@dataclass(frozen=True)
+class Residents:
+    """Models kept at once. ``paper``: as its relative VRAM counts them (offline methods T); ``streamed``: as this package needs them."""
+
+    paper: int
+    streamed: int
+
+
+def models_resident(method, tasks, task_vectors=False):
+    """:class:`Residents` of a method over ``tasks`` tasks: the model in training, the running merge, and theta_0 where it is kept.
+
+    ``task_vectors``: slerp's ``space`` is so. WSC keeps the weights before the task, or else their average.
+    """
+    if method in UNMERGED:
+        return Residents(UNMERGED[method], UNMERGED[method])
+    cls = merges[method]
+    return Residents(2 if cls.online else tasks, 3 if cls.task_vectors or task_vectors else 2)
+
+
+def _aliases(state):
+    """{name: the first name of the same tensor} of the names that are not the first."""
+    first = {}
+    return {name: first[place] for name, tensor in state.items() if (place := _place(tensor)) and first.setdefault(place, name) != name}
+
+
+def _place(tensor):
+    """What tensors that are one have in common; None for a tensor without elements."""
+    return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
+
+
+def _wide(dtype):
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,158 @@
+"""Scores of generated text, 0 to 1, and what is reported of a sequence of tasks.
+
+Each metric exists twice: ``"trace"`` as TRACE computes it, quirks included but without its crashes, so that numbers compare with
+the published ones; ``"fixed"`` as it should be. TRACE reports Py150 and 20Minuten in percent: here both are divided by 100, as its
+averages have them.
+
+=================== ============================================================ ====================================================
+metric              trace                                                        fixed
+=================== ============================================================ ====================================================
+``exact_match``     equal strings, nothing stripped                              both stripped
+``choice``          equal first characters                                       equal letters that stand alone at the start: "B", "(B)"
+``rouge_l``         ``rouge`` 1.0.1, arguments exchanged (:mod:`.rouge`)         ``rouge-score`` (:mod:`.rouge`)
+``edit_similarity`` difflib, rounded to whole percent as fuzzywuzzy does         rapidfuzz's ``ratio``, both stripped
+``sari``            :mod:`.sari` with the whole prompt as source; empty scores   the paragraph as source, stripped; empty is 0
+=================== ============================================================ ====================================================
+"""
+
+import re
+from collections import Counter
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from pycil_wsc.llm.rouge import rouge_l, rouge_l_union
+from pycil_wsc.llm.sari import sari
+from utils import metrics
+
+VERSIONS = ("trace", "fixed")
+LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
+TEXT = re.compile(r"(?:Paragraph|Meeting transcripts):\n(.*)\n\s*(?:Simplification|Summary):\s*\Z", re.DOTALL)
+LEAD = 500  # characters of a transcript that stand for a summary of it
+SHIFTS = 10
+
+
+def score(metric, predictions, answers, prompts, version="trace"):
+    """Mean score of the predictions, 0 to 1, by one of :data:`METRICS`. Three lists of equal length; any strings will do."""
+    return float(np.mean(item_scores(metric, predictions, answers, prompts, version)))
+
+
+def item_scores(metric, predictions, answers, prompts, version="trace"):
+    """The score of each prediction: a list of floats."""
+    if version not in VERSIONS:
+        raise ValueError(f"version={version!r} is unknown; known: {VERSIONS}")
+    if metric not in METRICS:
+        raise ValueError(f"metric={metric!r} is unknown; known: {tuple(METRICS)}")
+    if not predictions:
+        raise ValueError("no predictions to score")
+    one = METRICS[metric][VERSIONS.index(version)]
+    return [float(one(*triple)) for triple in zip(predictions, answers, prompts, strict=True)]
+
+
+def _exact_match(prediction, answer, prompt):
+    return prediction == answer
+
+
+def _exact_match_stripped(prediction, answer, prompt):
+    return prediction.strip() == answer.strip()
+
+
+def _first_character(prediction, answer, prompt):
+    return prediction[:1] == answer[:1]
+
+
+def _choice(prediction, answer, prompt):
+    ours, right = (re.match(r"\W*([A-Za-z])\b", text) for text in (prediction, answer))
+    return bool(ours and right) and ours[1].upper() == right[1].upper()
+
+
+def _rouge_l_union(prediction, answer, prompt):
+    return rouge_l_union(prediction, answer)
+
+
+def _rouge_l(prediction, answer, prompt):
+    return rouge_l(prediction, answer)
+
+
+def _difflib_percent(prediction, answer, prompt):
+    """fuzzywuzzy's ``ratio`` as TRACE installs it (without python-Levenshtein, so difflib's heuristic), of the code with literals in place."""
+    ours, theirs = _with_literals(prediction), _with_literals(answer)
+    return round(100 * SequenceMatcher(None, ours, theirs).ratio()) / 100 if ours and theirs else 0.0
+
+
+def _indel_ratio(prediction, answer, prompt):
+    """Twice the longest common subsequence over the sum of the lengths, in characters: rapidfuzz's ``fuzz.ratio``."""
+    from rapidfuzz.fuzz import ratio  # here: an extra, wanted by this metric alone
+    return ratio(*(_with_literals(text).strip() for text in (prediction, answer))) / 100
+
+
+def _with_literals(code):
+    """Py150's placeholders replaced: <NUM_LIT> by 0, <STR_LIT> and <CHAR_LIT> by nothing, <STR_LIT:x> and its like by x."""
+    code = code.replace("<NUM_LIT>", "0").replace("<STR_LIT>", "").replace("<CHAR_LIT>", "")
+    for found in list(LITERAL.finditer(code)):
+        code = code.replace(found[0], found[1])
+    return code
+
+
+def _sari_of_prompt(prediction, answer, prompt):
+    return sari(prompt, prediction, [answer])
+
+
+def _sari_of_paragraph(prediction, answer, prompt):
+    return sari(_text(prompt).strip(), prediction.strip(), [answer.strip()]) if prediction.strip() else 0.0
+
+
+def _text(prompt):
+    """What is to be simplified or summarised, without TRACE's instruction around it; of other prompts, the whole."""
+    found = TEXT.search(prompt)
+    return found[1] if found else prompt
+
+
+METRICS = {  # name -> (as in TRACE, fixed): functions of (prediction, answer, prompt)
+    "exact_match": (_exact_match, _exact_match_stripped),
+    "choice": (_first_character, _choice),
+    "rouge_l": (_rouge_l_union, _rouge_l),
+    "edit_similarity": (_difflib_percent, _indel_ratio),
+    "sari": (_sari_of_prompt, _sari_of_paragraph),
+}
+
+
+def trivial_scores(task, version="trace"):
+    """Scores on the test items of answers that need no model, by name: what a result must beat.
+
+    ``majority``: the commonest test answer (of ``choice``: its first character), the best that a constant can do. ``lead``: the first
+    500 characters of the text to summarise. ``shuffled``: the answers of other test items, the mean of ten shifts of the list.
+    ``empty``: nothing. ``source``: the text to simplify.
+    """
+    answers, prompts = [item.answer for item in task.test], [item.prompt for item in task.test]
+    metric = task.info.metric
+    if metric in ("exact_match", "choice"):
+        labels = Counter(answer[:1] if metric == "choice" else answer for answer in answers)
+        guesses = {"majority": [labels.most_common(1)[0][0]] * len(answers)}
+    elif metric == "rouge_l":
+        guesses = {"lead": [_text(prompt)[:LEAD] for prompt in prompts]}
+    elif metric == "edit_similarity":
+        shifts = range(1, min(len(answers), SHIFTS + 1))
+        guesses = {"shuffled": [text for shift in shifts for text in answers[shift:] + answers[:shift]]}
+    else:
+        guesses = {"empty": [""] * len(answers), "source": [_text(prompt) for prompt in prompts]}
+    return {name: _mean_score(metric, texts, answers, prompts, version) for name, texts in guesses.items() if texts}
+
+
+def _mean_score(metric, predictions, answers, prompts, version):
+    """Of one or more predictions an item: the whole list of items, then the whole list again."""
+    rounds = len(predictions) // len(answers)
+    return score(metric, predictions, answers * rounds, prompts * rounds, version)
+
+
+def summary(matrix):
+    """What TRACE and the continual-learning literature report of ``matrix[t][i]``, the score on task i after task t (i <= t).
+
+    ``last_average``: mean of the last row. ``op``: the mean of each row (overall performance). ``bwt``: for each row, the mean of
+    (score now - score when learned), the newest task's 0 included (backward transfer). ``new_score``: mean score of each
+    task when learned. ``forgetting``: mean over all tasks but the last of (best score ever - score at the end).
+    """
+    op = [float(np.mean(row)) for row in matrix]
+    learned = [row[-1] for row in matrix]
+    bwt = [float(np.mean(np.subtract(row, learned[: len(row)]))) for row in matrix]
+    return {"last_average": op[-1], "op": op, "bwt": bwt, "new_score": metrics.new_task_accuracy(matrix), "forgetting": metrics.forgetting(matrix)}

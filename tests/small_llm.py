@@ -1,0 +1,40 @@
+"""What tests of language models share: two tasks that a tiny Llama learns in seconds."""
+
+import json
+
+from pycil_wsc.config import resolve
+
+COLOURS = ["red", "blue", "green"]
+
+
+def write_tasks(root):
+    """Tasks ``colours`` and ``shapes``, and a pool, below ``root``: a letter for each colour, and another in the other task."""
+    nouns = ["ball", "box", "hat", "cup", "car", "pen", "key", "bag"]
+    for name, letters in (("colours", "ABC"), ("shapes", "BCA")):
+        rows = [{"prompt": f"A {word} {noun} in the {name}. Which:", "answer": letter} for word, letter in zip(COLOURS, letters) for noun in nouns]
+        write_rows(root / name, rows, rows[::2])
+    write_rows(root / "Lima", [{"prompt": f"Say {noun}.", "answer": f"{noun} {noun}"} for noun in nouns[:4]], [])
+
+
+def write_rows(folder, train, test):
+    folder.mkdir(parents=True)
+    for split, rows in (("train", train), ("test", test)):
+        (folder / f"{split}.json").write_text(json.dumps(rows))
+
+
+def small_settings(folder):
+    """Two tasks, a schedule of a second."""
+    write_tasks(folder / "data" / "small")
+    return {
+        "data_root": str(folder / "data"), "out": str(folder / "runs"), "device": "cpu", "precision": "fp32", "llm.model": "tiny-llama",
+        "llm.vocab_size": 300, "llm.hidden_size": 32, "llm.mlp_size": 64, "llm.data": "small", "llm.tasks": ["colours", "shapes"], "llm.epochs": [2, 2],
+        "llm.method": "replay", "llm.replay_ratio": 0.5, "llm.batch_size": 8, "llm.lr": 0.005, "llm.max_new_tokens": 4,
+    }  # fmt: skip
+
+
+def configured(settings, **changes):
+    """(configuration, corpus) of the settings; ``changes`` are keys, ``__`` for the dot."""
+    from pycil_wsc.llm.corpus import load_corpus  # an extra
+
+    config = resolve(settings | {name.replace("__", "."): value for name, value in changes.items()})
+    return config, load_corpus(config)

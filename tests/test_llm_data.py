@@ -1,0 +1,170 @@
+"""TRACE's folder format: what is read, what is refused and how, what is replayed and what is warned about."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pycil_wsc.llm.data import TASKS, Item, TaskData, TaskInfo, load_pool, load_task, replay_items, warnings_of
+from utils.errors import UserError
+
+
+def rows(count, start=0):
+    return [{"prompt": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(start, start + count)]
+
+
+def write_task(root, name, train=rows(5), evaluation=rows(2, 5), test=rows(3, 7), info=None):
+    folder = root / name
+    folder.mkdir()
+    for split, content in (("train", train), ("eval", evaluation), ("test", test), ("task", info)):
+        if content is not None:
+            (folder / f"{split}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def task(name, count, test=()):
+    return TaskData(name, tuple(Item(f"{name} {i}", str(i)) for i in range(count)), (), tuple(test))
+
+
+def test_a_task_is_what_its_files_say(tmp_path):
+    write_task(tmp_path, "FOMC", train=[{"prompt": "Grüezi 态度：\n", "answer": " A\n", "source": "ignored"}])
+    loaded = load_task(tmp_path, "FOMC")
+    assert loaded.train == (Item("Grüezi 态度：\n", " A\n"),)  # nothing stripped
+    assert [item.answer for item in loaded.eval] == ["6", "7"] and len(loaded.test) == 3
+    assert loaded.info == TASKS["FOMC"] == TaskInfo("exact_match", 3, "en")
+
+
+def test_the_order_and_epochs_are_traces():
+    assert list(TASKS) == ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
+    assert [info.epochs for info in TASKS.values()] == [5, 3, 7, 5, 3, 5, 5, 7]
+
+
+def test_your_own_task_is_a_folder_that_says_its_metric_or_none(tmp_path):
+    write_task(tmp_path, "plain", evaluation=None)
+    write_task(tmp_path, "scored", info={"metric": "rouge_l", "epochs": 2})
+    write_task(tmp_path, "20Minuten", info={"epochs": 1})
+    assert load_task(tmp_path, "plain").info.metric == "exact_match" and load_task(tmp_path, "plain").eval == ()
+    assert load_task(tmp_path, "scored").info == TaskInfo("rouge_l", 2)
+    assert load_task(str(tmp_path), "20Minuten").info == TaskInfo("sari", 1, "de")
+
+
+def test_the_pool_needs_no_test_answers(tmp_path):
+    write_task(tmp_path, "Lima", test=[{"prompt": "Why?", "answer": ""}])
+    assert load_pool(tmp_path) == load_task_train(tmp_path)
+
+
+def load_task_train(root):
+    return tuple(Item(**row) for row in json.loads((root / "Lima" / "train.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    "train, says",
+    [
+        ([*rows(2), {"prompt": "p"}], "row 3 (counted from 1): no 'answer'"),
+        ([{"prompt": "p", "anwser": "a"}], "did you mean 'anwser'?"),
+        ([*rows(1), {"prompt": "p", "answer": " \n"}], "row 2 (counted from 1): 'answer' is empty"),
+        ([{"prompt": "p", "answer": 3}], "row 1 (counted from 1): 'answer' is a number"),
+        ([{"prompt": None, "answer": "a"}], "'prompt' is null"),
+        ([{"prompt": "\ud800", "answer": "a"}], "half a surrogate pair"),
+        ([["p", "a"]], "row 1 (counted from 1): a list"),
+        ({"prompt": "p", "answer": "a"}, "not a list but an object"),
+        ([], "an empty list"),
+        ('[{"prompt": "p",\n "answer": a}]', "not JSON (line 2, column 12"),
+        ('{"prompt": "p", "answer": "a"}\n{"prompt": "q", "answer": "b"}', "not JSON (line 2"),
+        ("[" * 100_000, "not JSON"),
+        (None, "train.json: no such file"),
+    ],
+)
+def test_bad_rows_are_one_line_with_file_and_row(tmp_path, train, says):
+    folder = write_task(tmp_path, "mine", train=train)
+    with pytest.raises(UserError) as caught:
+        load_task(tmp_path, "mine")
+    message = str(caught.value)
+    assert message.startswith(str(folder / "train.json")) and says in message and "\n" not in message
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    (write_task(tmp_path, "mine") / "test.json").write_bytes(b'[{"prompt": "\xff", "answer": "a"}]')
+    with pytest.raises(UserError, match=r"test\.json: not JSON in UTF-8"):
+        load_task(tmp_path, "mine")
+
+
+@pytest.mark.parametrize(
+    "info, says",
+    [
+        ({"metrics": "sari"}, "unknown key 'metrics'; did you mean 'metric'?"),
+        ({"metric": "rouge"}, "unknown metric 'rouge'; did you mean 'rouge_l'?"),
+        ({"metric": 1}, "'metric' is 1; give a string"),
+        ({"epochs": 0}, "'epochs' is 0; give a whole number from 1"),
+        ({"epochs": True}, "'epochs' is true"),
+        (["sari"], "not a JSON object"),
+    ],
+)
+def test_a_bad_task_file_is_one_line(tmp_path, info, says):
+    folder = write_task(tmp_path, "mine", info=info)
+    with pytest.raises(UserError) as caught:
+        load_task(tmp_path, "mine")
+    assert str(caught.value).startswith(str(folder / "task.json")) and says in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_named_with_the_nearest(tmp_path):
+    write_task(tmp_path, "NumGLUE-cm")
+    with pytest.raises(UserError, match="did you mean 'NumGLUE-cm'"):
+        load_task(tmp_path, "NumGLUE_cm")
+    with pytest.raises(UserError, match="no such folder"):
+        load_task(tmp_path / "nowhere", "FOMC")
+
+
+def test_the_head_of_each_file_is_replayed_after_the_pool():
+    pool = (Item("be", "kind"),)
+    items = replay_items([task("a", 10), task("b", 7)], 0.25, pool=pool)
+    assert [item.prompt for item in items] == ["be", "a 0", "a 1", "b 0"]  # int(2.5), int(1.75)
+    assert replay_items([], 0.5, pool=pool) == [*pool] and replay_items([task("a", 3)], 0) == []
+    assert replay_items([task("a", 3)], 1) == list(task("a", 3).train)
+
+
+def test_a_random_replay_depends_on_the_seed_and_its_own_task_alone():
+    a, b = task("a", 100), task("b", 100)
+    drawn = replay_items([a], 0.2, "random", seed=3)
+    assert len(set(drawn)) == 20 and set(drawn) <= set(a.train) and drawn != list(a.train[:20])
+    assert replay_items([b, a], 0.2, "random", seed=3)[20:] == drawn == replay_items([a], 0.2, "random", seed=3)
+    assert set(drawn) < set(replay_items([a], 0.4, "random", seed=3))
+    assert drawn != replay_items([a], 0.2, "random", seed=4)
+    numbers = [[int(item.answer) for item in replay_items([one], 0.2, "random", seed=3)] for one in (a, b)]
+    assert numbers[0] != numbers[1]
+
+
+def test_a_random_replay_favours_no_place_in_the_file():
+    counts = np.zeros(10)
+    for seed in range(500):
+        counts[[int(item.answer) for item in replay_items([task("a", 10)], 0.3, "random", seed)]] += 1
+    assert counts.sum() == 1500 and abs(counts - 150).max() < 45  # 4.4 standard deviations
+
+
+@pytest.mark.parametrize("arguments", [{"ratio": 1.5}, {"ratio": -0.1}, {"ratio": 0.1, "choice": "tail"}])
+def test_a_replay_that_makes_no_sense_is_refused(arguments):
+    with pytest.raises(ValueError):
+        replay_items([task("a", 3)], **arguments)
+
+
+def items(*prompts):
+    return tuple(Item(prompt, "x") for prompt in prompts)
+
+
+def test_clean_tasks_give_no_warning():
+    assert warnings_of([TaskData("clean", items("a", "b"), items("c"), items("d"))]) == []
+
+
+@pytest.mark.parametrize(
+    "train, evaluation, test, says",
+    [
+        ("ab", "c", "adb", "2 of 3 test prompts are training prompts too"),
+        ("aab", "c", "d", "train has 2 different prompts in 3 rows"),
+        ("ab", "c", "dde", "test has 2 different prompts in 3 rows"),
+        ("ab", "cd", "dc", "eval and test hold the same prompts"),
+        ("ab", "cd", "de", "1 of 2 different test prompts are in eval too"),
+    ],
+)
+def test_each_trap_is_measured_and_warned_about_by_itself(train, evaluation, test, says):
+    (line,) = warnings_of([TaskData("FOMC", items(*train), items(*evaluation), items(*test))])
+    assert line.startswith(f"FOMC: {says}")

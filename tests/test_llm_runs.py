@@ -1,0 +1,268 @@
+"""Whole runs of language models through the command line: the matrix, forgetting, a kill, several processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_llm import configured, write_rows
+from small_runs import ROOT, command, results, without_measurements, write
+
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from main import main
+from pycil_wsc.config import load, resolve
+from pycil_wsc.llm.config import FIELDS, METHODS
+from pycil_wsc.llm.generation import answers
+from pycil_wsc.llm.trainer import Run
+
+TIMES = {"train_minutes", "relative_vram_minutes", "relative_vram_minutes_streamed", "tokens_per_second"}
+
+
+def lasting(result):
+    """What a repetition must give again."""
+    return {key: value for key, value in without_measurements(result).items() if key not in TIMES}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_writes_a_whole_result(method, llm_settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, llm_settings | {"llm.method": method})]) == 0
+    ((folder, result),) = results(llm_settings).items()
+    for version in ("trace", "fixed"):
+        scores = result["scores"][version]
+        assert [len(row) for row in scores["matrix"]] == [1, 2] and np.ravel(scores["matrix"][1]).min() >= 0
+        assert scores["last_average"] == pytest.approx(np.mean(scores["matrix"][-1])) and len(scores["op"]) == len(scores["bwt"]) == 2
+        assert result["trivial"][version]["colours"]["majority"] == pytest.approx(1 / 3)
+    config = resolve(llm_settings | {"llm.method": method})
+    assert result["tokens_trained"] == configured(llm_settings, llm__method=method)[1].planned_tokens(config)
+    assert result["padding"] < 0.1 and result["models_resident"] == (1 if method in ("finetune", "replay") else 2)
+    assert result["relative_vram_minutes"] == pytest.approx(result["models_resident"] * result["train_seconds"] / 60)
+    for after in (1, 2):
+        for number, name in enumerate(["colours", "shapes"][:after]):
+            rows = [json.loads(line) for line in (folder / "predictions" / f"after-{after}" / f"{name}.jsonl").read_text().splitlines()]
+            assert np.mean([row["prediction"] == row["answer"] for row in rows]) == pytest.approx(result["scores"]["trace"]["matrix"][after - 1][number])
+    assert [json.loads(line)["trace"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == result["scores"]["trace"]["matrix"]
+    assert not (folder / "checkpoint.safetensors").exists() and "test prompts are training prompts too" in (folder / "log.txt").read_text()
+    assert "forgetting" in capsys.readouterr().out
+    assert json.loads((folder / "config.json").read_text()).items() >= result["config"].items()
+
+
+def test_forgetting_shows_and_replay_reduces_it(llm_settings, tmp_path):
+    learned = llm_settings | {"llm.epochs": [25, 25], "llm.method": ["finetune", "replay"], "llm.replay_ratio": 1.0, "llm.replay_epochs": 5}
+    assert main(["--config", write(tmp_path, learned)]) == 0
+    finetune, replay = (next(r for r in results(llm_settings).values() if r["config"]["llm.method"] == name)["scores"]["trace"] for name in ("finetune", "replay"))
+    assert finetune["matrix"][0][0] > 0.9 and finetune["matrix"][1][1] > 0.9, "both tasks are learned"
+    assert finetune["forgetting"] > 0.3 and finetune["bwt"][1] == pytest.approx(-finetune["forgetting"] / 2)
+    assert replay["forgetting"] < finetune["forgetting"] / 2
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", ["replay", "wsc", "avg_online", "magmax"])
+@pytest.mark.parametrize("saved", [1, 6, 11, 13, 15, 16, 20, 22])
+def test_a_run_stopped_at_any_checkpoint_ends_like_one_never_stopped(method, saved, llm_settings, tmp_path, monkeypatch):
+    """Within epochs, before and after the reset, before a test, and between the tasks; a checkpoint after each step."""
+    changes = {"llm.method": method, "llm.checkpoint_minutes": 0, "llm.replay_epochs": 4, "wsc.average_every": 2}
+    config, corpus = configured(llm_settings | changes)
+    undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
+
+    count, checkpoint = [], Run._checkpoint
+
+    def checkpoint_and_die(run, position):
+        checkpoint(run, position)
+        count.append(position)
+        if len(count) == saved:
+            raise Killed
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+    with pytest.raises(Killed):
+        Run(config, corpus).execute()
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+    torch.manual_seed(saved)  # the global generator is not what decides
+    assert lasting(Run(config, corpus).execute()) == lasting(undisturbed)
+    predictions = [{path.relative_to(folder): path.read_text() for path in folder.rglob("*.jsonl") if "predictions" in path.parts}
+                   for folder in (config.run_folder, resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}).run_folder)]  # fmt: skip
+    assert predictions[0] == predictions[1] and len(predictions[0]) == 3
+
+
+def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):
+    config, corpus = configured(llm_settings)
+    generated, tell = [], Run._tell
+
+    def interrupted(run, index, position, line=""):
+        generated.extend([position] * position.startswith("answers"))
+        if len(generated) == 3:
+            raise Killed
+        tell(run, index, position, line)
+
+    monkeypatch.setattr(Run, "_tell", interrupted)
+    with pytest.raises(Killed):
+        Run(config, corpus).execute()
+    Run(config, corpus).execute()
+    assert [text.split(",")[0] for text in generated] == ["answers to colours"] * 2 + ["answers to shapes"] * 2
+
+
+def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path):
+    longer = llm_settings | {"llm.epochs": [30, 3], "llm.method": "wsc", "llm.checkpoint_minutes": 0, "out": str(tmp_path / "runs")}
+    config, corpus = configured(longer)
+    process = command(tmp_path, longer)
+    while not (config.run_folder / "checkpoint.safetensors").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (config.run_folder / "result.json").exists()
+    again = command(tmp_path, longer)
+    output, errors = again.communicate(timeout=100)
+    assert again.returncode == 0, errors
+    undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
+    assert lasting(results(longer)[config.run_folder]) | {"device": None} == lasting(undisturbed) | {"device": None}
+    assert main(["--config", write(tmp_path, longer)]) == 0
+
+
+@pytest.mark.parametrize("shard, methods", [(False, ["wsc", "slerp"]), (True, ["wsc", "magmax"])], ids=["whole", "sharded"])
+def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_path):
+    """Gloo on the CPU: the same batches in all, weights equal up to rounding."""
+    settings = llm_settings | {"llm.method": methods, "save_weights": True, "threads": 1, "llm.batch_size": 7, "llm.shard": shard}
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    one = results(settings)
+    both = settings | {"out": str(tmp_path / "both")}
+    done = subprocess.run(torchrun(write(tmp_path, both)), env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    two = results(both)
+    assert len(one) == len(two) == 2
+    for folder, result in one.items():
+        other = tmp_path / "both" / folder.relative_to(settings["out"])
+        assert (two[other]["processes"], two[other]["sharded"], result["sharded"]) == (2, shard, False)
+        assert {key: two[other][key] for key in ("tokens_trained", "steps", "padding")} == {key: result[key] for key in ("tokens_trained", "steps", "padding")}
+        weights, others = (load_file(place / "models" / "after-2" / "model.safetensors") for place in (folder, other))
+        assert weights.keys() == others.keys() and all(torch.allclose(weights[name], others[name], atol=1e-5) for name in weights)
+        assert two[other]["scores"] == result["scores"]
+
+
+def test_a_sharded_run_that_is_killed_goes_on_in_one_process(llm_settings, tmp_path):
+    longer = llm_settings | {"llm.epochs": [2, 40], "llm.method": "wsc", "wsc.covers": "all", "llm.checkpoint_minutes": 0, "llm.shard": True}
+    config, corpus = configured(longer)
+    process = subprocess.Popen(torchrun(write(tmp_path, longer)), env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, start_new_session=True)
+    lines = config.run_folder / "metrics.jsonl"
+    while not lines.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    time.sleep(1)
+    for child in [process.pid, *map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())]:
+        os.kill(child, signal.SIGKILL)  # torchrun's processes are no part of its group
+    process.communicate()
+    assert (config.run_folder / "checkpoint.safetensors").exists() and not (config.run_folder / "result.json").exists()
+    result = Run(config, corpus).execute()
+    assert "going on with task 1, train" in (config.run_folder / "log.txt").read_text()
+    undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
+    assert result["scores"] == undisturbed["scores"] and result["tokens_trained"] == undisturbed["tokens_trained"]
+
+
+def torchrun(config):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "main.py"), "--config", config]
+
+
+def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
+    config, corpus = configured(llm_settings | {"llm.method": "magmax", "save_weights": True})
+    Run(config, corpus).execute()
+    folder = config.run_folder / "models" / "after-2"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts = answers(model, tokenizer, corpus.test_prompts[0], config, torch.device("cpu"))
+    kept = (config.run_folder / "predictions" / "after-2" / "colours.jsonl").read_text().splitlines()
+    assert texts == [json.loads(line)["prediction"] for line in kept]
+
+
+def test_a_loss_that_is_no_number_fails_its_run_alone(llm_settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, llm_settings | {"llm.lr": [0.005, 1e30], "llm.epochs": [3, 3]})]) == 1
+    assert len(results(llm_settings)) == 1 and "the loss became nan" in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_the_cost_in_tokens(llm_settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, llm_settings), "--dry-run"]) == 0
+    config, corpus = configured(llm_settings)
+    assert f"{corpus.planned_tokens(config):,} training tokens to go" in capsys.readouterr().out
+
+
+WRONG = [
+    ({"llm.metod": "wsc"}, "unknown key 'llm.metod'; did you mean 'llm.method'"),
+    ({"memory_per_class": 20}, "unknown key 'memory_per_class'"),
+    ({"llm.method": "wcs"}, "llm.method: 'wcs' is not one of"),
+    ({"llm.replay_ratio": 1.5}, "llm.replay_ratio: 1.5 is above 1"),
+    ({"llm.batch_size": "many"}, "llm.batch_size: expected a whole number"),
+    ({"llm.epochs": [[1, 2, 3]]}, "llm.epochs: 3 numbers for 2 tasks"),
+    ({"llm.tasks": [["colours", "colours"]]}, "llm.tasks: expected different tasks"),
+    ({"llm.shard": True, "llm.method": "slerp"}, "llm.shard: slerp turns whole tensors"),
+    ({"llm.heads": 5}, "llm.heads: must divide"),
+    ({"wsc.warmup": 1}, "wsc.warmup: 1 leaves no step"),
+    ({"llm.tasks": [["colours", "shape"]]}, "did you mean 'shapes'"),
+    ({"llm.pool": "Lisa"}, "llm.pool to null"),
+    ({"llm.data": "nowhere"}, "no such folder"),
+]
+
+
+@pytest.mark.parametrize("changes, line", WRONG)
+def test_wrong_settings_are_one_clear_line(changes, line, llm_settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, llm_settings | changes)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert line in error and "\n" not in error and not (tmp_path / "runs").exists()
+
+
+def test_a_row_without_an_answer_is_named(llm_settings, tmp_path, capsys):
+    write_rows(tmp_path / "data" / "small" / "mine", [{"prompt": "a", "answer": "b"}, {"prompt": "c"}], [{"prompt": "a", "answer": "b"}])
+    assert main(["--config", write(tmp_path, llm_settings | {"llm.tasks": ["mine"], "llm.epochs": [1]})]) == 2
+    assert "train.json, row 2" in capsys.readouterr().err
+
+
+def test_every_key_has_a_description_and_a_valid_default():
+    assert all(field.metadata["doc"] for field in FIELDS.values())
+    config = resolve({"llm.method": "wsc"})
+    assert resolve(config.to_dict()) == config and config.run_folder.name == "seed1234"
+    assert (config.lr, config.betas, config.weight_decay, config.clip, config.batch_size) == (1e-5, (0.9, 0.95), 0, 1, 256)
+    assert (config.wsc.average_every, config.wsc.warmup, config.wsc.retain, config.wsc.blend, config.wsc.covers) == (20, 0.25, 0.2, 0.5, "replay")
+
+
+def test_torchrun_is_refused_for_images(tmp_path, settings, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    from pycil_wsc.config import load
+    from pycil_wsc.sweep import sweep
+    from utils.errors import UserError
+
+    with pytest.raises(UserError, match="torchrun"):
+        sweep(load(write(tmp_path, settings)))
+
+
+def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rapidfuzz.fuzz", None)
+    write_rows(tmp_path / "data" / "small" / "Py150", [{"prompt": "a", "answer": "b"}], [{"prompt": "a", "answer": "b"}])
+    assert main(["--config", write(tmp_path, llm_settings | {"llm.tasks": ["Py150"], "llm.epochs": [1]})]) == 2
+    assert "language models need rapidfuzz" in capsys.readouterr().err
+
+
+def test_the_docs_table_is_the_keys():
+    rows = re.findall(r"^\| `((?:llm\.|wsc\.)?\w+)` \| `(.+?)` \| (.+) \|$", (ROOT / "docs" / "language_models.md").read_text().partition("## Keys")[2], re.MULTILINE)
+    assert {name: (json.loads(default), doc) for name, default, doc in rows} == {name: (_plain(field.default), field.metadata["doc"]) for name, field in FIELDS.items()}
+
+
+def _plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("name", ["trace", "trace_quickstart", "trace_small_model"])
+def test_the_experiments_of_the_repository_are_valid(name):
+    runs = load(ROOT / "exps" / f"{name}.json")
+    assert runs and all(run.language_model for run in runs) and len({run.run_folder for run in runs}) == len(runs)
+    assert len(runs) == {"trace": 5 * (1 + 7 * 4), "trace_quickstart": 2 * 2 * 2, "trace_small_model": 8}[name]

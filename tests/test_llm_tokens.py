@@ -1,0 +1,146 @@
+"""Labels, truncation and batches: what the model sees is what is tested."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from small_llm import configured
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast
+
+from pycil_wsc.llm import tokens
+from pycil_wsc.llm.model import load_model, tiny_llama, token_losses
+from pycil_wsc.llm.tokens import IGNORED, Example, collate, encode, encode_prompts, load_tokenizer, micro_batches, shuffled, train_tokenizer
+from utils.errors import UserError
+
+WORDS = ["<none>", "<s>", "</s>", "what", "is", "it", "a", "cat", "<unk>"]
+
+
+def word_tokenizer(**special):
+    """A word is a token, numbered as in ``WORDS``."""
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, **{"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<none>"} | special)
+
+
+def test_a_hand_made_example_has_the_labels_it_should():
+    short, long = encode(word_tokenizer(), [("what is", "it"), ("what is it", "a cat")], 9, 9)
+    assert short == Example((1, 3, 4, 5, 2), prompt=3) and long == Example((1, 3, 4, 5, 6, 7, 2), prompt=4)
+    batch = collate([long, short], pad=0, device="cpu")
+    assert batch.ids.tolist() == [[1, 3, 4, 5, 6, 7, 2], [1, 3, 4, 5, 2, 0, 0]]
+    assert batch.labels.tolist() == [[IGNORED] * 4 + [6, 7, 2], [IGNORED] * 3 + [5, 2, IGNORED, IGNORED]]
+    assert batch.counts.tolist() == [3, 2] and batch.first == 3
+
+
+def test_a_tokeniser_without_a_beginning_puts_none():
+    assert encode(word_tokenizer(bos_token=None), [("what is", "it")], 9, 9) == [Example((3, 4, 5, 2), prompt=2)]
+
+
+@pytest.mark.parametrize("max_prompt, max_answer, ids, prompt", [(3, 9, (1, 4, 5, 6, 7, 2), 3), (9, 2, (1, 3, 4, 5, 6, 2), 4), (2, 2, (1, 5, 6, 2), 2), (4, 3, (1, 3, 4, 5, 6, 7, 2), 4)])
+def test_truncation_keeps_beginning_and_end_tokens_the_prompts_end_and_the_answers_beginning(max_prompt, max_answer, ids, prompt):
+    assert encode(word_tokenizer(), [("what is it", "a cat")], max_prompt, max_answer) == [Example(ids, prompt)]
+
+
+def merging_tokenizer():
+    """Bytes, and ``:A`` as one token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE({token: number for number, token in enumerate([*alphabet, ":A", "</s>"])}, [(":", "A")]))
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>", pad_token="</s>")
+
+
+def test_a_token_that_spans_prompt_and_answer_is_not_used():
+    tokenizer = merging_tokenizer()
+    assert tokenizer.tokenize("Stance:A")[-1] == ":A", "the tokeniser merges across the boundary"
+    (example,) = encode(tokenizer, [("Stance:", "A")], 99, 99)
+    (prompt,) = encode_prompts(tokenizer, ["Stance:"], 99)
+    assert list(example.ids[: example.prompt]) == prompt, "training sees the prompt that a test sees"
+    assert tokenizer.decode(example.ids[example.prompt : -1]) == "A" and example.ids[-1] == tokenizer.eos_token_id
+
+
+def test_what_looks_like_a_special_token_in_a_text_is_text():
+    tokenizer = train_tokenizer(["some text <|end|>"], 300)
+    (example,) = encode(tokenizer, [("a <|end|> b", "c")], 99, 99)
+    assert example.ids.count(tokenizer.eos_token_id) == 1
+
+
+@pytest.mark.parametrize("words, pad", [(["<|finetune_right_pad_id|>"], "<|finetune_right_pad_id|>"), ([], "</s>")])
+def test_a_tokeniser_without_padding_gets_one(words, pad, llm_settings, tmp_path):
+    """As Llama-3's, which has a token for it but does not say so."""
+    tokenizer = word_tokenizer(pad_token=None)
+    tokenizer.add_tokens(words, special_tokens=True)
+    tokenizer.save_pretrained(tmp_path / "llama")
+    loaded = load_tokenizer(replace(configured(llm_settings)[0], model=str(tmp_path / "llama")), [])
+    assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == (pad, "<s>", "</s>")
+
+
+def test_a_tokeniser_without_an_end_is_refused(llm_settings, tmp_path):
+    word_tokenizer(eos_token=None).save_pretrained(tmp_path / "endless")
+    with pytest.raises(UserError, match="no token for the end of a text"):
+        load_tokenizer(replace(configured(llm_settings)[0], model=str(tmp_path / "endless")), [])
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 200), st.sampled_from([0.0, 0.05, 0.1, 0.5]))
+def test_groups_hold_every_example_once_and_little_padding(lengths, most, padding):
+    examples = [Example(tuple(range(length)), number) for number, length in enumerate(lengths)]
+    groups = micro_batches(examples, most, padding)
+    assert sorted(example.prompt for group in groups for example in group) == list(range(len(examples)))
+    for group in groups:
+        area = len(group) * max(map(len, group))
+        assert area <= most or len(group) == 1
+        assert area - sum(map(len, group)) <= padding * area
+
+
+def test_steps_hold_every_item_once_in_an_order_that_the_address_decides():
+    epoch = shuffled(10, 4, 1, 0, 0)
+    assert list(map(len, epoch)) == [4, 4, 2] and sorted(sum(epoch, [])) == list(range(10))
+    assert epoch == shuffled(10, 4, 1, 0, 0) and len({str(shuffled(10, 4, *address)) for address in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))}) == 4
+
+
+def test_losses_of_padded_batches_are_those_of_each_example_alone(llm_settings):
+    """Against the logits of the whole sequence, without padding and without a batch."""
+    config, corpus = configured(llm_settings)
+    model, examples = load_model(config, corpus.tokenizer), list(corpus.encoded.values())[20:28]
+    assert len(set(map(len, examples))) > 1 and len({example.prompt for example in examples}) > 1
+    batch = collate(examples, corpus.tokenizer.pad_token_id, "cpu")
+    losses = token_losses(model, batch)
+    for row, example in zip(losses, examples):
+        ids = torch.tensor([example.ids])
+        expected = cross_entropy(model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="none")
+        start = example.prompt - batch.first
+        assert torch.allclose(row[start : start + len(expected)], expected, atol=1e-5)
+        assert row.count_nonzero() == len(expected)
+
+
+def test_a_model_in_a_folder_is_loaded_without_a_hub(llm_settings, tmp_path):
+    config, corpus = configured(llm_settings)
+    torch.manual_seed(1)
+    model = tiny_llama(config, corpus.tokenizer)
+    for part in (model, corpus.tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    config, corpus = configured(llm_settings, llm__model=str(tmp_path / "model"))
+    loaded = load_model(config, corpus.tokenizer)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), loaded.parameters(), strict=True))
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight and json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("model", ["no/such-folder-here", "./nowhere"])
+def test_an_absent_model_is_one_clear_line(model, llm_settings):
+    with pytest.raises(UserError, match="llm.model") as error:
+        configured(llm_settings, llm__model=model)
+    assert "\n" not in str(error.value)
+
+
+def test_the_tiny_model_follows_from_the_seed(llm_settings):
+    config, corpus = configured(llm_settings)
+    torch.manual_seed(5)
+    first = load_model(config, corpus.tokenizer)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), load_model(config, corpus.tokenizer).parameters()))
+    assert len(corpus.tokenizer) == 300 == first.config.vocab_size and tokens.PAD == corpus.tokenizer.pad_token

@@ -1,0 +1,235 @@
+"""Steps, consolidation, merging and generation, each against a slow version of its own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from small_llm import configured
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.llm.generation import answers, stop_tokens
+from pycil_wsc.llm.merging import slerp
+from pycil_wsc.llm.model import load_model
+from pycil_wsc.llm.parallel import Processes
+from pycil_wsc.llm.tokens import shuffled
+from pycil_wsc.llm.training import Training
+
+CPU = torch.device("cpu")
+
+
+def training_of(settings, **changes):
+    config, corpus = configured(settings, **changes)
+    return Training(config, corpus.tokenizer, Processes(), CPU), config, corpus
+
+
+def learn(training, config, corpus, index, before_step=lambda epoch, number: None):
+    """A task as the trainer has it."""
+    epochs = corpus.epochs(config, index)
+    training.begin_task(index, epochs)
+    for number, epoch in enumerate(epochs):
+        training.begin_epoch(epoch)
+        for batch in shuffled(len(epoch.examples), config.batch_size, config.seed, index, number):
+            before_step(epoch, number)
+            training.step([epoch.examples[i] for i in batch])
+    training.end_task()
+
+
+def weights(training):
+    return torch.cat([parameter.detach().flatten().clone() for parameter in training.parameters.values()])
+
+
+@pytest.mark.parametrize("loss", ["item", "token"])
+@pytest.mark.parametrize("tokens", [1, 100, 10000])
+def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, llm_settings):
+    training, config, corpus = training_of(llm_settings, llm__loss=loss, llm__micro_tokens=tokens, llm__clip=0.1)
+    examples = [*list(corpus.encoded.values())[:3], *list(corpus.encoded.values())[-3:]]  # short answers and long ones
+    model = load_model(config, corpus.tokenizer)
+    each = []
+    for example in examples:
+        ids = torch.tensor([example.ids])
+        each.append(cross_entropy(model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="none"))
+    expected = torch.stack([one.mean() for one in each]).mean() if loss == "item" else torch.cat(each).mean()
+    expected.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0).step()
+    assert training.step(examples).item() == pytest.approx(expected.item(), rel=1e-5)
+    # AdamW's first step is lr * sign of the gradient: where that is all but 0, rounding decides
+    moved = [(mine - theirs).abs().max().item() for mine, theirs in zip(training.parameters.values(), model.parameters(), strict=True)]
+    assert sum(move > 1e-5 for move in moved) <= 2 and training.counts["steps"] == 1
+    assert training.counts["answers"] == sum(map(len, each)) and training.counts["tokens"] == sum(map(len, examples))
+
+
+def test_padding_is_below_a_tenth(llm_settings):
+    training, config, corpus = training_of(llm_settings)
+    learn(training, config, corpus, 0)
+    assert 0 <= training.counts["padding"] < 0.1 * training.counts["tokens"]
+
+
+@pytest.mark.parametrize("moments", ["carried", "own"])
+@pytest.mark.parametrize("covers, retain", [("replay", 0.2), ("all", 0.5)])
+def test_wsc_is_the_papers_at_the_right_steps(moments, covers, retain, llm_settings):
+    """Against the same steps with each operation done by hand: the second task's replay epoch, or all of its epochs."""
+    changes = {"wsc.covers": covers, "wsc.retain": retain, "wsc.average_every": 2, "wsc.moments": moments, "llm.replay_epochs": 5}
+    training, config, corpus = training_of(llm_settings | changes, llm__method="wsc")
+    by_hand, plain, _ = training_of(llm_settings | changes, llm__method="replay")
+    learn(training, config, corpus, 0)
+    learn(by_hand, plain, corpus, 0)
+    assert torch.equal(weights(training), weights(by_hand)), "the first task is Replay's"
+    learn(training, config, corpus, 1)
+
+    previous = {name: parameter.detach().clone() for name, parameter in by_hand.parameters.items()}
+    first, second = ({name: torch.zeros_like(tensor) for name, tensor in previous.items()} for _ in range(2))
+    epochs = corpus.epochs(plain, 1)
+    covered = [epoch.replay or covers == "all" for epoch in epochs]
+    per_epoch = [len(shuffled(len(epoch.examples), 8, 1234, 1, number)) for number, epoch in enumerate(epochs)]
+    total = sum(steps for steps, counts in zip(per_epoch, covered) if counts)
+    warmup, step, samples, gradients = int(0.25 * total), 0, [], {}
+    assert warmup >= 2 and total > warmup + 4
+    hooks = [parameter.register_post_accumulate_grad_hook(lambda p, name=name: gradients.update({name: p.grad})) for name, parameter in by_hand.parameters.items()]
+    by_hand.begin_task(1, epochs)
+    for number, epoch in enumerate(epochs):
+        for batch in shuffled(len(epoch.examples), 8, 1234, 1, number):
+            by_hand.step([epoch.examples[i] for i in batch])
+            if not covered[number]:
+                continue
+            step += 1
+            for name, gradient in gradients.items():  # clipped in place
+                first[name] = 0.9 * first[name] + 0.1 * gradient
+                second[name] = 0.95 * second[name] + 0.05 * gradient**2
+            if step == warmup:
+                state = by_hand.optimizer.state
+                if moments == "own":
+                    scores = {name: (first[name] / (1 - 0.9**step)).abs() * second[name] / (1 - 0.95**step) for name in previous}
+                else:
+                    scores = {name: moment_score(state[parameter]) for name, parameter in by_hand.parameters.items()}
+                reset(by_hand.parameters, previous, scores, retain)
+            if step >= warmup and (step - warmup) % 2 == 0:
+                samples.append(weights(by_hand))
+    if (step - warmup) % 2:
+        samples.append(weights(by_hand))
+    [hook.remove() for hook in hooks]
+    assert step == total and len(samples) > 2
+    difference = (torch.stack(samples).mean(0) - weights(training)).abs()
+    assert difference.max() < 1e-5
+
+
+def moment_score(state):
+    step = float(state["step"])
+    return (state["exp_avg"] / (1 - 0.9**step)).abs() * state["exp_avg_sq"] / (1 - 0.95**step)
+
+
+@torch.no_grad()
+def reset(parameters, previous, scores, retain):
+    ranked = sorted(((score, name, place) for name, tensor in scores.items() for place, score in enumerate(tensor.flatten().tolist())), key=lambda entry: -entry[0])
+    for _, name, place in ranked[round(retain * len(ranked)) :]:
+        flat = parameters[name].view(-1)
+        flat[place] = 0.5 * flat[place] + 0.5 * previous[name].view(-1)[place]
+
+
+def test_wsc_in_the_first_task_is_an_option(llm_settings):
+    (training, config, corpus), (plain, replay, _) = (training_of(llm_settings | {"wsc.first_task": True}, llm__method=method) for method in ("wsc", "replay"))
+    for one, options in ((training, config), (plain, replay)):
+        learn(one, options, corpus, 0)
+    assert not torch.equal(weights(training), weights(plain))
+
+
+def test_one_optimiser_serves_all_tasks(llm_settings):
+    training, config, corpus = training_of(llm_settings)
+    for index in range(2):
+        learn(training, config, corpus, index)
+    assert {float(state["step"]) for state in training.optimizer.state.values()} == {training.counts["steps"]}
+
+
+@pytest.mark.parametrize("method, merged", [
+    ("avg_offline", lambda start, one, two: (one + two) / 2),
+    ("task_arithmetic", lambda start, one, two: start + 0.3 * ((one - start) + (two - start))),
+    ("magmax", lambda start, one, two: start + 0.5 * torch.where((two - start).abs() >= (one - start).abs(), two - start, one - start)),
+])  # fmt: skip
+def test_an_offline_merge_is_tested_but_not_gone_on_from(method, merged, llm_settings):
+    (training, config, corpus), (plain, replay, _) = (training_of(llm_settings, llm__method=name) for name in (method, "replay"))
+    states = [weights(plain)]
+    for index in range(2):
+        learn(training, config, corpus, index)
+        learn(plain, replay, corpus, index)
+        states.append(weights(plain))
+        assert torch.equal(weights(training), weights(plain))
+    with training.tested():
+        assert torch.allclose(weights(training), merged(*states), atol=1e-6)
+    assert torch.equal(weights(training), weights(plain))
+
+
+ONLINE = {"mean": ({"llm.method": "avg_online"}, lambda old, new: (old + new) / 2),
+          "ema": ({"llm.method": "avg_online", "llm.average": "ema", "llm.ema_decay": 0.8}, lambda old, new: 0.8 * old + 0.2 * new),
+          "slerp": ({"llm.method": "slerp", "llm.slerp_weight": 0.3}, lambda old, new: slerp(old, new, 0.3))}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_an_online_merge_is_where_the_next_task_starts(name, llm_settings):
+    changes, merged = ONLINE[name]
+    training, config, corpus = training_of(llm_settings | changes)
+    learn(training, config, corpus, 0)
+    first, ends, update = copies(training), [], training.merge.update
+    training.merge.update = lambda state: (ends.append(copies(training)), update(state))
+    learn(training, config, corpus, 1)
+    for key, end in ends[0].items():
+        assert torch.allclose(training.parameters[key], merged(first[key], end), atol=1e-6)
+    assert not torch.allclose(weights(training), torch.cat([end.flatten() for end in ends[0].values()]), atol=1e-3)
+
+
+def copies(training):
+    return {name: parameter.detach().clone() for name, parameter in training.parameters.items()}
+
+
+def test_answers_are_those_of_one_prompt_at_a_time_without_a_cache(llm_settings):
+    training, config, corpus = training_of(llm_settings, llm__epochs=[8, 1], llm__max_new_tokens=6, llm__eval_batch=5)
+    learn(training, config, corpus, 0)
+    prompts = [*corpus.test_prompts[0], *(prompt[:3] for prompt in corpus.test_prompts[1])]
+    texts, model, stop = answers(training.model, corpus.tokenizer, prompts, config, CPU), training.model, stop_tokens(training.model, corpus.tokenizer)
+    for prompt, text in zip(prompts, texts, strict=True):
+        ids = list(prompt)
+        for _ in range(6):
+            token = model(torch.tensor([ids])).logits[0, -1].argmax().item()
+            if token in stop:
+                break
+            ids.append(token)
+        assert text == corpus.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
+    assert len(set(texts)) > 1
+
+
+def test_sampled_answers_follow_from_their_address(llm_settings):
+    training, config, corpus = training_of(llm_settings)
+    hot, prompts = replace(config, temperature=2.0), corpus.test_prompts[0]
+    first, same, other = (answers(training.model, corpus.tokenizer, prompts, hot, CPU, address=address) for address in ((0, 0), (0, 0), (0, 1)))
+    assert first == same != other
+    cold = replace(config, temperature=1e-4)
+    assert answers(training.model, corpus.tokenizer, prompts, cold, CPU) == answers(training.model, corpus.tokenizer, prompts, config, CPU)
+
+
+def test_generation_stops_where_the_models_own_settings_say(llm_settings):
+    training, _, corpus = training_of(llm_settings)
+    training.model.generation_config.eos_token_id = [7, 9]
+    assert stop_tokens(training.model, corpus.tokenizer) == {7, 9, corpus.tokenizer.eos_token_id}
+
+
+def test_gradient_checkpointing_changes_nothing(llm_settings):
+    (one, config, corpus), (other, _, _) = (training_of(llm_settings, llm__gradient_checkpointing=flag) for flag in (False, True))
+    assert other.model.model.layers[0].gradient_checkpointing and not one.model.model.layers[0].gradient_checkpointing
+    for training in (one, other):
+        learn(training, config, corpus, 0)
+    assert torch.allclose(weights(one), weights(other), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["wsc", "magmax", "slerp"])
+def test_adapters_alone_are_trained_consolidated_and_merged(method, llm_settings):
+    pytest.importorskip("peft")
+    training, config, corpus = training_of(llm_settings, llm__method=method, llm__lora_rank=2)
+    frozen = {name: parameter.detach().clone() for name, parameter in training.model.named_parameters() if name not in training.parameters}
+    before = weights(training)
+    for index in range(2):
+        learn(training, config, corpus, index)
+    assert all("lora" in name for name in training.parameters) and not any("lora" in name for name in frozen)
+    assert all(torch.equal(parameter, frozen[name]) for name, parameter in training.model.named_parameters() if name in frozen)
+    assert not torch.equal(weights(training), before)
