@@ -1,18 +1,23 @@
 """Images per second of the engine against the bare step and against a plain PyCIL-like loop, alternating in one process.
 
     python benchmarks/throughput.py --out results/throughput-cpu.json
+    python benchmarks/throughput.py --methods replay der foster memo --tasks 6
+    python benchmarks/throughput.py --shape imagenet --images 512
 
-* engine: Replay's own ``fit`` on CIFAR-shaped data, everything included that an epoch has: gathering, augmentation, meters;
-* bare: forward, backward and step of the same network at the same precision on one batch that is always the same;
-* plain: fp32, contiguous layout, PIL transforms in DataLoader workers that start again each epoch, loss read back each step.
+* engine: the learner's own ``fit``, everything included that an epoch has: gathering, augmentation, meters;
+* bare: forward, backward and step of the same losses at the same precision on one batch that is always the same;
+* plain: fp32, contiguous layout, PIL transforms in DataLoader workers that start again each epoch, losses read back each step;
+* decode (ImageNet shape): the engine's batches without training.
 
-The images are random: pixels do not change the speed. Medians and ranges over the repeats, and the ratios of the medians.
+Of each method an epoch of every phase of its last task is timed (the first task where there is one). The images are random: pixels
+do not change the speed. Medians and ranges over the repeats, and the ratios of the medians.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,86 +26,112 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from PIL import Image
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from pycil_wsc.config import resolve
-from pycil_wsc.trainer import commit, device_name, resolved_device
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
 from utils import factory
-from utils.data import Dataset, DatasetInfo, Split
+from utils.data import Dataset, DatasetInfo, Split, load_dataset
 from utils.data_manager import DataManager
-from utils.inc_net import IncrementalNet
 from utils.loader import open_source
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+CLASSES = 10  # of a task
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=["replay"], choices=sorted(factory.learners))
+    parser.add_argument("--tasks", type=int, default=1, help="tasks of ten classes; the last is timed")
+    parser.add_argument("--shape", default="cifar", choices=("cifar", "imagenet"), help="32x32 in memory and ResNet-32, or JPEG files and ResNet-18")
     parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--workers", type=int, default=4, help="DataLoader workers of the plain loop (PyCIL's Replay has 4)")
+    parser.add_argument("--workers", type=int, default=4, help="processes that decode (PyCIL's Replay has 4)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-
-    config = resolve({"model_name": "replay", "device": args.device, "precision": args.precision, "init_epoch": 1})
-    device = resolved_device(config.device)
-    dataset = random_images(args.images)
-    ways = {"engine": Engine(config, dataset, device), "plain": Plain(dataset, device, config, args.workers)}
-    ways["bare"] = Bare(ways["engine"].learner, config, args.images)
-    speeds = {name: [] for name in ways}
-    for repeat in range(args.repeats + 1):
-        for name, way in ways.items():
-            synchronise(device)
-            start = time.perf_counter()
-            way.epoch()
-            synchronise(device)
-            if repeat:  # the first round warms up
-                speeds[name].append(args.images / (time.perf_counter() - start))
-    record = {
-        "images_per_second": {name: {"median": statistics.median(v), "min": min(v), "max": max(v)} for name, v in speeds.items()},
-        "engine_over_bare": statistics.median(speeds["engine"]) / statistics.median(speeds["bare"]),
-        "engine_over_plain": statistics.median(speeds["engine"]) / statistics.median(speeds["plain"]),
-        "batch_size": config.batch_size,
-        "precision": ways["engine"].learner.precision,
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "commit": commit(),
-    }
+    device = resolved_device(args.device)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = random_images(args) if args.shape == "cifar" else random_files(args, Path(folder))
+        records = {name: compared(name, dataset, device, args) for name in args.methods}
+    record = {"shape": args.shape, "tasks": args.tasks, "images": args.images, "workers": args.workers, "methods": records}
+    record |= {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
     print(json.dumps(record, indent=2))
     if args.out:
         args.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def random_images(count):
+def compared(name, dataset, device, args):
+    """The ways of training of one method, in turn: a record."""
+    ours, plain = (last_task(name, dataset, args, precision) for precision in (args.precision, "fp32"))
+    ways = {"engine": Engine(*ours), "plain": Plain(*plain, dataset.train, args.workers), "bare": Bare(*ours)}
+    ways |= {"decode": Decode(*ours)} if args.shape == "imagenet" else {}
+    speeds, peaks = {way: [] for way in ways}, {}
+    for repeat in range(args.repeats + 1):
+        for way, timed in ways.items():
+            reset_peak_memory(device)
+            synchronise(device)
+            start = time.perf_counter()
+            images = timed.epoch()
+            synchronise(device)
+            peaks[way] = peak_memory(device)
+            if repeat:  # the first round warms up
+                speeds[way].append(images / (time.perf_counter() - start))
+    medians = {way: statistics.median(values) for way, values in speeds.items()}
+    record = {"images_per_second": {way: {"median": medians[way], "min": min(v), "max": max(v)} for way, v in speeds.items()}}
+    record |= {f"engine_over_{way}": medians["engine"] / median for way, median in medians.items() if way != "engine"}
+    return record | {"peak_memory_bytes": peaks, "batch_size": ours[0].config.batch_size, "precision": ours[0].precision}
+
+
+def last_task(name, dataset, args, precision):
+    """A learner that has learned all tasks but the last, for an epoch, and the last task, for which it has grown."""
+    convnet = {"cifar": "resnet32", "imagenet": "resnet18"}[args.shape]
+    keys = {"model_name": name, "convnet_type": convnet, "precision": precision, "device": args.device, "init_epoch": 1, "epochs": 1}
+    keys |= {"compression_epochs": 1} if name == "foster" else {}
+    config = resolve(keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"})
+    manager, device = DataManager(dataset, False, 0, CLASSES, CLASSES), resolved_device(args.device)
+    source = open_source(dataset.info, dataset.train, device, args.workers)
+    learner = config.learner(config, manager, source, device)
+    *before, task = manager.tasks
+    for earlier in before:
+        learner.learn(earlier, Silent())
+    learner.grow_for(task)
+    learner.begin_task(task)
+    return learner, task
+
+
+def random_images(args):
+    """As many images in the last task and its memory as asked for, whatever the number of tasks."""
+    rng, split = np.random.default_rng(0), []
+    for _ in ("train", "test"):
+        targets = np.concatenate([np.tile(np.arange(task * CLASSES, (task + 1) * CLASSES), per_class(args)) for task in range(args.tasks)])
+        split.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
+    classes = tuple(map(str, range(args.tasks * CLASSES)))
+    return Dataset(DatasetInfo("random", classes, 32, MEAN, STD, crop="pad", padding=4, flip=True, brightness=63 / 255), *split)
+
+
+def random_files(args, folder):
+    """JPEG files of ImageNet's mean size, smooth so that they compress as photographs do."""
     rng = np.random.default_rng(0)
-    split = Split(rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % 10)
-    classes = tuple(map(str, range(10)))
-    info = DatasetInfo("random", classes, 32, MEAN, STD, crop="pad", padding=4, flip=True, brightness=63 / 255)
-    return Dataset(info, split, split)
+    for part, count in (("train", per_class(args)), ("val", 1)):
+        for label in range(args.tasks * CLASSES):
+            (folder / part / f"{label:03}").mkdir(parents=True)
+            for number in range(count):
+                noise = Image.fromarray(rng.integers(0, 256, (94, 125, 3), dtype=np.uint8))
+                noise.resize((500, 375), Image.Resampling.BICUBIC).save(folder / part / f"{label:03}" / f"{number}.jpg", quality=90)
+    return load_dataset(f"folder:{folder}", ".")
+
+
+def per_class(args):
+    """Half of an epoch is new data where there is a memory."""
+    return args.images // (CLASSES * (2 if args.tasks > 1 else 1))
 
 
 def synchronise(device):
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-class Engine:
-    """The learner's own loop over the first task."""
-
-    def __init__(self, config, dataset, device):
-        manager = DataManager(dataset, False, 0, 10, 10)
-        source = open_source(dataset.info, dataset.train, device, 0)
-        self.learner = factory.learners["replay"](config, manager, source, device)
-        self.task = manager.tasks[0]
-        self.learner.grow_for(self.task)
-        self.phase = next(iter(self.learner.phases(self.task)))
-
-    def epoch(self):
-        self.learner.fit(self.task, 0, self.phase, 0, Silent())
 
 
 class Silent:
@@ -112,62 +143,94 @@ class Silent:
     step = epoch_ended = phase_started
 
 
-class Bare:
+class Way:
+    """A way to train the task's phases for an epoch each."""
+
+    def __init__(self, learner, task, *_):
+        self.learner, self.task = learner, task
+
+    def epoch(self):
+        """Train; returns the number of images."""
+        images = 0
+        for number, phase in enumerate(self.learner.phases(self.task)):
+            self.train(number, phase)
+            images += len(phase.indices)
+        return images
+
+
+class Engine(Way):
+    """The learner's own loop."""
+
+    def train(self, number, phase):
+        self.learner.fit(self.task, number, phase, 0, Silent())
+
+
+class Bare(Way):
     """Forward, backward, step and nothing else."""
 
-    def __init__(self, learner, config, images):
-        self.learner, self.steps = learner, images // config.batch_size
-        self.optimizer = learner.sgd(learner.network.parameters(), config.init_weight_decay)
-        shape = (config.batch_size, 3, 32, 32)
-        self.images = torch.randn(shape, device=learner.device).contiguous(memory_format=torch.channels_last)
-        self.targets = torch.arange(config.batch_size, device=learner.device) % 10
-
-    def epoch(self):
-        self.learner.train()
-        for _ in range(self.steps):
-            with self.learner.autocast():
-                loss = cross_entropy(self.learner.network(self.images).float(), self.targets)
+    def train(self, number, phase):
+        learner, batch_size = self.learner, self.learner.config.batch_size
+        side = learner.train_source.info.image_size
+        images = torch.randn((batch_size, 3, side, side), device=learner.device).contiguous(memory_format=torch.channels_last)
+        targets = torch.from_numpy(np.resize(learner.manager.train_targets[phase.indices], batch_size)).to(learner.device)
+        learner.eval()
+        phase.network.train()
+        steps, rest = divmod(len(phase.indices), batch_size)
+        for size in [batch_size] * steps + [rest] * (rest > 0):
+            with learner.autocast():
+                loss, _ = phase.loss(images[:size], targets[:size])
             loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            phase.optimizer.step()
+            phase.optimizer.zero_grad(set_to_none=True)
 
 
-class Plain:
+class Plain(Way):
     """What a loop looks like that nobody has tuned."""
 
-    def __init__(self, dataset, device, config, workers):
-        self.network = IncrementalNet("resnet32")
-        self.network.grow(10)
-        self.network.to(device)
-        self.device = device
-        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-        transform = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ColorJitter(63 / 255)]
-        transform = transforms.Compose([*transform, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-        self.loader = DataLoader(PilImages(dataset.train, transform), config.batch_size, shuffle=True, num_workers=workers)
+    def __init__(self, learner, task, split, workers):
+        super().__init__(learner.to(memory_format=torch.contiguous_format), task)
+        info = learner.train_source.info
+        if split.in_memory:
+            crop = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ColorJitter(63 / 255)]
+        else:
+            crop = [transforms.RandomResizedCrop(info.image_size), transforms.RandomHorizontalFlip()]
+        self.transform = transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(info.mean, info.std)])
+        self.split, self.workers = split, workers
 
-    def epoch(self):
-        self.network.train()
-        total = correct = 0
-        for images, targets in self.loader:
-            images, targets = images.to(self.device), targets.to(self.device)
-            logits = self.network(images)
-            loss = cross_entropy(logits, targets)
-            self.optimizer.zero_grad()
+    def train(self, number, phase):
+        learner, total, correct = self.learner, 0, 0
+        images = PilImages(self.split, phase.indices, learner.manager.train_targets, self.transform)
+        learner.eval()
+        phase.network.train()
+        for images, targets in DataLoader(images, learner.config.batch_size, shuffle=True, num_workers=self.workers):
+            images, targets = images.to(learner.device), targets.to(learner.device)
+            loss, logits = phase.loss(images, targets)
+            phase.optimizer.zero_grad()
             loss.backward()
-            self.optimizer.step()
+            phase.optimizer.step()
             total += loss.item()
             correct += (logits.argmax(1) == targets).sum().item()
 
 
 class PilImages:
-    def __init__(self, split, transform):
-        self.split, self.transform = split, transform
+    def __init__(self, split, indices, targets, transform):
+        self.split, self.indices, self.targets, self.transform = split, indices, targets, transform
 
     def __len__(self):
-        return len(self.split)
+        return len(self.indices)
 
-    def __getitem__(self, index):
-        return self.transform(Image.fromarray(self.split.images[index])), int(self.split.targets[index])
+    def __getitem__(self, place):
+        index = self.indices[place]
+        image = Image.fromarray(self.split.images[index]) if self.split.in_memory else Image.open(self.split.images[index]).convert("RGB")
+        return self.transform(image), int(self.targets[index])
+
+
+class Decode(Way):
+    """The batches alone."""
+
+    def train(self, number, phase):
+        for _ in self.learner.training_batches(phase.indices, self.task.index, number, 0):
+            pass
 
 
 if __name__ == "__main__":

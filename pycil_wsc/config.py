@@ -10,10 +10,11 @@ import math
 import re
 import types
 import typing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-import pycil_wsc.learners  # noqa: F401  registers the learners, and with them the backbones
+from pycil_wsc.consolidation.importance import MOMENT_SCORES
+from pycil_wsc.learners.consolidating import consolidated  # the package registers the learners, and with them the backbones
 from utils import factory
 from utils.errors import UserError, did_you_mean
 from utils.memory import ExemplarMemory
@@ -31,11 +32,18 @@ class WSCOptions:
     warmup: float = key(0.25, "share of a task's epochs before the reset", low=0, high=1)
     retain: float = key(0.2, "share of the parameters that keep their weights at the reset (the paper's Q)", low=0, high=1)
     blend: float = key(0.5, "weight of the current weights in a reset parameter (the paper's alpha)", low=0, high=1)
+    importance: str = key("moment", "what parameters are ranked by: `moment`, `first_moment`, `second_moment`, `drift`, `fisher`, `hessian`")
+    importance_samples: int | None = key(None, "`fisher` and `hessian`: training samples to pass over, drawn by `seed`; null: all", low=1)
+    probes: int = key(1, "`hessian`: random vectors of Hutchinson's estimate", low=1)
     betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, high=1)
     score_abs: bool = key(False, "first moment of |gradient| rather than of the gradient")
     rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
-    reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, or `none`", choices=("blend", "revert", "none"))
-    reset_every: str = key("once", "how often to reset from the end of the warm-up on", choices=("once", "epoch", "iteration"))
+    reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all, or `none`", choices=("blend", "revert", "random", "shrink_perturb", "none"))
+    shrink: float = key(0.6, "`shrink_perturb`: factor of the current weights", low=0, high=1)
+    perturb: float = key(0.01, "`shrink_perturb`: factor of the random initial values that are added", low=0)
+    reset_every: str | int = key("once", "how often to reset from the end of the warm-up on: `once`, each `epoch` or `iteration`, or a number of epochs")
+    reset_head: bool = key(True, "the head takes part in ranking and reset")
+    reset_norm: bool = key(True, "batch norm's weights and biases take part in ranking and reset")
     reset_new_rows: bool = key(True, "the head's rows of new classes take part in ranking and reset")
     reset_momentum: bool = key(False, "clear the optimiser's momentum at the reset")
     reset_buffers: bool = key(False, "blend batch-norm statistics at the reset too")
@@ -64,6 +72,7 @@ class Config:
     init_cls: int = key(10, "classes of the first task", low=1)
     increment: int = key(10, "classes of each later task", low=1)
     model_name: str = key("wsc", "the learner")
+    consolidate: bool = key(False, "Weight Space Consolidation (`wsc.*`) on top of a learner that trains one network in one phase per task")
     convnet_type: str = key("resnet32", "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`")
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`; of PyCIL's list of GPU numbers the first is used")
     seed: int = key(1993, "class order, initial weights, batches, augmentation and exemplars", low=0)
@@ -85,6 +94,7 @@ class Config:
     nme: bool = key(True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)")
 
     image_size: int | None = key(None, "side of the images of folder data; null: the data set's own", low=8)
+    cache_images: bool = key(False, "decode image files from copies with the test transform's short side, made once below `data_root`/resized")
     padding: int | None = key(None, "zero padding of the random crop; null: the data set's own", low=0)
     flip: bool | None = key(None, "mirror training images at random; null: the data set's own")
     brightness: float | None = key(None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0)
@@ -95,13 +105,15 @@ class Config:
     cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
+    save_weights: bool | str = key(False, "keep the weights for `pycil_wsc.load`: `true` those after the last task, `\"every\"` those after each", choices=(False, True, "every"))
+    tensorboard: bool = key(False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)")
     wsc: WSCOptions = field(default_factory=WSCOptions)
     options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
 
     def to_dict(self):
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
         values = {name: getattr(self, name) for name in FIELDS if "." not in name} | vars(self.options)
-        if factory.learners[self.model_name].consolidates:
+        if self.learner.consolidates:
             values |= {f"wsc.{f.name}": getattr(self.wsc, f.name) for f in fields(WSCOptions)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -111,29 +123,41 @@ class Config:
         return {name: value for name, value in self.to_dict().items() if name not in skipped}
 
     @property
+    def learner(self):
+        """The learner's class."""
+        learner = factory.learners[self.model_name]
+        return consolidated(learner) if self.consolidate else learner
+
+    @property
+    def method(self):
+        """The learner's name, as folders and tables have it."""
+        return f"{self.model_name}+wsc" if self.consolidate else self.model_name
+
+    @property
     def run_folder(self):
-        """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<model_name>/m<memory>/seed<seed>[-<hash of what else differs>]``"""
+        """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<model_name>[+wsc]/m<memory>/seed<seed>[-<hash of what else differs>]``"""
         usual = resolve({name: getattr(self, name) for name in IN_PATH}).identity()
         other = {name: value for name, value in self.identity().items() if value != usual.get(name)}
         digest = "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
         memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
         dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
-        return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.model_name, memory, f"seed{self.seed}{digest}")
+        return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.method, memory, f"seed{self.seed}{digest}")
 
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out"}
+PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard"}
 DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on
-IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "init_cls", "increment", "model_name", "seed")
+IN_PATH = ("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "init_cls", "increment", "model_name", "consolidate", "seed")
 
 
 def load(path, overrides=None):
     """The runs that the JSON file at ``path`` asks for, seeds outermost: a list of :class:`Config`.
 
-    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's.
+    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's. ``runs`` is a list of sets of
+    keys: each is laid over the others, and the runs are those of all sets.
     """
     try:
         raw = json.loads(Path(path).read_text())
@@ -144,10 +168,32 @@ def load(path, overrides=None):
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object of keys and values")
     try:
-        runs = [resolve(point) for point in expand(_our_names(_flatten(raw) | (overrides or {})))]
+        runs = _all_runs(raw, overrides or {})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return list({config.run_folder: config for config in runs}.values())  # points that are the same run are one run
+
+
+def _all_runs(raw, overrides):
+    """The runs of every entry of ``runs``, or of the file itself: each entry's first seed, then each one's second, and so on."""
+    shared = {name: value for name, value in raw.items() if name != "runs"}
+    if "runs" not in raw:
+        return _grid(_flatten(shared) | overrides)
+    if not isinstance(raw["runs"], list) or not raw["runs"] or not all(isinstance(entry, dict) for entry in raw["runs"]):
+        raise UserError("runs: expected a list of objects of keys and values, at least one")
+    ranked = []
+    for number, entry in enumerate(raw["runs"]):
+        try:
+            configs = _grid(_flatten(shared) | _flatten(entry) | overrides)
+        except UserError as error:
+            raise UserError(f"runs[{number}]: {error}") from None
+        seeds = list(dict.fromkeys(config.seed for config in configs))
+        ranked += [(seeds.index(config.seed), config) for config in configs]
+    return [config for _, config in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _grid(flat):
+    return [resolve(point) for point in expand(_our_names(flat))]
 
 
 def parse_override(text):
@@ -283,7 +329,7 @@ def _checked(name, value, own=types.MappingProxyType({})):
         if number is None:
             continue
         if limits["choices"] and number not in limits["choices"]:
-            raise UserError(f"{name}: '{number}' is not one of {', '.join(limits['choices'])}")
+            raise UserError(f"{name}: '{number}' is not one of {', '.join(map(_shown, limits['choices']))}")
         if limits["low"] is not None and number < limits["low"]:
             raise UserError(f"{name}: {number} is below {limits['low']}")
         if limits["high"] is not None and number > limits["high"]:
@@ -309,6 +355,10 @@ def _described(kind):
     return " or ".join("a list of " + names[typing.get_args(p)[0]].removeprefix("a ") + "s" if typing.get_origin(p) else names[p] for p in parts)
 
 
+def _shown(choice):
+    return choice if isinstance(choice, str) else json.dumps(choice)
+
+
 def _check_together(config):
     """What no key can be checked for alone."""
     for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
@@ -317,12 +367,20 @@ def _check_together(config):
             raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use less")
+    if config.wsc.reset_every not in ("once", "epoch", "iteration") and (isinstance(config.wsc.reset_every, str) or config.wsc.reset_every < 1):
+        raise UserError(f"wsc.reset_every: {config.wsc.reset_every!r} is not once, epoch, iteration or a number of epochs")
+    if config.wsc.importance not in (*MOMENT_SCORES, "drift"):
+        factory.importances[config.wsc.importance]
     if len(config.wsc.betas) != 2 or max(config.wsc.betas) >= 1:
         raise UserError(f"wsc.betas: expected two numbers below 1, got {list(config.wsc.betas)}")
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":
         raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
     factory.backbones[config.convnet_type]
-    if problem := factory.learners[config.model_name].check(config):
+    learner = factory.learners[config.model_name]
+    if config.consolidate and (learner.consolidates or not learner.one_phase):
+        reason = "consolidates already" if learner.consolidates else "trains in two phases per task"
+        raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
+    if problem := learner.check(config):
         raise UserError(problem)
     if not config.dataset.startswith(("npz:", "folder:")):
         factory.datasets[config.dataset]

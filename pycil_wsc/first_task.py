@@ -30,7 +30,7 @@ def shared(run, dataset):
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"{run.title}  waits for the first task, which another run is training", flush=True)
+        run.bar.say("waits for the first task, which another run is training")
         lock.acquire()
     with lock:
         lock.release()  # once for each time it was acquired

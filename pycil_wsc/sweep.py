@@ -1,102 +1,140 @@
 """Many runs: skip the finished, go on with the stopped, keep going when one fails."""
 
-import dataclasses
 import sys
-
-from filelock import FileLock, Timeout
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from pycil_wsc import report
-from pycil_wsc.config import resolve
-from pycil_wsc.trainer import Run, TrainingDiverged, open_log, planned_images
-from utils.data import load_dataset
+from pycil_wsc.attempt import Datasets, Job, attempt
+from pycil_wsc.progress import Overview
+from pycil_wsc.trainer import planned_images
 from utils.data_manager import DataManager
-from utils.errors import UnusableRun, UserError
+from utils.errors import UserError
 
 
-def sweep(configs):
-    """Bring every run to its end and print the table; returns the exit code: 0, or 1 if a run failed."""
-    data, results, failures = Datasets(), {}, {}
-    for config in configs:
-        data.of(config)  # a wrong path shows before hours of training
-    for wait in (False, True):  # what another process is busy with comes last
-        for number, config in enumerate(configs, 1):
-            folder = config.run_folder
-            if folder in results or folder in failures:
-                continue
-            title = f"[{number}/{len(configs)}] {config.model_name} {folder.parent.name} seed {config.seed}"
-            try:
-                results[folder] = run_once(config, data, title, wait)
-            except Timeout:
-                print(f"{title}  another process is at work on it", flush=True)
-            except (TrainingDiverged, UnusableRun) as error:
-                failures[folder] = str(error)
-            except UserError:
-                raise  # it would meet every run
-            except Exception as error:
-                failures[folder] = f"{type(error).__name__}: {error} (traceback in {folder / 'log.txt'})"
-                open_log(folder).exception("failed")
-            if folder in failures:
-                print(f"{title}  FAILED: {failures[folder]}", flush=True)
-    print("\n" + report.accuracy_table(results.values()))
-    print(f"\nResults: {configs[0].out}/{configs[0].prefix}")
+def sweep(configs, workers=None, ray=None):
+    """Bring every run to its end and print the table; returns the exit code: 0, 1 if a run failed, 130 if stopped by Ctrl-C.
+
+    ``workers`` runs go on at a time, each in a process of its own; with ``ray`` (a cluster's address, or "" to look for one)
+    that many on each GPU of the cluster, or on each node where there is none.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
+    schedule = Schedule(configs)
+    try:
+        if ray is not None:
+            from pycil_wsc.cluster import run_on_cluster  # Ray is an extra
+
+            run_on_cluster(schedule, ray, workers or 1)
+        elif (workers or 1) > 1:
+            from pycil_wsc.workers import run_in_processes
+
+            run_in_processes(schedule, workers)
+        else:
+            run_here(schedule)
+    except KeyboardInterrupt:
+        schedule.overview.close()
+        print(f"\nstopped with {len(schedule.results)} of {len(configs)} runs done; the same command goes on from here", file=sys.stderr)
+        return 130
+    finally:
+        schedule.overview.close()
+    return finish(configs, schedule.results, schedule.failures)
+
+
+def run_here(schedule):
+    """One run after another in this process."""
+    while job := schedule.next():
+        schedule.ended(job, attempt(job, schedule.data, partial(schedule.overview.progress, job)))
+
+
+def finish(configs, results, failures):
+    """What there is to see at the end; ``results`` and ``failures`` are by run folder. Returns the exit code."""
+    if results:
+        print("\n" + report.accuracy_table(results[config.run_folder] for config in configs if config.run_folder in results))
+    for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
+        print(f"\nResults: {folder}")
+        if results:
+            write_report(folder)
     for folder, reason in failures.items():
         print(f"failed: {folder}: {reason}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def run_once(config, data, title, wait):
-    """The result of one run, trained now or found finished. One process at a time works in a run's folder."""
-    with locked(config.run_folder, wait):
-        if (config.run_folder / "result.json").exists():
-            print(f"{title}  finished before", flush=True)
-            return finished(config)
-        return Run(config, data.of(config), title).execute()
-
-
-def locked(folder, wait):
-    """A context in which the folder is this process's own; raises ``Timeout`` if it is another's and we do not ``wait``."""
+def write_report(folder):
+    """Tables and figures of all runs in ``folder``, those of other commands included. What goes wrong here costs no result."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / ".lock").acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        raise
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
+        print(f"Report: {report.write_report(folder)}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
 
 
-def finished(config):
-    """The ``result.json`` of a finished run, if it is whole and of this configuration."""
-    path = config.run_folder / "result.json"
-    result = report.read_result(path)
-    if resolve(result["config"]).identity() != config.identity():
-        raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
-    return result
+class Schedule:
+    """Which run is next, and what became of the others: ``results`` and the reasons of ``failures``, by run folder.
+
+    First the runs in their order, then once more those that failed, then those that another process was at work on.
+    """
+
+    def __init__(self, configs):
+        self.data, self.results, self.failures = Datasets(), {}, {}
+        self.fresh, self.retries, self.taken = deque(), deque(), deque()
+        self.overview = Overview()
+        jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
+        for job in jobs:
+            self.overview.add(job, planned(job.config, self.data))  # a wrong path shows before hours of training
+        for job in jobs:
+            if (job.config.run_folder / "result.json").exists():
+                self._skip(job)
+            else:
+                self.fresh.append(job)
+        if self.results:
+            self.overview.say(f"{len(self.results)} of {len(configs)} runs finished before")
+
+    def next(self):
+        """The next job, or None if there is none at present: one that is under way may fail and come back."""
+        queue = self.fresh or self.retries or self.taken
+        return queue.popleft() if queue else None
+
+    def ended(self, job, outcome):
+        """An attempt is over."""
+        folder = job.config.run_folder
+        if outcome.error:
+            raise UserError(outcome.error)
+        if outcome.result:
+            self.results[folder] = outcome.result
+            self.overview.ended(job, "done", f"average accuracy {outcome.result['avg_acc']:.2f}")
+        elif not outcome.failure:
+            self.taken.append(replace(job, wait=True))
+            self.overview.ended(job, "waiting", "another process is at work on it")
+        elif outcome.again and job.attempt == 1:
+            self.retries.append(replace(job, attempt=2))
+            self.overview.ended(job, "retry", f"FAILED: {outcome.failure}; will be tried once more")
+        else:
+            self.failures[folder] = outcome.failure
+            self.overview.ended(job, "failed", f"FAILED: {outcome.failure}")
+
+    def _skip(self, job):
+        outcome = attempt(job, self.data, None)
+        if outcome.result:
+            self.results[job.config.run_folder] = outcome.result
+            self.overview.skip(job)
+        else:
+            self.ended(job, outcome)
+
+
+def planned(config, data):
+    """Training images of a whole run."""
+    return planned_images(config, DataManager(data.of(config), config.shuffle, config.seed, config.init_cls, config.increment))
 
 
 def dry_run(configs):
     """Print the runs and what each costs in training images."""
     data, total = Datasets(), 0
     for config in configs:
-        manager = DataManager(data.of(config), config.shuffle, config.seed, config.init_cls, config.increment)
-        images = planned_images(config, manager)
-        done = (config.run_folder / "result.json").exists()
+        images = planned(config, data)
+        done = Path(config.run_folder, "result.json").exists()
         total += 0 if done else images
         print(f"{config.run_folder}  {images:,} images{'  (finished)' if done else ''}")
     print(f"{len(configs)} runs, {total:,} training images to go")
     return 0
-
-
-class Datasets:
-    """Each data set is read once, however many runs use it."""
-
-    def __init__(self):
-        self.loaded = {}
-
-    def of(self, config):
-        """The data set of ``config``, with the augmentation that it asks for."""
-        name = (config.dataset, config.data_root, config.image_size)
-        if name not in self.loaded:
-            self.loaded[name] = load_dataset(*name)
-        dataset = self.loaded[name]
-        asked = {field: getattr(config, field) for field in ("padding", "flip", "brightness") if getattr(config, field) is not None}
-        return dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))

@@ -3,19 +3,17 @@
 import json
 import logging
 import math
-import re
-import resource
-import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from pycil_wsc import first_task
-from pycil_wsc.learners.base import Resume, resolved_precision
-from pycil_wsc.progress import TaskBar
-from utils import factory, metrics
+from pycil_wsc import first_task, saved
+from pycil_wsc.learners.base import Resume
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.progress import TaskBar, print_task
+from pycil_wsc.scalars import Scalars
+from utils import metrics
 from utils.data_manager import DataManager
 from utils.errors import UnusableRun, UserError
 from utils.files import save_tensors, write_atomically, write_json
@@ -23,6 +21,7 @@ from utils.loader import open_source
 from utils.memory import ExemplarMemory
 
 TOP_K = 5
+NOT_OF_THE_RESULT = ("out", "data_root", "save_weights", "tensorboard")  # keys of where it lies and what lies beside it
 
 
 class TrainingDiverged(Exception):
@@ -32,18 +31,21 @@ class TrainingDiverged(Exception):
 class Run:
     """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
 
-    ``dataset`` is a :class:`utils.data.Dataset`; ``title`` is shown before each line of the run.
+    ``dataset`` is a :class:`utils.data.Dataset`; ``report`` is called with each :class:`pycil_wsc.progress.Progress`.
     """
 
-    def __init__(self, config, dataset, title=""):
-        self.config, self.dataset, self.title = config, dataset, title
+    def __init__(self, config, dataset, report=print_task):
+        self.config, self.dataset, self.report = config, dataset, report
         self.folder = config.run_folder
         self.device = resolved_device(config.device)
         self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
-        self.learner = factory.learners[config.model_name](config, self.manager, self.train_source, self.device)
+        self.learner = config.learner(config, self.manager, self.train_source, self.device)
+        self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
         self.history = []  # what metrics.jsonl holds: a dict per task
+        self.curves = new_curves()  # of the task under way: a value per epoch
+        self.confusion = None  # after the last task: a count for each true and predicted class
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.peak_memory = 0
 
@@ -55,21 +57,31 @@ class Run:
         write_json(self.folder / "config.json", self.config.to_dict())
         reset_peak_memory(self.device)
         first, resume = self._restore()
+        self.scalars = Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history)) if self.config.tensorboard else None
         self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
         self.mark = time.perf_counter()
         for task in self.manager.tasks[first:]:
-            self.bar = TaskBar(self.title, task, len(self.manager.tasks))
+            self.bar = TaskBar(self.report, task, len(self.manager.tasks))
             self._learn(task, resume)
             resume = None
             self._tick()
             self.history.append(self._test(task))
+            self.curves = new_curves()
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+            if self.scalars:
+                self.scalars.task_ended(self.history)
+            if self.config.save_weights == "every":
+                saved.save(self.folder, self.learner, task.index)
             self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
-            self.bar.close(summary(self.history[-1]))
+            self.bar.say(summary(self.history[-1]))
             self.log.info("task %d: %s", task.index, summary(self.history[-1]))
+        if self.config.save_weights is True:
+            saved.save(self.folder, self.learner)
         result = self._result()
         write_json(self.folder / "result.json", result)
         (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        if self.scalars:
+            self.scalars.close()
         return result
 
     def _learn(self, task, resume):
@@ -85,7 +97,7 @@ class Run:
                 self._take(trained)
             else:
                 self._tick()
-                own = {"clock": self.clock, "peak_memory": max(self.peak_memory, peak_memory(self.device))}
+                own = {"clock": self.clock, "curves": self.curves, "peak_memory": max(self.peak_memory, peak_memory(self.device))}
                 entry.save({"learner": self.learner.trained_state()} | own)
 
     def _take(self, trained):
@@ -93,23 +105,32 @@ class Run:
         self.log.info("task 0: taken from a run that shares it, %.1f s saved", trained["clock"]["train_seconds"])
         for name in ("train_seconds", "total_seconds", "saved_seconds"):
             self.clock[name] += trained["clock"]["train_seconds"]
-        self.peak_memory = max(self.peak_memory, trained["peak_memory"])
+        self.peak_memory, self.curves = max(self.peak_memory, trained["peak_memory"]), trained["curves"]
+        if self.scalars:
+            for epoch, (loss, accuracy) in enumerate(zip(*self.curves.values())):
+                self.scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
+        self.bar.take(self.learner.images_trained)
 
     # ---- what the learner reports to -----------------------------------------------------------------------------------
 
-    def phase_started(self, task, phase, first, batches):
+    def phase_started(self, task, phase, first):
         self._tick()
-        self.bar.start(phase.name, first, phase.epochs, batches)
+        self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
 
     def step(self, images):
         self.bar.step(images)
 
     def epoch_ended(self, task, number, phase, epoch, loss, accuracy):
-        self._tick("train_seconds")
+        seconds = self._tick("train_seconds")
         self.bar.epoch(epoch, loss, accuracy)
         self.log.info("task %d %s epoch %d/%d: loss %.4f, train accuracy %.2f", task.index, phase.name, epoch + 1, phase.epochs, loss, accuracy)
         if not math.isfinite(loss):
             raise TrainingDiverged(f"the loss became {loss} in task {task.index}, epoch {epoch + 1}; try a lower learning rate")
+        if self.scalars:
+            rate, speed = phase.optimizer.param_groups[0]["lr"], len(phase.indices) / seconds
+            self.scalars.epoch_ended(self._epochs_done(), loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed)
+        self.curves["train_loss"].append(loss)
+        self.curves["train_accuracy"].append(accuracy)
         self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
 
     # ---- saving and going on -------------------------------------------------------------------------------------------
@@ -118,8 +139,10 @@ class Run:
         self._tick()
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
         state = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
-        state |= {"history": self.history, "clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
+        state |= {"history": self.history, "curves": self.curves, "confusion": self.confusion}
+        state |= {"clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
         save_tensors(self.folder / "checkpoint.pt", state)
+        self._tick()  # saving is no training
 
     def _restore(self):
         """(index of the task to go on with, where in it or None)."""
@@ -128,7 +151,7 @@ class Run:
             return 0, None
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            position = state["position"]
+            position, self.curves, self.confusion = state["position"], state["curves"], state["confusion"]
         except Exception as error:
             raise UnusableRun(f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again") from None
         if state["identity"] != self.config.identity():
@@ -142,12 +165,16 @@ class Run:
         self.learner.load_state_dict(state["learner"])
         return position["task"], None
 
+    def _epochs_done(self):
+        return sum(len(curves["train_loss"]) for curves in [*self.history, self.curves])
+
     def _tick(self, *names):
-        """Add the time since the last tick to the total, and to the named clocks."""
+        """Add the time since the last tick to the total, and to the named clocks; returns it, in seconds."""
         now = time.perf_counter()
+        seconds, self.mark = now - self.mark, now
         for name in {"total_seconds", *names}:
-            self.clock[name] += now - self.mark
-        self.mark = now
+            self.clock[name] += seconds
+        return seconds
 
     # ---- testing -------------------------------------------------------------------------------------------------------
 
@@ -159,12 +186,14 @@ class Run:
         targets = self.manager.test_targets[task.test_indices]
         parameters = sum(p.numel() for p in learner.network.parameters())
         line = {"task": task.index, "num_seen": task.num_seen, "exemplars": len(learner.memory), "images_trained": learner.images_trained}
-        line |= {"train_flops": learner.train_flops, "parameters": parameters}
+        line |= {"train_flops": learner.train_flops, "parameters": parameters} | learner.costs()
         line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, boundaries).items()}
         line |= {f"nme_{name}": value for name, value in scores(nme, targets, boundaries).items()} if nme is not None else {}
         line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
+        if task.num_seen == len(self.class_names):
+            self.confusion = metrics.confusion_matrix(cnn, targets, task.num_seen).tolist()
         self._tick()
-        return line | self.clock
+        return line | self.curves | self.clock
 
     def _accuracy(self, task, network):
         """Top-1 accuracy in percent of a network beside the learner's own."""
@@ -193,7 +222,7 @@ class Run:
         matrix, curve = [row["cnn_tasks"] for row in rows], [row["cnn_top1"] for row in rows]
         nme = [row.get("nme_top1") for row in rows]
         return {
-            "config": {name: value for name, value in self.config.to_dict().items() if name not in ("out", "data_root")},
+            "config": {name: value for name, value in self.config.to_dict().items() if name not in NOT_OF_THE_RESULT},
             "curve": curve,
             "avg_acc": metrics.average_accuracy(curve),
             "last_acc": curve[-1],
@@ -203,19 +232,28 @@ class Run:
             "top5_curve": [row["cnn_top5"] for row in rows],
             "nme_curve": nme if None not in nme else None,
             **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in self.learner.also_tested()},
+            "train_loss": [row["train_loss"] for row in rows],
+            "train_accuracy": [row["train_accuracy"] for row in rows],
+            "confusion": self.confusion,
             "train_seconds": self.clock["train_seconds"],
             "train_seconds_spent": self.clock["train_seconds"] - self.clock["saved_seconds"],
             "total_seconds": self.clock["total_seconds"],
             "images_trained": rows[-1]["images_trained"],
             "train_flops": rows[-1]["train_flops"],
+            **{name: rows[-1][name] for name in self.learner.costs()},
             "peak_memory_bytes": self.peak_memory,
             "parameters": rows[-1]["parameters"],
             "class_order": self.manager.class_order,
+            "class_names": self.class_names,
             "device": device_name(self.device),
             "precision": self.learner.precision,
             "torch": torch.__version__,
             "commit": commit(),
         }
+
+
+def new_curves():
+    return {"train_loss": [], "train_accuracy": []}
 
 
 def scores(predictions, targets, boundaries):
@@ -234,63 +272,13 @@ def summary(line):
 
 def planned_images(config, manager):
     """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
-    learner, total = factory.learners[config.model_name], 0
+    learner, total = config.learner, 0
     strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
     for task in manager.tasks:
         total += learner.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
         memory.update(task, manager.train_targets, None, np.random.default_rng(0))
     return total
-
-
-def resolved_device(name):
-    """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is none."""
-    gpus = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda" if gpus else "cpu")
-    if name.startswith("gpu:"):
-        if not gpus:
-            logging.getLogger("pycil_wsc").warning("no GPU on this machine: the configuration's GPU list gives way to the CPU")
-            return torch.device("cpu")
-        name = name.replace("gpu", "cuda")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise UserError(f"device: '{name}' is not there (GPUs: {gpus}); use auto or cpu")
-    return device
-
-
-def device_name(device):
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "")
-    return f"{model[1] if model else 'cpu'}, {torch.get_num_threads()} threads"
-
-
-def reset_peak_memory(device):
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif Path("/proc/self/clear_refs").exists():
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again at the present size
-
-
-def peak_memory(device):
-    """Bytes: allocated by torch on a GPU, resident in this process on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1])
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def commit():
-    """The commit of this code, with a mark if it was changed since; null outside a checkout."""
-    here = Path(__file__).parent
-    try:
-        text = subprocess.run(["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=here, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return text.stdout.strip()
 
 
 def open_log(folder):

@@ -1,7 +1,37 @@
 import sys
 from pathlib import Path
 
+import pytest
+import synthetic
 import torch
+from small_runs import small_data
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Three tasks of two classes, a schedule of seconds."""
+    return {
+        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
+        "model_name": "wsc", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 3, "epochs": 4, "batch_size": 8, "wsc.average_every": 1,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A report of made-up runs of all the paper's studies: (its folder, the contents of every result)."""
+    from pycil_wsc import report
+
+    folder = tmp_path_factory.mktemp("runs")
+    results = synthetic.main_table(memories=(20, 200), methods=("der", "replay", "bic", "wsc"))
+    results += [*synthetic.studies(memories=(20, 200), methods=("der", "replay", "wsc")), synthetic.result("icarl+wsc", 20, confusion=True)]
+    synthetic.write(folder, *results)
+    return report.write_report(folder).parent, results
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Reports without figures: for tests of the rest."""
+    monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group: ())

@@ -126,6 +126,21 @@ def test_points_that_are_the_same_run_are_done_once(tmp_path):
     assert len(load(write(tmp_path, {"model_name": ["replay", "wsc"], "wsc.retain": [0.1, 0.2]}))) == 3
 
 
+def test_runs_lists_irregular_sets_over_the_files_keys(tmp_path):
+    """Each entry may have axes of its own; all first seeds come before the second, then the file's order; the same run comes once."""
+    entries = [{"model_name": "wsc", "wsc": {"retain": [0.1, 0.5]}, "epochs": 60}, {"model_name": ["finetune", "replay"]}, {"model_name": "replay"}, {"seed": 9}]
+    runs = load(write(tmp_path, {"seed": [1, 2], "memory_per_class": 30, "epochs": 50, "runs": entries}))
+    methods = [("wsc", 0.1, 60), ("wsc", 0.5, 60), ("finetune", 0.2, 50), ("replay", 0.2, 50)]
+    expected = [(1, *m) for m in methods] + [(9, "wsc", 0.2, 50)] + [(2, *m) for m in methods]
+    assert [(r.seed, r.model_name, r.wsc.retain, r.epochs) for r in runs] == expected
+    assert {r.memory_per_class for r in runs if r.model_name != "finetune"} == {30}
+
+
+def test_overrides_win_over_the_entries_of_runs(tmp_path):
+    (run,) = load(write(tmp_path, {"runs": [{"epochs": 60}, {"epochs": 70}]}), {"epochs": 5})
+    assert run.epochs == 5
+
+
 def test_milestones_keep_their_place_when_only_the_epochs_are_given():
     run = resolve({"model_name": "replay", "epochs": 7, "init_epoch": 20})
     assert (run.milestones, run.init_milestones) == ((3, 5), (6, 12, 17))
@@ -141,7 +156,7 @@ def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
 def test_only_what_decides_the_result_makes_a_new_run():
     usual = resolve({}).run_folder
     assert usual == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")
-    for name, value in {"device": "cpu", "num_workers": 1, "threads": 1, "data_root": "/elsewhere"}.items():
+    for name, value in {"device": "cpu", "num_workers": 1, "threads": 1, "data_root": "/elsewhere", "save_weights": "every", "tensorboard": True}.items():
         assert resolve({name: value}).run_folder == usual
     for name, value in {"lrate": 0.05, "precision": "fp32", "wsc.blend": 0.4, "nme": False, "convnet_type": "resnet20", "shuffle": False}.items():
         assert resolve({name: value}).run_folder != usual
@@ -167,6 +182,8 @@ BAD = {
     "milestones: [30, 70] must rise and lie within the 70 epochs": {"milestones": [30, 70]},
     "milestones: [50, 30] must rise": {"milestones": [50, 30]},
     "exemplars: 'herd' is not one of herding, random, reservoir": {"exemplars": "herd"},
+    "save_weights: 'last' is not one of false, true, every": {"save_weights": "last"},
+    "save_weights: expected true or false or a string, got 1": {"save_weights": 1},
     "seed: an empty list has no runs": {"seed": []},
     "device: 'tpu' is not": {"device": "tpu"},
     "prefix: '../up' must be a folder name": {"prefix": "../up"},
@@ -176,6 +193,12 @@ BAD = {
     "validation: expected 'pycil' or 'per_class'": {"model_name": "bic", "validation": "none"},
     "oofc: expected 'ft' or 'az'": {"model_name": "foster", "oofc": "no"},
     "scheduler: 'constant' is not one of steplr, cosine": {"scheduler": "constant"},
+    "runs[1]: unknown key 'memory_per_clas'; did you mean": {"runs": [{"seed": 1}, {"memory_per_clas": 20}]},
+    "runs[0]: seed: an empty list has no runs": {"runs": [{"seed": []}]},
+    "runs[0]: unknown key 'runs'": {"runs": [{"runs": 1}]},
+    "runs: expected a list of objects": {"runs": []},
+    "runs: expected a list of objects of keys and values, at least one": {"runs": [1]},
+    "runs: expected a list of objects of keys": {"runs": {"seed": 1}},
     "not valid JSON": '{"seed": 1,}',
     "expected a JSON object": "[1]",
 }

@@ -90,6 +90,14 @@ def test_npz_takes_class_names_compression_and_any_integer_labels(tmp_path):
     assert np.array_equal(dataset.test.targets, arrays["test_y"])
 
 
+def test_npz_that_is_not_compressed_is_mapped_so_that_processes_share_it(tmp_path):
+    write_npz(tmp_path / "own.npz")
+    images, arrays = load_dataset(f"npz:{tmp_path / 'own.npz'}", ".").train.images, np.load(tmp_path / "own.npz")
+    mapped = images if isinstance(images, np.memmap) else images.base
+    assert isinstance(mapped, np.memmap) and mapped.mode == "c", "a write, which nothing does, would stay in its process"
+    assert np.array_equal(images, arrays["train_x"])
+
+
 def test_grey_images_get_three_equal_channels(tmp_path):
     arrays = small_arrays()
     grey = {name: arrays[name][..., 0] for name in ("train_x", "test_x")}

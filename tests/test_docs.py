@@ -62,6 +62,16 @@ def run_pycil(tmp_path):
         assert run.stdout.count("top1") == 3
 
 
+@runs("own_learners.md")
+def run_own_learners(tmp_path):
+    (_, config), (_, commands) = blocks("own_learners.md")
+    (tmp_path / "on_top.json").write_text(config)
+    (command,) = re.findall(r"^\$ python main.py (.*)$", commands, re.MULTILINE)
+    run = subprocess.run([sys.executable, ROOT / "main.py", *command.split()], cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"^icarl  .*\d\n(.*\n)*icarl\+wsc .*\d$", run.stdout, re.MULTILINE)
+
+
 @runs("huggingface.md")
 def run_huggingface(tmp_path):
     transformers = pytest.importorskip("transformers")

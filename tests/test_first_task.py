@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_runs import command, results, without_measurements
 
 from pycil_wsc import first_task
+from pycil_wsc.attempt import Datasets
 from pycil_wsc.config import resolve
-from pycil_wsc.sweep import Datasets
 from pycil_wsc.trainer import Run
-from tests.test_runs import command, results, settings, without_measurements  # noqa: F401  settings is a fixture
 from utils import factory
 
 PLAIN = ["der", "finetune", "icarl", "joint", "memo", "replay", "wa", "wsc"]
 
 
-def run(settings, **keys):  # noqa: F811
+def run(settings, **keys):
     config = resolve(settings | keys)
     return Run(config, Datasets().of(config))
 
@@ -25,11 +25,11 @@ def without_places(result):
     return without_measurements(result) | {"config": None}
 
 
-def entries(settings):  # noqa: F811
+def entries(settings):
     return list(Path(settings["out"], "first_tasks").glob("*.pt"))
 
 
-def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):  # noqa: F811
+def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):
     alone = settings | {"cache_first_task": False, "out": str(tmp_path / "alone")}
     for name in PLAIN:
         for memory in (0, 4):
@@ -39,7 +39,7 @@ def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(s
     assert len(entries(settings)) == 1 and not entries(alone)
 
 
-def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings):  # noqa: F811
+def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings):
     for name in ("bic", "foster"):
         for memory in (2, 4):
             run(settings, model_name=name, memory_per_class=memory).execute()
@@ -47,7 +47,7 @@ def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings)
     assert {*PLAIN, "bic", "foster"} == {name for name, learner in factory.learners.items() if learner.plain_first_task}
 
 
-def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):  # noqa: F811
+def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):
     trained, taken = run(settings, model_name="replay").execute(), run(settings, model_name="icarl").execute()
     assert trained["train_seconds_spent"] == trained["train_seconds"] and taken["train_seconds_spent"] < taken["train_seconds"]
     log = (resolve(settings | {"model_name": "icarl"}).run_folder / "log.txt").read_text()
@@ -59,13 +59,13 @@ def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):  # n
 @pytest.mark.parametrize("key, value", [("seed", 1), ("init_epoch", 2), ("init_lr", 0.05), ("init_milestones", [1]), ("init_weight_decay", 0.0),
                                         ("convnet_type", "resnet20"), ("batch_size", 16), ("init_cls", 3), ("shuffle", False), ("flip", False),
                                         ("scheduler", "cosine"), ("momentum", 0.8), ("precision", "fp32")])  # fmt: skip
-def test_what_decides_the_first_task_decides_the_entry(key, value, settings):  # noqa: F811
+def test_what_decides_the_first_task_decides_the_entry(key, value, settings):
     usual = run(settings, model_name="replay", precision="bf16")
     other = run(settings, **{"model_name": "replay", "precision": "bf16"} | {key: value})
     assert first_task.key(usual, usual.dataset) != first_task.key(other, other.dataset)
 
 
-def test_other_images_or_other_code_are_another_first_task(settings, tmp_path, monkeypatch):  # noqa: F811
+def test_other_images_or_other_code_are_another_first_task(settings, tmp_path, monkeypatch):
     one = run(settings, model_name="replay")
     before = first_task.key(one, one.dataset)
     with np.load(settings["dataset"].removeprefix("npz:")) as arrays:
@@ -78,12 +78,12 @@ def test_other_images_or_other_code_are_another_first_task(settings, tmp_path, m
     assert first_task.key(one, one.dataset) != before
 
 
-def test_consolidating_the_first_task_is_not_shared(settings):  # noqa: F811
+def test_consolidating_the_first_task_is_not_shared(settings):
     run(settings, **{"wsc.first_task": True}).execute()
     assert not entries(settings)
 
 
-def test_a_broken_entry_is_trained_again(settings):  # noqa: F811
+def test_a_broken_entry_is_trained_again(settings):
     undisturbed = run(settings, model_name="replay").execute()
     (entry,) = entries(settings)
     entry.write_bytes(b"half of it")
@@ -92,7 +92,7 @@ def test_a_broken_entry_is_trained_again(settings):  # noqa: F811
     assert run(settings, model_name="replay", prefix="third").execute()["train_seconds_spent"] < undisturbed["train_seconds"]
 
 
-def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path):  # noqa: F811
+def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path):
     settings |= {"model_name": ["replay", "wsc"], "init_epoch": 40}
     processes = [command(tmp_path, settings), command(tmp_path, settings)]
     outputs = [process.communicate() for process in processes]

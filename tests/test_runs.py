@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_runs import ROOT, command, results, small_data, without_measurements, write
 
 from main import main
 from pycil_wsc import trainer
@@ -20,44 +22,7 @@ from pycil_wsc.trainer import Run, planned_images
 from utils import factory, files
 from utils.data import load_dataset
 
-ROOT = Path(__file__).parent.parent
-MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "peak_memory_bytes"}
-
-
-def small_data(path, classes=6, per_class=12, size=8):
-    """Noisy class templates, as an npz file."""
-    rng = np.random.default_rng(0)
-    templates = rng.integers(0, 200, (classes, size, size, 3))
-    arrays = {}
-    for split in ("train", "test"):
-        targets = np.repeat(np.arange(classes), per_class)
-        arrays[f"{split}_x"] = (templates[targets] + rng.integers(0, 56, (len(targets), size, size, 3))).astype(np.uint8)
-        arrays[f"{split}_y"] = targets
-    np.savez(path, **arrays)
-    return path
-
-
-@pytest.fixture
-def settings(tmp_path):
-    """Three tasks of two classes, a schedule of seconds."""
-    return {
-        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
-        "model_name": "wsc", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 3, "epochs": 4, "batch_size": 8, "wsc.average_every": 1,
-    }  # fmt: skip
-
-
-def write(tmp_path, settings):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(settings))
-    return str(path)
-
-
-def results(settings):
-    return {path.parent: json.loads(path.read_text()) for path in Path(settings["out"]).rglob("result.json")}
-
-
-def without_measurements(result):
-    return {key: value for key, value in result.items() if key not in MEASURED}
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.mark.parametrize("name", sorted(factory.learners))
@@ -71,8 +36,35 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, settin
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["cnn_top1"] for line in lines] == result["curve"]
     assert not (folder / "checkpoint.pt").exists()
-    assert json.loads((folder / "config.json").read_text()) == result["config"] | {"out": settings["out"], "data_root": "data"}
+    beside = {"out": settings["out"], "data_root": "data", "save_weights": False, "tensorboard": False}
+    assert json.loads((folder / "config.json").read_text()) == result["config"] | beside
     assert "epoch 4/4" in (folder / "log.txt").read_text()
+    per_class = 100 * np.diag(result["confusion"]) / np.sum(result["confusion"], 1)
+    assert np.allclose(per_class.reshape(3, 2).mean(1), result["matrix"][-1])
+    assert np.sum(result["confusion"], 1).tolist() == [12] * 6 and result["class_names"] == [str(label) for label in result["class_order"]]
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, settings, tmp_path):
+    """As the log has them, rounded; phases one after another."""
+    assert main(["--config", write(tmp_path, settings | {"model_name": name})]) == 0
+    ((folder, result),) = results(settings).items()
+    logged = re.findall(r"task (\d) .* epoch \d+/\d+: loss (.+), train accuracy (.+)", (folder / "log.txt").read_text())
+    kept = zip(result["train_loss"], result["train_accuracy"])
+    assert logged == [(str(task), f"{loss:.4f}", f"{accuracy:.2f}") for task, curves in enumerate(kept) for loss, accuracy in zip(*curves, strict=True)]
+    assert len(logged) >= 3 + 4 + 4
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for key in ("train_loss", "train_accuracy"):
+        assert [line[key] for line in lines] == result[key]
+
+
+def test_lists_of_numbers_are_a_line_each_in_a_json_file(tmp_path):
+    value = {"confusion": [[10, 0], [1, 9]], "curve": [1.5, None, True], "empty": [], "text": ["a [1,\n 2]", "}"], "nested": [{"a": [1, 2]}]}
+    files.write_json(tmp_path / "value.json", value)
+    text = (tmp_path / "value.json").read_text()
+    assert json.loads(text) == value
+    assert [line.strip() for line in text.splitlines()][1:5] == ['"confusion": [', "[10, 0],", "[1, 9]", "],"]
+    assert '"curve": [1.5, null, true],\n' in text and '"a": [1, 2]\n' in text
 
 
 @pytest.mark.parametrize("name", sorted(factory.learners))
@@ -141,30 +133,21 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
     assert [line["cnn_top1"] for line in lines] == result["curve"] and len(lines) == 3
 
 
-def command(tmp_path, settings):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings)]
-    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path):
+def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, capsys):
     settings |= {"seed": [1, 2], "epochs": 12, "init_epoch": 12}
-    undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
-    assert command(tmp_path, undisturbed).wait() == 0
-    for _ in range(2):
-        process, checkpoint = command(tmp_path, settings), Path(settings["out"])
-        seen = len(list(checkpoint.rglob("log.txt"))) and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt"))
-        while process.poll() is None and sum(path.read_text().count("epoch") for path in checkpoint.rglob("log.txt")) < seen + 8:
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    undisturbed, runs = settings | {"out": str(tmp_path / "undisturbed")}, Path(settings["out"])
+    assert main(["--config", write(tmp_path, undisturbed)]) == 0
     process = command(tmp_path, settings)
-    assert process.wait() == 0, process.stderr.read()
-    assert "going on with" in "".join(path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
+    while process.poll() is None and sum(path.read_text().count("epoch") for path in runs.rglob("log.txt")) < 20:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "going on with" in "".join(path.read_text() for path in runs.rglob("log.txt"))
     assert [*map(without_measurements, results(settings).values())] == [*map(without_measurements, results(undisturbed).values())]
-    before = {path: path.stat().st_mtime_ns for path in Path(settings["out"]).rglob("result.json")}
-    process = command(tmp_path, settings)
-    assert process.communicate()[0].count("finished before") == 2
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "2 of 2 runs finished before" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
@@ -269,3 +252,19 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
     assert main(["--config", path]) == 1
     assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("init_cls, increment, tasks", [(50, 10, 6), (20, 20, 5), (5, 5, 20)])
+def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(init_cls, increment, tasks, name, settings, tmp_path):
+    """B50-Inc10, B0-Inc20 and T=20; a matrix row per task, whatever its number of classes, and forgetting by its definition."""
+    data = small_data(tmp_path / "hundred.npz", classes=100, per_class=4)
+    keys = {"dataset": f"npz:{data}", "init_cls": init_cls, "increment": increment, "model_name": name, "memory_per_class": 2, "batch_size": 512}
+    config = resolve(settings | keys | {"init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5})
+    result = Run(config, load_dataset(config.dataset, ".")).execute()
+    matrix = result["matrix"]
+    assert [len(row) for row in matrix] == list(range(1, tasks + 1))
+    sizes = [init_cls] + [increment] * (tasks - 1)
+    assert np.allclose(result["curve"], [np.average(row, weights=sizes[: len(row)]) for row in matrix])
+    drops = [max(row[task] for row in matrix[task:]) - matrix[-1][task] for task in range(tasks - 1)]
+    assert np.isclose(result["forgetting"], np.mean(drops))

@@ -10,6 +10,7 @@
 import http.client
 import logging
 import os
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -208,13 +209,31 @@ def _read_npz(path):
             missing = [name for name in ARRAYS if name not in npz]
             if missing:
                 raise UserError(f"{path}: no array '{missing[0]}', only {list(npz)}; save {', '.join(ARRAYS)} with np.savez")
-            return {name: np.asarray(npz[name]) for name in (*ARRAYS, "classes") if name in npz}
+            return {name: _array(path, npz, name) for name in (*ARRAYS, "classes") if name in npz}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file (a relative path starts at {os.getcwd()}); make it with np.savez of {', '.join(ARRAYS)}") from None
     except MemoryError as error:
         raise UserError(f"{path}: does not fit in memory ({_reason(error)}); use image files and 'folder:PATH'") from None
     except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: not a whole npz file of plain arrays ({_reason(error)}); make it again with np.savez, or copy it again") from None
+
+
+def _array(path, npz, name):
+    """An array of an npz file, mapped where the file holds it as it is: processes that read it share one copy."""
+    entry = npz.zip.getinfo(f"{name}.npy")
+    with npz.zip.open(entry) as stream:
+        if entry.compress_type != zipfile.ZIP_STORED or np.lib.format.read_magic(stream) != (1, 0):
+            return np.asarray(npz[name])
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+        if dtype.hasobject or 0 in shape:
+            return np.asarray(npz[name])  # which refuses objects
+        offset = stream.tell()
+        while stream.read(1 << 20):  # to the end, where zipfile compares the checksum
+            pass
+    with open(path, "rb") as file:
+        file.seek(entry.header_offset + 26)  # of the entry's own header: the lengths of its name and extra field, then these two
+        offset += entry.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
+    return np.memmap(path, dtype, "c", offset, shape, "F" if fortran_order else "C")
 
 
 def _check_arrays(path, arrays, num_classes=None):

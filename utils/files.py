@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -30,7 +31,10 @@ def write_atomically(path, content):
 
 
 def write_json(path, value):
-    write_atomically(path, json.dumps(value, indent=2) + "\n")
+    """JSON to be read: a key or item a line, but a list of numbers on one line."""
+    text = json.dumps(value, indent=2)
+    text = re.sub(r'\[\n\s*([^]["{}]*?)\n\s*\]', lambda numbers: "[" + re.sub(r"\n\s*", " ", numbers[1]) + "]", text)
+    write_atomically(path, text + "\n")
 
 
 def save_tensors(path, state):

@@ -20,6 +20,11 @@ def task_accuracies(predictions, targets, boundaries):
     return [accuracy(predictions[mask], targets[mask]) for mask in masks]
 
 
+def confusion_matrix(predictions, targets, num_classes):
+    """How often each true class (rows) was taken for each class (columns): (N, k) best first, (N,) -> int64 (classes, classes)."""
+    return np.bincount(targets * num_classes + predictions[:, 0], minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
 def average_accuracy(curve):
     """Mean over the tasks of the accuracy on all classes seen so far: PyCIL's "Average Accuracy"."""
     return float(np.mean(curve))

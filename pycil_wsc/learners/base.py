@@ -50,6 +50,7 @@ class BaseLearner(nn.Module):
     """
 
     uses_memory = True
+    one_phase = True  # a task trains one network in one phase, so that it can be consolidated
     consolidates = False
     plain_first_task = False  # the first task is cross-entropy alone, so that learners may share what it gives
     epoch_keys = ("epochs",)  # the keys that together are the passes over a later task
@@ -106,6 +107,10 @@ class BaseLearner(nn.Module):
         """Networks to test beside the main one: name -> (images -> logits)."""
         return {}
 
+    def costs(self):
+        """What the method spent beside training, by name: numbers that the result gives."""
+        return {}
+
     @classmethod
     def check(cls, config):
         """What is wrong with the learner's own options, in a line, or None."""
@@ -153,7 +158,7 @@ class BaseLearner(nn.Module):
 
     def fit(self, task, number, phase, first, monitor):
         batches, cost = num_batches(len(phase.indices), self.config.batch_size), StepCost()
-        monitor.phase_started(task, phase, first, batches)
+        monitor.phase_started(task, phase, first)
         self.zero_grad(set_to_none=True)
         for epoch in range(first, phase.epochs):
             for group in phase.optimizer.param_groups:

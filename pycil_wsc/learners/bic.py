@@ -21,6 +21,8 @@ class BiC(WA):
     memory_per_class. Never more than the smallest old class has, or half of a new one; where that is none, there is no second phase.
     """
 
+    one_phase = False
+
     def build(self):
         return BiasCorrectedNet(self.config.convnet_type)
 

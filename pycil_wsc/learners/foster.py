@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.learners.base import BaseLearner, Phase
+from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import balanced_weights, distillation
 from utils.factory import register_learner
 from utils.inc_net import ExpandingNet
@@ -23,6 +23,7 @@ class FOSTER(BaseLearner):
 
     plain_first_task = True
     epoch_keys = ("epochs", "compression_epochs")
+    one_phase = False
 
     def build(self):
         return ExpandingNet(self.config.convnet_type)
@@ -54,7 +55,7 @@ class FOSTER(BaseLearner):
         return {"student": self.student or self.network}
 
     def phases(self, task):
-        c, options = self.config, self.config.options
+        options = self.config.options
         boosting = self.main_phase(task)
         if not task.index:
             yield boosting

@@ -1,5 +1,6 @@
-from models.base import BaseLearner
 from torch import optim
+
+from models.base import BaseLearner
 from utils.inc_net import BiasedNet
 
 epochs = 8

@@ -1,5 +1,6 @@
-from models.base import BaseLearner
 from torch import optim
+
+from models.base import BaseLearner
 
 init_epoch = 4
 epochs = 8

@@ -1,0 +1,117 @@
+"""Where the time of a task goes: training, consolidation, choice of exemplars, tests, checkpoints; and what a method costs beside another.
+
+    python benchmarks/run_cost.py --methods replay wsc --out results/run-cost-cpu.json
+
+Whole runs on random CIFAR-shaped images (500 training and 100 test images of each class), one of each method in turn, as often as
+asked for. Each part is what its functions took in the tasks after the first; "overhead" is all that is not training.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from pycil_wsc.config import resolve
+from pycil_wsc.machine import commit
+from pycil_wsc.trainer import Run
+from utils import factory
+from utils.data import Dataset, DatasetInfo, Split
+
+CLASSES, TRAIN, TEST = 10, 500, 100  # classes of a task, images of a class
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=["replay", "wsc"], choices=sorted(factory.learners))
+    parser.add_argument("--tasks", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=8, help="of each task after the first, which has one")
+    parser.add_argument("--memory", type=int, default=20, help="exemplars per class")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    dataset, timings = random_images(args.tasks), {name: [] for name in args.methods}
+    for _ in range(args.repeats):
+        for name in args.methods:
+            result, parts = timed_run(name, dataset, args)
+            timings[name].append(parts)
+    methods = {name: summary(parts) for name, parts in timings.items()}
+    first = methods[args.methods[0]]["seconds"]["task"]["median"]
+    for record in methods.values():
+        record[f"over_{args.methods[0]}"] = record["seconds"]["task"]["median"] / first
+    record = {"methods": methods, "tasks": args.tasks, "epochs": args.epochs, "memory_per_class": args.memory}
+    record |= {"device": result["device"], "precision": result["precision"], "torch": result["torch"], "commit": commit()}
+    print(json.dumps(record, indent=2))
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def timed_run(name, dataset, args):
+    """A whole run: its result, and the seconds of each part."""
+    keys = {"model_name": name, "device": args.device, "memory_per_class": args.memory, "init_epoch": 1, "epochs": args.epochs, "wsc.average_every": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(resolve(keys | {"out": folder, "cache_first_task": False}), dataset, report=lambda progress: None)
+        seconds = defaultdict(float)
+        learner, whole = run.learner, run.learner.learn
+        for part, owner, function in (
+            ("training", learner, "fit"),
+            ("end of training", learner, "end_task"),
+            ("exemplars", learner.memory, "update"),
+            ("test", run, "_test"),
+            ("checkpoints", run, "_checkpoint"),
+        ):
+            setattr(owner, function, clocked(getattr(owner, function), seconds, part))
+
+        def learn(task, *arguments, **named):
+            if task.index == 1:  # the first task is another matter
+                seconds.clear()
+                seconds["start"] = time.perf_counter()
+            return whole(task, *arguments, **named)
+
+        learner.learn = learn
+        result = run.execute()
+        seconds["task"] = time.perf_counter() - seconds.pop("start")
+    seconds["training"] -= seconds["checkpoints"]  # an epoch ends with one; those after the tasks are few
+    seconds["overhead"] = seconds["task"] - seconds["training"]
+    return result, {part: value / (args.tasks - 1) for part, value in seconds.items()}
+
+
+def clocked(function, seconds, part):
+    def timed(*arguments, **named):
+        start = time.perf_counter()
+        try:
+            return function(*arguments, **named)
+        finally:
+            seconds[part] += time.perf_counter() - start
+
+    return timed
+
+
+def summary(parts):
+    """Medians and ranges of the seconds of a task, and the overhead's share of it."""
+    seconds = {part: [each[part] for each in parts] for part in parts[0]}
+    shares = [each["overhead"] / each["task"] for each in parts]
+    record = {part: {"median": statistics.median(values), "min": min(values), "max": max(values)} for part, values in seconds.items()}
+    return {"seconds": record, "overhead_share": {"median": statistics.median(shares), "min": min(shares), "max": max(shares)}}
+
+
+def random_images(tasks):
+    rng, splits = np.random.default_rng(0), []
+    for count in (TRAIN, TEST):
+        targets = np.repeat(np.arange(tasks * CLASSES), count)
+        splits.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
+    classes = tuple(map(str, range(tasks * CLASSES)))
+    info = DatasetInfo("random", classes, 32, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop="pad", padding=4, flip=True, brightness=63 / 255)
+    return Dataset(info, *splits)
+
+
+if __name__ == "__main__":
+    main()

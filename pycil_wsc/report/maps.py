@@ -1,0 +1,110 @@
+"""Heat maps: accuracy of each task after each task, and which classes are taken for which. A figure per memory size, a panel per method."""
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.ticker import MaxNLocator
+
+from pycil_wsc.report.paper import expands
+from pycil_wsc.report.series import Plot
+from pycil_wsc.report.style import PAGE, arranged, new_figure
+from pycil_wsc.report.tables import DAGGER
+
+COLOURS = colormaps["viridis"]
+NUMBERED = 10  # tasks: more have no room for numbers
+NAMED = 20  # classes: more have no room for names
+
+
+def matrix_maps(series):
+    """Accuracy on each task's classes (columns) after each task (rows)."""
+    yield from _maps(series, "matrix", "Accuracy on each task's classes", lambda record: _lower(record.data["matrix"]), Normalize(0, 100),
+                     ("classes of task", "after task"), "accuracy (%)", 1, ())  # fmt: skip
+
+
+def confusion_maps(series):
+    """Of each class's test images (rows), the share taken for each class (columns), after the last task."""
+    yield from _maps(series, "confusion", "Confusion after the last task", lambda record: _shares(record.data.get("confusion")), PowerNorm(0.5, 0, 100),
+                     ("predicted class", "true class"), "share of the true class's images (%)", 0,
+                     ("Classes are in the order in which they were learned; lines part the tasks.", "The colours follow the square root, so that small shares show."))  # fmt: skip
+
+
+def _maps(series, slug, title, read, norm, axes, unit, first, notes):
+    for memory in series.memories:
+        members = {name: found[memory] for name in series.methods if memory in (found := series.of(name, read))}
+        if not members:
+            continue
+        means = {name: _mean(list(map(read, records))) for name, records in members.items()}
+        figure = _draw(means, series, norm, axes, unit, first)
+        if slug == "confusion":
+            _name_classes(figure, [record for records in members.values() for record in records])
+        seeds = sorted({len(records) for records in members.values()})
+        over = "One seed." if seeds == [1] else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
+        lacking = [name for name in series.methods if name not in members and (memory in series.of(name) or memory and any(series.of(name)))]
+        missing = [f"Missing: {', '.join(lacking)}."] if lacking else []
+        folded = memory not in (series.memories[0], series.memories[-1])
+        yield Plot(f"{slug}-m{memory}", f"{title}, {memory:,} {series.group.memory_title}", figure, (over, *notes, *missing), folded)
+
+
+def _draw(maps, series, norm, labels, unit, first):
+    rows, columns = arranged(len(maps))
+    figure = new_figure(min(PAGE, 2.75 * columns + 0.9), 2.75 * rows + 0.3)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax, (name, values) in zip(axes, maps.items()):
+        size = len(values)
+        image = ax.imshow(values, COLOURS, norm, extent=(first - 0.5, first + size - 0.5, first + size - 0.5, first - 0.5), interpolation="none")
+        ax.set_title(f"{name} {DAGGER}" if expands(series.methods[name]) else name, fontsize=8.5 if len(name) < 40 else 6.5, wrap=True)
+        ax.grid(False)
+        ax.spines[:].set_visible(False)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(5 if first == 0 else 10, integer=True))
+        ax.set(xlabel=labels[0], ylabel=labels[1])
+        if first and size <= NUMBERED:
+            _write_numbers(ax, values, norm, first)
+        if not first:
+            _part_tasks(ax, series.group.setting, size)
+    for empty in axes[len(maps) :]:
+        empty.set_visible(False)
+    figure.colorbar(image, ax=axes, label=unit, shrink=min(1, 0.9 if rows == 1 else 1.6 / rows), aspect=24, pad=0.015)
+    return figure
+
+
+def _write_numbers(ax, values, norm, first):
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = "#ffffff" if norm(value) < 0.6 else "#000000"
+            ax.text(column + first, row + first, f"{value:.0f}", ha="center", va="center", fontsize=6.2, color=colour)
+
+
+def _part_tasks(ax, setting, classes):
+    for border in range(setting.init_cls, classes, setting.increment):
+        ax.axhline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
+        ax.axvline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
+
+
+def _name_classes(figure, records):
+    """The classes' names at the axes, where they have room and all runs learned them in one order."""
+    names = records[0].data.get("class_names") or []
+    if not 0 < len(names) <= NAMED or any(record.data.get("class_names") != names for record in records):
+        return
+    for ax in figure.axes:
+        if ax.images and ax.get_xlabel():
+            ax.set_xticks(range(len(names)), names, rotation=90, fontsize=6.5)
+            ax.set_yticks(range(len(names)), names, fontsize=6.5)
+
+
+def _mean(maps):
+    """Mean of those maps that have the first one's size."""
+    return np.mean([values for values in maps if values.shape == maps[0].shape], axis=0)
+
+
+def _lower(rows):
+    """A lower triangle as a square, NaN above the diagonal."""
+    return np.array([[*row, *[np.nan] * (len(rows) - len(row))] for row in rows])
+
+
+def _shares(counts):
+    """Counts as percentages of their row; None stays None."""
+    if counts is None:
+        return None
+    counts = np.array(counts, dtype=float)
+    return 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)

@@ -1,0 +1,116 @@
+"""How the figures look: one colour, marker and line for each method, the same in every figure.
+
+The colours are Okabe and Ito's, which colour-blind readers can tell apart, and a few that keep their distance from them; markers and
+lines say the same again. Methods that expand have dashed lines and hollow markers.
+"""
+
+import io
+import re
+from contextlib import contextmanager
+
+import matplotlib
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from pycil_wsc.report.paper import expands
+
+INK, SURFACE = "#24292f", "#fefefe"
+COLOURS = {"der": "#e69f00", "foster": "#8b5a2b", "memo": "#332288", "finetune": "#6f6f6f", "replay": "#0072b2", "icarl": "#009e73", "bic": "#cc79a7",
+           "wa": "#56b4e9", "joint": INK, "wsc": "#d55e00"}  # fmt: skip
+MARKERS = {"der": "s", "foster": "D", "memo": "^", "finetune": "x", "replay": "o", "icarl": "v", "bic": "P", "wa": "p", "joint": "h", "wsc": "*"}
+FURTHER = [("#117733", "<"), ("#aa4499", ">"), ("#999933", "d"), ("#661100", "H"), ("#6699cc", "8")]  # methods of the user's own
+THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")}
+COLUMN, PAGE = 5.9, 12.0  # inches, at 96 pixels: figures of one column and of the whole page
+RC = {
+    "font.size": 9, "axes.labelsize": 9, "axes.titlesize": 9.5, "axes.titlelocation": "left", "legend.fontsize": 8.5, "legend.frameon": False,
+    "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6,
+    "figure.facecolor": SURFACE, "axes.facecolor": "none", "savefig.facecolor": SURFACE, "lines.markersize": 5, "lines.linewidth": 1.5,
+    "svg.fonttype": "path", "svg.hashsalt": "pycil_wsc", "path.simplify_threshold": 0.4, "text.parse_math": False,
+}  # fmt: skip
+
+
+@contextmanager
+def drawing():
+    """A context in which everything drawn and saved has this look."""
+    with matplotlib.rc_context(RC):
+        yield
+
+
+def new_figure(width, height):
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.08)
+    return figure
+
+
+def panels(count, **options):
+    """A figure and ``count`` of its axes, in rows of at most four."""
+    rows, columns = arranged(count)
+    figure = new_figure(min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), 2.4 * rows + 0.3)
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
+    for empty in axes[count:]:
+        empty.set_visible(False)
+    return figure, axes[:count]
+
+
+def arranged(count):
+    """(rows, columns) of panels: at most four beside each other, the last row as full as can be."""
+    rows = -(-count // 4)
+    return rows, -(-count // rows)
+
+
+def line_styles(names):
+    """``{name: keywords of plot}`` for ``{name: method}``; further variants of a method are paler and have other dashes."""
+    own = [method for method in dict.fromkeys(method.removesuffix("+wsc") for method in names.values()) if method not in COLOURS]
+    seen, styles = {}, {}
+    for name, method in names.items():
+        base = method.removesuffix("+wsc")
+        colour, marker = (COLOURS[base], MARKERS[base]) if base in COLOURS else FURTHER[own.index(base) % len(FURTHER)]
+        variant = seen[method] = seen.get(method, -1) + 1
+        colour = to_hex([c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour)])
+        dashes = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
+        dashes = (0, (6, 1.5, 1, 1.5)) if method != base else dashes
+        styles[name] = {"color": colour, "marker": marker, "linestyle": dashes, "markerfacecolor": SURFACE if expands(method) else colour}
+        styles[name] |= {"markeredgecolor": colour if method == base else INK}
+        styles[name] |= {"linewidth": 2.1, "markersize": 7, "zorder": 3} if base == "wsc" else {}
+    return styles
+
+
+def key(figure, styles, title=None):
+    """The legend, outside the axes at the right: once for all panels, a line per series in the order given."""
+    handles = [Line2D([], [], label=wrapped(name), **style) for name, style in styles.items()]
+    figure.legend(handles=handles, loc="outside right upper", title=title, alignment="left", handlelength=2.6, labelspacing=0.55, borderaxespad=0.3)
+
+
+def wrapped(name):
+    """The keys of a variant each on a line of their own."""
+    return name.replace(" ", "\n  ") if "=" in name else name
+
+
+def to_files(figure):
+    """The figure as ``{"svg": text, "png": bytes}``."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, not again for each format
+    svg, png = io.StringIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return {"svg": re.sub(r' (d|x|y)="[^"]+"', _rounded, svg.getvalue()), "png": png.getvalue()}
+
+
+def _rounded(attribute):
+    """Coordinates to a hundredth of a point: a third of the size."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+
+
+def inline(svg, prefix, text):
+    """The SVG as an element of a page: no names clash with those of another, ink and ground follow the page, ``text`` describes it."""
+    body = svg[svg.index("<svg") :]
+    width = float(re.search(r'width="([\d.]+)pt"', body)[1]) * 96 / 72
+    box = re.search(r'viewBox="[^"]+"', body)[0]
+    body = re.sub(r"^<svg[^>]*>", f'<svg {box} width="{width:.0f}" role="img" aria-label="{text}">', body, count=1)
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
+    for colour, themed in THEMED.items():
+        body = body.replace(colour, themed)
+    return body

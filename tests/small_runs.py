@@ -1,0 +1,45 @@
+"""Runs of a second or two for tests: their data, their command and what they leave."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "importance_seconds", "peak_memory_bytes"}
+
+
+def small_data(path, classes=6, per_class=12, size=8):
+    """Noisy class templates, as an npz file."""
+    rng = np.random.default_rng(0)
+    templates = rng.integers(0, 200, (classes, size, size, 3))
+    arrays = {}
+    for split in ("train", "test"):
+        targets = np.repeat(np.arange(classes), per_class)
+        arrays[f"{split}_x"] = (templates[targets] + rng.integers(0, 56, (len(targets), size, size, 3))).astype(np.uint8)
+        arrays[f"{split}_y"] = targets
+    np.savez(path, **arrays)
+    return path
+
+
+def write(tmp_path, settings):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(settings))
+    return str(path)
+
+
+def results(settings):
+    return {path.parent: json.loads(path.read_text()) for path in Path(settings["out"]).rglob("result.json")}
+
+
+def without_measurements(result):
+    return {key: value for key, value in result.items() if key not in MEASURED}
+
+
+def command(tmp_path, settings, *options):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings), *options]
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -1,0 +1,145 @@
+"""Sweeps on a Ray cluster of two nodes on this machine: nothing is lost when one is killed, with a shared output folder or without."""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from small_runs import results, without_measurements, write
+
+from main import main
+from pycil_wsc import cluster
+from pycil_wsc.attempt import Datasets, Job, attempt
+from pycil_wsc.config import resolve
+from pycil_wsc.progress import Mailbox
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}
+
+
+def in_all(settings):
+    return {folder.relative_to(settings["out"]): without_measurements(result) for folder, result in results(settings).items()}
+
+
+@pytest.fixture
+def two_nodes():
+    """A cluster of two nodes with a core each; the second is the one to kill."""
+    pytest.importorskip("ray", reason="needs Ray: pip install -r requirements-cluster.txt")
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    second = nodes.add_node(num_cpus=1, node_ip_address="127.0.0.2")  # the driver joins the node with its own address, the first
+    yield nodes, second
+    nodes.shutdown()
+
+
+def in_the_middle(settings):
+    """Runs that have begun and have a good part before them, as far as the output folder tells."""
+    logs = [path.read_text() for path in Path(settings["out"]).rglob("log.txt") if not (path.parent / "result.json").exists()]
+    return sum(2 <= log.count(": loss") < 60 for log in logs)
+
+
+def kill_when(finished, running, settings, nodes, second):
+    while len(results(settings)) < finished or in_the_middle(settings) < running:
+        time.sleep(0.02)
+    nodes.remove_node(second, allow_graceful=False)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, tmp_path, monkeypatch, capsys):
+    nodes, second = two_nodes
+    settings |= SWEEP | {"init_epoch": 100}
+    undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
+    assert main(["--config", write(tmp_path, undisturbed)]) == 0
+    if not shared:
+        monkeypatch.setattr(cluster.Cluster, "_mark", lambda self, out: str(tmp_path / "nobody sees this"))
+    killer = threading.Thread(target=kill_when, args=(2, 2 if shared else 0, settings, nodes, second), daemon=True)
+    killer.start()
+    assert main(["--config", write(tmp_path, settings), "--ray", nodes.address]) == 0
+    killer.join(timeout=60)
+    assert not killer.is_alive() and len(nodes.list_all_nodes()) == 1
+    assert in_all(settings) == in_all(undisturbed) and len(in_all(settings)) == 8
+    output = capsys.readouterr().out
+    assert "done 8/8, running 0, waiting 0, failed 0" in output and output.count("task 3/3") >= 8
+    for folder in results(settings):
+        assert json.loads((folder / "config.json").read_text())["out"] == settings["out"]
+        assert not {"checkpoint.pt", "failed.json"} & {path.name for path in folder.iterdir()}
+        assert (folder / "metrics.jsonl").exists() and (folder / "log.txt").exists()
+    logs = "".join((folder / "log.txt").read_text() for folder in results(settings))
+    assert not shared or "going on with" in logs, "the dead node's run went on elsewhere"
+    assert not list(Path(settings["out"]).rglob(".shared-*"))
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "8 of 8 runs finished before" in capsys.readouterr().out
+
+
+class Local:
+    """A mailbox whose ``put`` is called as Ray's actors are."""
+
+    def __init__(self):
+        self.box, self.put = Mailbox(), self
+
+    def remote(self, message):
+        self.box.put(message)
+
+
+def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings, tmp_path, monkeypatch):
+    config = resolve(settings)
+    undisturbed = attempt(Job(1, 1, resolve(settings | {"out": str(tmp_path / "undisturbed")})), Datasets(), print).result
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(progress):
+        if progress.position.startswith("task 2/3"):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        attempt(Job(1, 1, config), Datasets(), stop)
+    monkeypatch.chdir(tmp_path)
+    mailbox = Local()
+    outcome, files = cluster.work_on_node(Job(1, 1, config), str(tmp_path), str(tmp_path / "unseen"), cluster.read_files(config.run_folder), 1, mailbox)
+    assert not (config.run_folder / "result.json").exists(), "it worked elsewhere"
+    cluster.deliver(config, files)
+    assert without_measurements(json.loads((config.run_folder / "result.json").read_text())) == without_measurements(undisturbed)
+    assert outcome.result["curve"] == undisturbed["curve"] and not (config.run_folder / "checkpoint.pt").exists()
+    log = (config.run_folder / "log.txt").read_text()
+    assert "going on with task 1" in log and log.count("task 0 train epoch 1/3") == 1
+    assert [line.line[:8] for _, line in mailbox.box.take() if line.line] == ["task 2/3", "task 3/3"] and mailbox.box.take() == []
+
+
+def test_a_node_that_sees_the_folder_writes_there(settings, tmp_path, monkeypatch):
+    config, mark = resolve(settings | {"model_name": "finetune"}), tmp_path / "mark"
+    mark.touch()
+    monkeypatch.chdir(tmp_path)
+    outcome, files = cluster.work_on_node(Job(1, 1, config), str(tmp_path), str(mark), {}, 1, Local())
+    assert files == {} and json.loads((config.run_folder / "result.json").read_text())["curve"] == outcome.result["curve"]
+
+
+def test_a_result_that_another_process_finished_is_kept(settings):
+    config = resolve(settings)
+    config.run_folder.mkdir(parents=True)
+    (config.run_folder / "result.json").write_text("{}")
+    cluster.deliver(config, {"result.json": b"another", "log.txt": b"another"})
+    assert (config.run_folder / "result.json").read_text() == "{}" and not (config.run_folder / "log.txt").exists()
+    with FileLock(config.run_folder / ".lock").acquire(timeout=0):
+        pass
+
+
+@pytest.mark.parametrize("share", [1, 1 / 3, 1 / 6, 2 / 7])
+def test_fractions_of_a_gpu_fit_on_it(share):
+    assert cluster.fraction(share) * round(2 / share) <= 2 and share - cluster.fraction(share) < 1e-4
+
+
+def test_without_ray_the_option_says_how_to_get_it(settings, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["--config", write(tmp_path, settings), "--ray"]) == 2
+    assert capsys.readouterr().err == "error: --ray needs Ray, which is not installed: pip install -r requirements-cluster.txt\n"
+
+
+def test_an_address_without_a_cluster_is_one_line(settings, tmp_path, capsys):
+    pytest.importorskip("ray", reason="needs Ray: pip install -r requirements-cluster.txt")
+    assert main(["--config", write(tmp_path, settings), "--ray", "127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err.startswith("error: --ray 127.0.0.1:1: no cluster there")

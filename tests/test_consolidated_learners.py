@@ -1,0 +1,90 @@
+"""``"consolidate": true``: Weight Space Consolidation on top of the other learners."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_runs import without_measurements
+
+from pycil_wsc.config import resolve
+from pycil_wsc.trainer import Run
+from utils import factory
+from utils.data import load_dataset
+from utils.errors import UserError
+
+ALL_STEPS = {"wsc.warmup": 0.0, "wsc.reset": "none", "wsc.average_every": 1, "wsc.average_unit": "iteration", "wsc.bn_update": "copy"}
+SILENT = SimpleNamespace(phase_started=lambda *_: None, step=lambda *_: None, epoch_ended=lambda *_: None)
+ONE_PHASE = sorted(name for name, learner in factory.learners.items() if learner.one_phase and not learner.consolidates)
+
+
+def run(settings, **keys):
+    config = resolve(settings | keys)
+    return Run(config, load_dataset(config.dataset, "."))
+
+
+def test_replay_with_it_is_wsc_to_the_bit(settings):
+    ours, theirs = run(settings, model_name="replay", consolidate=True).execute(), run(settings, model_name="wsc").execute()
+    assert without_measurements(ours) | {"config": None} == without_measurements(theirs) | {"config": None}
+
+
+@pytest.mark.parametrize("name", ONE_PHASE)
+def test_what_a_task_ends_with_is_the_mean_over_its_steps_of_what_it_trained(name, settings):
+    """Summed up here in float64; of the head, which may be aligned afterwards, the old rows."""
+    learner = run(settings, model_name=name, consolidate=True, **ALL_STEPS).learner
+    first, second, _ = learner.manager.tasks
+    learner.learn(first, SILENT)
+    learner.grow_for(second)
+    trained = {n: p for n, p in learner.network.named_parameters() if p.requires_grad}
+    learner.grow_for = lambda task: None
+    total, samples = {n: p.detach().double().clone() for n, p in trained.items()}, 1  # the weights before the first step are a sample
+
+    def add():
+        nonlocal samples
+        samples += 1
+        for n, p in trained.items():
+            total[n] += p.detach().double()
+
+    learner.after_step = add
+    frozen = {n: p.detach().clone() for n, p in learner.network.named_parameters() if not p.requires_grad}
+    learner.learn(second, SILENT)
+    now = dict(learner.network.named_parameters())
+    assert samples > 10
+    for n in trained:
+        old = slice(0, second.num_old) if n.startswith("head") else slice(None)
+        torch.testing.assert_close(now[n].detach()[old], (total[n] / samples).float()[old], rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(now[n], before) for n, before in frozen.items())
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["der", "icarl", "wa"])
+def test_a_killed_run_goes_on_to_the_same_end(name, settings, tmp_path, monkeypatch):
+    keys = {"model_name": name, "consolidate": True, "init_epoch": 1}
+    whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
+    checkpoint, left = Run._checkpoint, iter(range(6))
+
+    def checkpoint_and_die(self, *arguments):
+        checkpoint(self, *arguments)
+        if next(left) == 4:  # in the second task, after the reset
+            raise Killed
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+    with pytest.raises(Killed):
+        run(settings, **keys).execute()
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+    assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
+
+
+@pytest.mark.parametrize("name, reason", [("bic", "two phases"), ("foster", "two phases"), ("wsc", "already")])
+def test_where_it_makes_no_sense_one_line_says_so(name, reason):
+    with pytest.raises(UserError, match=f"consolidate: '{name}' .*{reason}"):
+        resolve({"model_name": name, "consolidate": True})
+
+
+def test_it_has_a_folder_of_its_own_and_its_options_count():
+    plain, ours, other = (resolve({"model_name": "icarl"} | keys) for keys in ({}, {"consolidate": True}, {"consolidate": True, "wsc.retain": 0.5}))
+    assert plain.run_folder.parent.parent.name == "icarl" and ours.run_folder.parent.parent.name == "icarl+wsc"
+    assert len({config.run_folder for config in (plain, ours, other)}) == 3
+    assert resolve(other.to_dict()) == other

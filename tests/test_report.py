@@ -1,0 +1,255 @@
+"""The report's page and figures; files that cannot be used are named, skipped and left as they are."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+from synthetic import HERE, lines_of
+
+from pycil_wsc import config, report
+from pycil_wsc.report import __main__ as command
+from pycil_wsc.report import groups
+from pycil_wsc.report.groups import group_runs
+from pycil_wsc.report.runs import Record
+from utils.errors import UnusableRun
+
+# ---- the page and the figures ------------------------------------------------------------------------------------------
+
+
+def test_the_page_stands_alone(made):
+    page = (made[0] / "index.html").read_text()
+    addresses = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
+    assert addresses and not [address for address in addresses if not address.startswith(("#", "tables/", "figures/", "data:image/png;base64,"))]
+    assert not re.search(r"<script|<link|@import|<iframe|<object", page)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", page)
+    for address in addresses:
+        if address.startswith(("tables/", "figures/")):
+            assert (made[0] / address).stat().st_size > 0
+
+
+def test_names_inside_the_page_do_not_clash_and_references_are_met(made):
+    page = (made[0] / "index.html").read_text()
+    defined = re.findall(r'\bid="([^"]+)"', page)
+    used = set(re.findall(r'href="#([^"]+)"', page) + re.findall(r"url\(#([^)]+)\)", page))
+    assert len(defined) == len(set(defined)) and used <= set(defined)
+
+
+def test_missing_runs_are_named(tmp_path):
+    results = synthetic.main_table(seeds=(1, 2, 3), memories=(20, 40), methods=("replay", "wa", "wsc"))
+    gone = {("wa", 40, 1), ("wa", 40, 2), ("wa", 40, 3), ("wsc", 20, 3)}
+    synthetic.write(tmp_path, *(r for r in results if (r["config"]["model_name"], r["config"]["memory_per_class"], r["config"]["seed"]) not in gone))
+    page = report.write_report(tmp_path)
+    sentence = "Missing: no run of der, foster, memo, icarl, bic; no run with 80, 100, 200, 300, 400, 500 exemplars; wa at 40; 1 of 3 seeds of wsc at 20."
+    assert sentence in (page.parent / "tables" / f"accuracy-{HERE}.md").read_text()
+    assert sentence in page.read_text() and "Missing: wa at 40." in page.read_text()
+    assert "Importance of a parameter: average accuracy (%): no run at <code>cifar100-b10-inc10</code>" in page.read_text()
+    assert "Confusion matrix: no run has recorded it" in page.read_text()
+
+
+def drawn(*results):
+    """``{slug: axes}`` of the figures of some results of one setting."""
+    from pycil_wsc.report.figures import figures
+
+    ((group,), _) = group_runs([Record(result) for result in results])
+    return {plot.slug: plot.figure.axes for plot in figures(group)}
+
+
+def test_the_figures_show_the_means_over_the_seeds():
+    results = [synthetic.result("replay", memory, seed, confusion=True, classes=20) for memory in (20, 200) for seed in (1, 2)]
+    plots, few = drawn(*results), results[:2]
+
+    def mean(read, of=few):
+        return np.mean([read(result) for result in of], axis=0)
+
+    for slug, key in (("accuracy-memory", "avg_acc"), ("forgetting-memory", "forgetting"), ("new-task-memory", "new_acc")):
+        (line, *_) = plots[slug][0].lines
+        assert list(line.get_xdata(orig=False)) == [20, 200]
+        np.testing.assert_allclose(line.get_ydata(orig=False), [mean(lambda r: r[key]), mean(lambda r: r[key], results[2:])])  # noqa: B023
+    np.testing.assert_allclose(plots["curves"][0].lines[0].get_ydata(orig=False), mean(lambda r: r["curve"]))
+    np.testing.assert_allclose(plots["training-loss"][0].lines[0].get_ydata(orig=False), mean(lambda r: np.concatenate(r["train_loss"])))
+    shown = plots["matrix-m20"][0].images[0].get_array().filled(np.nan)
+    np.testing.assert_allclose(shown[np.tril_indices(2)], mean(lambda r: np.concatenate(r["matrix"])))
+    shares = [np.array(r["confusion"]) / np.sum(r["confusion"], axis=1, keepdims=True) for r in few]
+    np.testing.assert_allclose(plots["confusion-m20"][0].images[0].get_array(), 100 * np.mean(shares, axis=0))
+    seconds = mean(lambda r: r["train_seconds"])
+    assert plots["accuracy-time"][0].lines[0].get_xdata(orig=False)[0] * {"seconds": 1, "minutes": 60, "hours": 3600}[unit_of(plots["accuracy-time"][0].get_xlabel())] == pytest.approx(seconds)
+
+
+def unit_of(text):
+    return re.search(r"\((.+)\)", text)[1]
+
+
+def test_a_retain_rate_is_drawn_over_percent_with_a_line_for_each_memory_size():
+    results = [synthetic.result("wsc", memory, wsc__retain=rate) for memory in (20, 200) for rate in (0.1, 0.2, 1)]
+    lines = [line for line in drawn(*results)["retain-rate"][0].lines if len(line.get_xdata(orig=False)) == 3]
+    assert [list(line.get_xdata(orig=False)) for line in lines] == [[10, 20, 100]] * 2
+    np.testing.assert_allclose([line.get_ydata(orig=False) for line in lines], np.reshape([result["avg_acc"] for result in results], (2, 3)))
+
+
+def test_axes_are_labelled_and_measured_quantities_have_units(made):
+    from pycil_wsc.report.figures import figures
+
+    plain = {"task", "after task", "classes of task", "tasks learned", "true class", "predicted class", "exemplars per class"}
+    for group in group_runs([Record(result) for result in made[1]])[0]:
+        for plot in figures(group):
+            labels = {label for axes in plot.figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())} - {""}
+            assert len(labels) >= 2 and all(unit_of(label) for label in labels - plain), plot.slug
+
+
+def test_every_figure_is_there_as_svg_and_png(made):
+    plots = "accuracy-time accuracy-memory forgetting-memory new-task-memory time-memory retain-rate curves training-loss cost".split()
+    plots += [f"matrix-m{memory}" for memory in (0, 20, 200)] + ["confusion-m20"]
+    names = {path.name for path in (made[0] / "figures").iterdir()}
+    assert {f"{plot}-{HERE}.{suffix}" for plot in plots for suffix in ("svg", "png")} <= names
+    for name in names:
+        content = (made[0] / "figures" / name).read_bytes()
+        assert content.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in content and content.rstrip().endswith(b"</svg>")
+
+
+def test_names_with_markup_are_text(tmp_path):
+    synthetic.write(tmp_path, synthetic.result("<i>$x_{</i>", convnet_type="../../<b>"))
+    page = report.write_report(tmp_path)
+    assert "&lt;i&gt;$x_{&lt;/i&gt;" in page.read_text() and "<i>" not in page.read_text()
+    assert all(path.resolve().is_relative_to(page.parent.resolve()) for path in page.parent.rglob("*"))
+
+
+def linear(colour):
+    """sRGB as light intensities."""
+    values = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+
+
+def lab(rgb):
+    """CIE L*a*b* of light intensities, D65."""
+    x, y, z = (sum(w * min(1, max(0, v)) for w, v in zip(row, rgb)) for row in ((0.4339, 0.3762, 0.1899), (0.2127, 0.7152, 0.0722), (0.0178, 0.1095, 0.8727)))
+    fx, fy, fz = (value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116 for value in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1
+    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_the_colours_of_the_methods_are_told_apart_by_every_sight(sight):
+    from pycil_wsc.report.style import COLOURS, MARKERS
+
+    seen = {name: lab([sum(w * v for w, v in zip(row, linear(colour))) for row in SIGHT[sight]]) for name, colour in COLOURS.items()}
+    distances = {(a, b): math.dist(seen[a], seen[b]) for a in seen for b in seen if a < b}
+    assert min(distances.values()) > 10  # a difference of 2 is just seen
+    assert len(set(MARKERS.values())) == len(MARKERS) == len(COLOURS)
+
+
+def test_methods_that_expand_are_dashed_and_hollow():
+    from pycil_wsc.report.style import line_styles
+
+    styles = line_styles({name: name for name in ("der", "foster", "memo", "replay", "wsc", "a method of one's own")})
+    hollow = {name for name, style in styles.items() if style["markerfacecolor"] != style["color"]}
+    dashed = {name for name, style in styles.items() if style["linestyle"] != "-"}
+    assert hollow == dashed == {"der", "foster", "memo"}
+
+
+def test_the_console_table_needs_no_matplotlib():
+    source = "import sys; from pycil_wsc import report; report.accuracy_table([]); assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", source], check=True, cwd=Path(__file__).parent.parent)
+
+
+# ---- files that cannot be used -----------------------------------------------------------------------------------------
+
+
+def corrupt(folder):
+    """``{path: (content, what the report says of it)}``, written below ``folder``."""
+    whole = synthetic.result("wsc", 200)
+    other = {key: value for key, value in whole.items() if key != "matrix"}
+    spoilt = synthetic.result("wa", 200) | {"train_loss": "none", "confusion": [[1, 2]]}
+    texts = {
+        "truncated/result.json": (json.dumps(whole)[:900], "is not a whole result"),
+        "empty/result.json": ("", "is not a whole result"),
+        "binary/result.json": (b"\xff\xfe\x00\x01", "is not a whole result"),
+        "nested/result.json": ("[" * 100000, "is not a whole result"),
+        "version/result.json": (json.dumps(other), "another version (&#x27;matrix&#x27; is lacking)"),
+        "spoilt/result.json": (json.dumps(spoilt), "&#x27;train_loss&#x27; is not as expected; left out"),
+        "written/metrics.jsonl": ('{"task": 0, "cnn_top1": 80.0}\n{"task": 1, "cnn_t', "line 2 is not whole; skipped"),
+        "elder/metrics.jsonl": ('{"epoch": 3}\n', "line 1 is of another version"),
+    }
+    for name, (content, _) in texts.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return {folder / name: text for name, text in texts.items()}
+
+
+def test_files_that_cannot_be_used_are_named_skipped_and_left_as_they_are(tmp_path, capsys, undrawn):
+    synthetic.write(tmp_path, synthetic.result(), synthetic.result(seed=1994))
+    files = corrupt(tmp_path / "odd")
+    assert command.main([str(tmp_path)]) == 0
+    page, errors = (tmp_path / "report" / "index.html").read_text(), capsys.readouterr().err
+    for path, (content, reason) in files.items():
+        assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
+        assert re.search(f"<code>{re.escape(str(path))}</code>: [^<]*{re.escape(reason)}", page)
+        assert str(path) in errors
+    assert f"<code>{tmp_path / 'odd' / 'written'}</code>: 1 task done" in page
+    assert {line["method"] for line in lines_of(tmp_path / "report", f"measures-{HERE}")} == {"replay", "wa"}
+
+
+ODD = [None, "", "text", True, -1, 10**400, float("nan"), float("inf"), [], [[]], [None], {}, {"a": 1}, [[1], [2, 3, 4]]]
+
+
+@pytest.mark.parametrize("part", ["result", "config"])
+def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
+    monkeypatch.setattr("pycil_wsc.report.page._figure", lambda plot, group, out: "")  # figures are drawn, but not saved: that takes long
+    whole = synthetic.result("wsc", confusion=True, classes=20)
+    places = [(key, value) for key in (whole if part == "result" else whole["config"]) for value in ODD]
+    results = [synthetic.result("wsc", seed=seed, confusion=True, classes=20) for seed in range(len(places))]
+    for result, (key, value) in zip(results, places):
+        (result if part == "result" else result["config"])[key] = value
+    for number, result in enumerate([synthetic.result(classes=20), *results]):
+        (tmp_path / f"run{number}").mkdir()
+        (tmp_path / f"run{number}" / "result.json").write_text(json.dumps(result))
+    page = report.write_report(tmp_path).read_text()
+    assert "<th class=\"label\" scope=\"row\">replay</th>" in page and "is a result of another version" in page
+
+
+def test_a_result_that_a_sweep_meets_is_whole_or_named(tmp_path):
+    (path,) = synthetic.write(tmp_path, synthetic.result())
+    assert report.read_result(path) == json.loads(path.read_text())
+    for path, (_, reason) in corrupt(tmp_path / "odd").items():
+        if path.name == "result.json" and "left out" not in reason:
+            with pytest.raises(UnusableRun, match=re.escape(str(path))):
+                report.read_result(path)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_results_is_one_line_and_exit_code_2(tmp_path, capsys):
+    assert command.main([str(tmp_path)]) == 2
+    assert command.main([str(tmp_path / "nowhere")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("error: ") and str(tmp_path) in line for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_folders_go_into_one_report(tmp_path, capsys, undrawn):
+    for name, method_name in (("a", "replay"), ("b", "wsc")):
+        synthetic.write(tmp_path / name, synthetic.result(method_name))
+    assert command.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out == f"Report: {tmp_path / 'report' / 'index.html'}\n"
+    assert [line["method"] for line in lines_of(tmp_path / "report", f"accuracy-{HERE}")] == ["replay", "wsc"]
+
+
+def test_a_sweep_whose_runs_all_failed_gets_a_page_that_says_so(tmp_path):
+    assert "No finished run was found." in report.write_report(tmp_path).read_text()
+
+
+def test_keys_that_change_no_result_are_the_configurations():
+    assert groups.PLACES == config.PLACES

@@ -1,0 +1,318 @@
+"""The report's tables: their numbers are the runs' numbers, and the marks are where they belong."""
+
+import html.parser
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import synthetic
+from synthetic import HERE, lines_of
+
+from pycil_wsc import config as configuration
+from pycil_wsc import report
+from pycil_wsc.report import groups
+
+RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
+PAPER = json.loads((Path(report.__file__).parent / "paper.json").read_text())
+STANDARD = {"wsc.importance": "moment", "wsc.reset": "blend", "wsc.reset_every": "once", "wsc.average": True, "wsc.retain": 0.2, "exemplars": "herding"}
+
+
+# ---- every number comes from the runs ----------------------------------------------------------------------------------
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def standard_error(values):
+    return math.sqrt(sum((value - mean(values)) ** 2 for value in values) / (len(values) - 1) / len(values)) if len(values) > 1 else None
+
+
+def method(config):
+    return config["model_name"] + ("+wsc" if config.get("consolidate") else "")
+
+
+def as_usual(config, *free):
+    return all(config.get(key, value) == value for key, value in STANDARD.items() if key not in free)
+
+
+def is_wsc(config, *free):
+    return config["model_name"] == "wsc" and config["memory_per_class"] > 0 and as_usual(config, *free)
+
+
+def ablated(config, row):
+    if row == "replay":
+        return method(config) == "replay" and config["memory_per_class"] > 0 and as_usual(config)
+    reset, average = ("none" if row == "wsc without reset" else "blend"), row != "wsc without averaging"
+    return is_wsc(config, "wsc.reset", "wsc.average") and (config["wsc.reset"], config["wsc.average"]) == (reset, average)
+
+
+def ruled(config, row):
+    rule, average = row.removesuffix(" without averaging"), not row.endswith(" without averaging")
+    return is_wsc(config, "wsc.reset", "wsc.average") and (config["wsc.reset"], config["wsc.average"]) == (rule, average)
+
+
+def retained(config, row):
+    rate, average = float(row.split()[0]), not row.endswith(" without averaging")
+    return is_wsc(config, "wsc.retain", "wsc.average") and (config["wsc.retain"], config["wsc.average"]) == (rate, average)
+
+
+def listed(config, row):
+    """Rows like ``wsc wsc.retain=0.5``: what is not named is as usual."""
+    name, *keys = row.split(" ")
+    named = dict(key.split("=") for key in keys)
+    same = all(str(config.get(key)).lower() == value.lower() for key, value in named.items())
+    return method(config) == name and same and as_usual(config, *named)
+
+
+MEMBERS = {
+    "accuracy": lambda config, row: method(config) == row != "joint" and config["memory_per_class"] > 0 and as_usual(config),
+    "zero-memory": lambda config, row: method(config) == row and config["memory_per_class"] == 0,
+    "reservoir": lambda config, row: method(config) == row and config["exemplars"] == "reservoir",
+    "retraining": lambda config, row: method(config) == row and config["memory_per_class"] > 0 and as_usual(config),
+    "ablation": ablated,
+    "importance": lambda config, row: is_wsc(config, "wsc.importance") and config["wsc.importance"] == row,
+    "reset-frequency": lambda config, row: is_wsc(config, "wsc.reset_every") and config["wsc.reset_every"] == row,
+    "reset-rule": ruled,
+    "retain-rate": retained,
+    "measures": listed,
+    "cost": listed,
+}
+COLUMNS = {
+    "average": lambda result: mean(result["curve"]),
+    "last": lambda result: result["curve"][-1],
+    "newest task": lambda result: mean([row[-1] for row in result["matrix"]]),
+    "forgetting": lambda result: mean([max(row[k] for row in result["matrix"][k:]) - result["matrix"][-1][k] for k in range(len(result["matrix"]) - 1)]),
+    "last, top-5": lambda result: result["top5_curve"][-1],
+    "NME average": lambda result: mean(result["nme_curve"]),
+    "training, s": lambda result: result["train_seconds"],
+    "total, s": lambda result: result["total_seconds"],
+    "training images": lambda result: result["images_trained"],
+    "peak memory, MiB": lambda result: result["peak_memory_bytes"] / 1024 / 1024,
+    "parameters": lambda result: result["parameters"],
+}
+ALL_TABLES = {f"{study}-{HERE}" for study in MEMBERS} | {f"{study}-cifar100-b5-inc5-resnet32" for study in ("accuracy", "measures", "cost")}
+
+
+def split(slug):
+    return re.fullmatch(r"(.+?)-(cifar100-b(\d+)-inc\d+)-resnet32", slug).groups()
+
+
+def test_the_runs_of_all_studies_fill_all_tables(made):
+    assert {path.stem for path in (made[0] / "tables").glob("*.csv")} == ALL_TABLES
+    assert {path.name for path in (made[0] / "tables").iterdir()} == {f"{slug}.{suffix}" for slug in ALL_TABLES for suffix in ("csv", "md", "tex")}
+
+
+@pytest.mark.parametrize("slug", sorted(ALL_TABLES))
+def test_every_number_of_a_table_is_computed_from_the_runs(made, slug):
+    folder, results = made
+    study, _, increment = split(slug)
+    lines = lines_of(folder, slug)
+    assert lines
+    for line in lines:
+        row = next(iter(line.values()))
+        memory = int(line.get("exemplars per class") or line["column"].replace(",", ""))
+        members = [r for r in results if MEMBERS[study](r["config"], row) and (r["config"]["memory_per_class"], r["config"]["increment"]) == (memory, int(increment))]
+        read = COLUMNS[line["column"]] if study in ("measures", "cost") else lambda result: mean(result["curve"])
+        values = [read(result) for result in members]
+        assert int(line["averaged_over"]) == len(values)
+        if values:
+            assert float(line["mean"]) == pytest.approx(mean(values), rel=1e-9)
+            error = standard_error(values)
+            assert line["standard_error"] == "" if error is None else float(line["standard_error"]) == pytest.approx(error, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("study", ["measures", "cost"])
+def test_no_run_is_left_out_of_the_whole_lists(made, study):
+    folder, results = made
+    slugs = (f"{study}-{HERE}", f"{study}-cifar100-b5-inc5-resnet32")
+    first = "average" if study == "measures" else "training, s"
+    assert sum(int(line["averaged_over"]) for slug in slugs for line in lines_of(folder, slug) if line["column"] == first) == len(results)
+
+
+class Tables(html.parser.HTMLParser):
+    """The tables of a page: ``{id: [[text of each cell]]}``."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tables, self.cell = {}, None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag == "div" and attrs.get("class") in ("table", "table wide"):
+            self.rows = self.tables[attrs["id"]] = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.cell = True
+        elif self.cell:
+            self.rows[-1][-1] += f"<{tag}>"
+
+    def handle_endtag(self, tag):
+        self.cell = None if tag in ("td", "th") else self.cell
+
+    def handle_data(self, data):
+        if self.cell:
+            self.rows[-1][-1] += data
+
+
+def printed(folder, slug, form):
+    """``{labels: cells as text}`` of one table in one of its forms."""
+    if form == "html":
+        rows = Tables((folder / "index.html").read_text()).tables[f"table-{slug}"]
+    else:
+        mark, end, between = {"md": ("| ", " |", " | "), "tex": ("", r" \\", " & ")}[form]
+        text = (folder / "tables" / f"{slug}.{form}").read_text()
+        rows = [line.removeprefix(mark).removesuffix(end).split(between) for line in text.splitlines() if line.endswith(end)]
+    labels = 3 if slug.startswith(("measures", "cost")) else 1
+    clean = [[re.sub(r"†|\$\^\\dagger\$|\\(?=[_])", "", cell).strip() for cell in row[:labels]] for row in rows]
+    return {tuple(label): row[labels:] for label, row in zip(clean, rows)}
+
+
+@pytest.mark.parametrize("form", ["md", "tex", "html"])
+@pytest.mark.parametrize("slug", sorted(ALL_TABLES))
+def test_every_form_of_a_table_shows_the_same_numbers(made, slug, form):
+    rows = printed(made[0], slug, form)
+    study = split(slug)[0]
+    decimals = 0 if study == "cost" else 2
+    labels = 3 if study in ("measures", "cost") else 1
+    header = next(row for label, row in rows.items() if label[0] in ("method", "wsc.importance", "wsc.reset", "wsc.reset_every", "wsc.retain"))
+    for line in lines_of(made[0], slug):
+        shown = rows[tuple(list(line.values())[:labels])][header.index(line["column"])]
+        numbers = [f"{float(line['mean']):,.{decimals}f}"] if line["mean"] else []
+        if line["standard_error"] and line["column"] not in ("training images", "parameters"):
+            numbers.append(f"{float(line['standard_error']):,.{decimals}f}")
+        if line["paper_mean"]:
+            numbers.append(f"{float(line['paper_mean']):.2f}")
+            numbers += [f"{float(line['paper_standard_error']):.1f}"] if line["paper_standard_error"] else []
+        numbers += [f"{abs(float(line['differs_by'])):.2f}"] if line["differs_by"] else []
+        assert re.findall(r"\d[\d,]*(?:\.\d+)?", shown) == numbers
+        assert any(bold in shown for bold in ("**", r"\textbf", "<b>")) == (line["best"] == "1")
+        assert ("▲" in shown or r"\blacktriangle$" in shown) == (line["differs_by"] != "" and float(line["differs_by"]) > 0)
+
+
+# ---- the paper's numbers and the marks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "retain-rate"))))
+def test_the_papers_number_stands_beside_and_a_difference_beyond_both_errors_is_marked(made, slug):
+    study, place, _ = split(slug)
+    for line in lines_of(made[0], slug):
+        row = next(iter(line.values()))
+        theirs = PAPER["tables"][place][study].get(row, {}).get(line["column"], {})
+        assert line["paper_mean"] == str(theirs.get("mean", "")) and line["paper_standard_error"] == str(theirs.get("se", ""))
+        apart = None
+        if line["standard_error"] and "se" in theirs:
+            apart = float(line["mean"]) - theirs["mean"]
+            apart = apart if abs(apart) > float(line["standard_error"]) + theirs["se"] else None
+        assert line["differs_by"] == "" if apart is None else float(line["differs_by"]) == pytest.approx(apart)
+
+
+def test_some_differences_are_marked_and_some_are_not(made):
+    marks = {line["differs_by"] != "" for line in lines_of(made[0], f"accuracy-{HERE}") if line["paper_mean"] and line["mean"]}
+    assert marks == {True, False}
+
+
+def test_the_papers_numbers_are_the_papers():
+    tables = PAPER["tables"]
+    assert tables["cifar100-b10-inc10"]["accuracy"]["wsc"]["500"] == {"mean": 78.16, "se": 0.6}
+    assert tables["cifar100-b10-inc10"]["accuracy"]["foster"]["40"] == {"mean": 65.58, "se": 1.5}
+    assert tables["imagenet100-b10-inc10"]["accuracy"]["bic"]["50"]["mean"] == 65.98
+    assert tables["cifar100-b5-inc5"]["accuracy"]["memo"]["200"] == {"mean": 70.14}
+    assert tables["cifar100-b10-inc10"]["reset-rule"]["shrink_perturb"]["200"] == {"mean": 70.32}
+    assert tables["cifar100-b10-inc10"]["ablation"]["wsc without reset"]["80"] == {"mean": 65.01}
+
+
+@pytest.mark.parametrize("slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost"))))
+def test_the_best_of_each_column_that_does_not_expand_is_bold(made, slug):
+    columns = {}
+    for line in lines_of(made[0], slug):
+        columns.setdefault(line["column"], []).append(line)
+    for lines in columns.values():
+        best = max(float(line["mean"]) for line in lines if line["mean"] and line["expands"] == "0")
+        assert [line["best"] == "1" for line in lines] == [line["expands"] == "0" and line["mean"] != "" and float(line["mean"]) == best for line in lines]
+        assert {next(iter(line.values())) for line in lines if line["expands"] == "1"} <= {"der", "foster", "memo"}
+
+
+def test_expanding_methods_are_marked(made):
+    text = (made[0] / "tables" / f"accuracy-{HERE}.md").read_text()
+    assert "| der † |" in text and "replay †" not in text and "† marks those that do" in text
+
+
+def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
+    synthetic.write(tmp_path / "runs", *(synthetic.result("replay", 20, seed, init_epoch=20, epochs=5) for seed in (1993, 1994)))
+    folder = report.write_report(tmp_path / "runs").parent
+    (line,) = lines_of(folder, f"accuracy-{HERE}")
+    assert (line["paper_mean"], line["compared"], line["differs_by"]) == ("48.63", "0", "")
+    text = (folder / "tables" / f"accuracy-{HERE}.md").read_text()
+    assert "a shorter schedule than the paper's (20 epochs for the first task and 5 for each later one, not 200 and 70)" in text
+    assert "(48.63 ± 1.1)" in text
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(*results):
+    return [line.split("  ")[0].strip() for line in report.accuracy_table(results).splitlines()[2:]]
+
+
+def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_as_tell_them_apart():
+    short = {"init_epoch": 20, "init_milestones": [5], "epochs": 5, "milestones": [2]}
+    assert rows_of(synthetic.result("replay"), synthetic.result("replay", **short), synthetic.result("der")) == ["der", "replay init_epoch=200", "replay init_epoch=20"]
+
+
+def test_places_and_seeds_make_no_rows():
+    assert rows_of(synthetic.result(seed=1), synthetic.result(seed=2, prefix="other", device="cpu", num_workers=9, memory_size=7)) == ["replay"]
+
+
+def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
+    old, new = synthetic.result("wsc", seed=1), synthetic.result("wsc", seed=2)
+    del old["config"]["wsc.importance"]
+    assert rows_of(old, new) == ["wsc"]
+
+
+def test_the_report_knows_the_configurations_places_and_defaults():
+    assert configuration.PLACES <= groups.PLACES
+    assert {name: value for name, value in groups.STUDIED.items() if name in configuration.FIELDS} == {n: f.default for n, f in configuration.FIELDS.items() if n in groups.STUDIED}
+
+
+def test_time_that_a_run_was_spared_has_a_column_of_its_own(tmp_path, undrawn):
+    spared = synthetic.result() | {"train_seconds_spent": 12.0}
+    synthetic.write(tmp_path, spared, synthetic.result("wsc"))
+    lines = lines_of(report.write_report(tmp_path).parent, f"cost-{HERE}")
+    assert [line["mean"] for line in lines if line["column"] == "training spent here, s"] == ["12.0"]
+
+
+def test_settings_have_tables_of_their_own():
+    text = report.accuracy_table([synthetic.result(), synthetic.result(dataset="digits", convnet_type="resnet8")])
+    assert "CIFAR-100, 10 tasks of 10 classes, resnet32" in text and "digits, 10 tasks of 10 classes, resnet8" in text
+
+
+def test_a_run_found_twice_counts_once_and_is_named(tmp_path, undrawn):
+    synthetic.write(tmp_path / "a", synthetic.result())
+    (again,) = synthetic.write(tmp_path / "b", synthetic.result(prefix="copy"))
+    page = report.write_report(tmp_path)
+    assert lines_of(page.parent, f"accuracy-{HERE}")[0]["averaged_over"] == "1"
+    assert f"<code>{again}</code>: the same run as" in page.read_text()
+
+
+def test_a_sweep_with_one_unusual_value_still_has_its_main_table(tmp_path, undrawn):
+    synthetic.write(tmp_path, synthetic.result("replay"), synthetic.result("wsc", wsc__retain=0.5))
+    lines = lines_of(report.write_report(tmp_path).parent, f"accuracy-{HERE}")
+    assert [(line["method"], line["paper_mean"]) for line in lines] == [("replay", "48.63"), ("wsc wsc.retain=0.5", "")]
+
+
+def test_the_records_of_the_repository_are_reported_with_their_own_numbers(tmp_path):
+    folder = report.write_report(RECORDS, out=tmp_path).parent
+    lines = {(line["method"], line["column"]): line for line in lines_of(folder, f"accuracy-{HERE}")}
+    shown = printed(folder, f"accuracy-{HERE}", "html")
+    for path in RECORDS.glob("*.json"):
+        record = json.loads(path.read_text())
+        name, memory = record["config"]["model_name"], str(record["config"]["memory_per_class"])
+        assert float(lines[name, memory]["mean"]) == record["avg_acc"]
+        assert f"{record['avg_acc']:.2f}" in shown[name,][["20", "200"].index(memory)]
+        assert not list(RECORDS.glob("report*"))

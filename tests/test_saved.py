@@ -1,0 +1,194 @@
+"""Saved weights: what ``load`` gives classifies as the run did, and what cannot be loaded is one clear line."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import pycil_wsc
+from pycil_wsc.config import resolve
+from pycil_wsc.trainer import Run
+from utils import factory
+from utils.data import load_dataset
+from utils.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+NAMES = ["rose", "oak", "fern", "moss", "kelp", "yew"]
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    """Noisy class templates, hard enough for errors: six classes of 12 training and 9 test images with a side of 8."""
+    rng = np.random.default_rng(0)
+    templates, values = rng.integers(40, 160, (6, 8, 8, 3)), {"classes": np.array(NAMES)}
+    for part, count in (("train", 12), ("test", 9)):
+        targets = np.repeat(np.arange(6), count)
+        values[f"{part}_x"] = (templates[targets] + rng.integers(0, 96, (len(targets), 8, 8, 3))).astype(np.uint8)
+        values[f"{part}_y"] = targets
+    return values
+
+
+@pytest.fixture
+def run(arrays, tmp_path):
+    """keys -> a run over three tasks of two classes."""
+    np.savez(tmp_path / "data.npz", **arrays)
+
+    def make(**keys):
+        settings = {"dataset": f"npz:{tmp_path / 'data.npz'}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
+                    "model_name": "replay", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 2, "epochs": 2, "batch_size": 8}  # fmt: skip
+        config = resolve(settings | keys)
+        return Run(config, load_dataset(config.dataset, ".", config.image_size))
+
+    return make
+
+
+def accuracies(model, classes, arrays):
+    """On each two of ``classes`` (in learning order), from the raw arrays; batches as in the run, so equality can be exact."""
+    labels = arrays["test_y"]
+    indices = np.concatenate([np.flatnonzero(labels == c) for c in classes])
+    right = model.predict(arrays["test_x"][indices]) == labels[indices]
+    return [float(100 * np.mean(part)) for part in np.split(right, len(classes) // 2)]
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+def test_every_learners_weights_classify_as_the_run_did_after_each_task(name, run, arrays, tmp_path):
+    finished = run(model_name=name, save_weights="every")
+    result = finished.execute()
+    (tmp_path / "data.npz").unlink()
+    for task in (0, 1, 2):
+        model, classes = pycil_wsc.load(finished.folder, task), result["class_order"][: 2 * task + 2]
+        assert accuracies(model, classes, arrays) == result["matrix"][task]
+        assert model.labels == sorted(classes)
+    model = pycil_wsc.load(finished.folder)
+    indices = np.concatenate([np.flatnonzero(arrays["test_y"] == c) for c in result["class_order"]])
+    predicted = model.predict(arrays["test_x"][indices])
+    assert 100 * np.mean(predicted == arrays["test_y"][indices]) == pytest.approx(result["last_acc"])
+    counts = np.zeros((6, 6), int)
+    for true, guess in zip(arrays["test_y"][indices], predicted):
+        counts[result["class_order"].index(true), result["class_order"].index(guess)] += 1
+    assert result["confusion"] == counts.tolist()
+    assert [model.class_names[label] for label in result["class_order"]] == result["class_names"] == [NAMES[c] for c in result["class_order"]]
+
+
+def test_true_keeps_the_last_weights_alone_and_they_are_those_of_a_stopped_run(run, tmp_path, monkeypatch):
+    undisturbed = run(save_weights=True, out=str(tmp_path / "undisturbed"))
+    expected = undisturbed.execute()
+    stopped, checkpoint = run(save_weights=False), Run._checkpoint
+    monkeypatch.setattr(Run, "_checkpoint", lambda self, position, optimizer: [checkpoint(self, position, optimizer), 1 // (3 - position["task"])])
+    with pytest.raises(ZeroDivisionError):
+        stopped.execute()  # after the last task, before the result
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+    again = run(save_weights=True)
+    assert again.execute()["confusion"] == expected["confusion"]
+    for ended in (undisturbed, again):
+        assert [path.name for path in ended.folder.glob("weights*")] == ["weights.pt"]
+    weights, others = (pycil_wsc.load(ended.folder).learner.network.state_dict() for ended in (undisturbed, again))
+    assert weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
+
+
+def test_nothing_is_kept_unasked(run):
+    finished = run()
+    finished.execute()
+    assert not list(finished.folder.glob("*.pt")) and not (finished.folder / "tensorboard").exists()
+
+
+def test_a_column_for_each_label_and_tensors_like_arrays(run, arrays):
+    finished = run(save_weights="every")
+    finished.execute()
+    model = pycil_wsc.load(finished.folder, 1).train()
+    images = arrays["test_x"][::5]
+    logits = model(torch.from_numpy(images))
+    assert logits.shape == (len(images), 4) and logits.dtype == torch.float32 and not logits.requires_grad
+    assert torch.equal(logits, model.logits(images)), "in evaluation mode, whatever the mode was"
+    assert model.predict(images).tolist() == [model.labels[column] for column in logits.argmax(1)]
+    assert model.predict(images[:0]).shape == (0,)
+
+
+def test_the_logits_are_the_trained_learners_in_its_precision_by_the_data_sets_labels(run, arrays):
+    finished = run(save_weights=True, precision="bf16")
+    order, images = finished.execute()["class_order"], arrays["test_x"][::7]  # one batch
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = finished.learner.eval().predict(finished.test_source.normalise(torch.from_numpy(images))).float()
+    assert torch.equal(pycil_wsc.load(finished.folder)(images), torch.stack([expected[:, order.index(label)] for label in range(6)], 1))
+
+
+def test_the_test_transform_of_image_files_is_the_runs(run, arrays, tmp_path):
+    for part, folder in (("train", "train"), ("test", "val")):
+        for number, (image, label) in enumerate(zip(arrays[f"{part}_x"], arrays[f"{part}_y"])):
+            path = tmp_path / "images" / folder / NAMES[label] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).resize((15, 11)).save(path)
+    finished = run(dataset=f"folder:{tmp_path / 'images'}", image_size=8, save_weights=True, num_workers=0)
+    result = finished.execute()
+    model = pycil_wsc.load(finished.folder)
+    files = [path for name in result["class_names"] for path in sorted((tmp_path / "images" / "val" / name).iterdir(), key=str)]
+    assert 100 * np.mean([model.class_names[label] == path.parent.name for path, label in zip(files, model.predict(files))]) == result["last_acc"]
+    assert model(arrays["test_x"]).shape == (54, 6)
+    with pytest.raises(UserError, match=r"or names of image files"):
+        model(arrays["test_x"][:, :7])
+
+
+BAD_IMAGES = {
+    "float32 of shape (2, 8, 8, 3); this model takes uint8 (B, 8, 8, 3)": np.zeros((2, 8, 8, 3), np.float32),
+    "uint8 of shape (2, 9, 9, 3); this model takes uint8 (B, 8, 8, 3)": torch.zeros(2, 9, 9, 3, dtype=torch.uint8),
+    "uint8 of shape (8, 8, 3)": np.zeros((8, 8, 3), np.uint8),
+    "uint8 of shape (2, 3, 8, 8)": np.zeros((2, 3, 8, 8), np.uint8),
+    "<U5 of shape (1,)": ["a.png"],
+}
+
+
+def test_images_of_another_kind_are_refused(run):
+    finished = run(save_weights=True)
+    finished.execute()
+    model = pycil_wsc.load(finished.folder)
+    for message, images in BAD_IMAGES.items():
+        assert message in one_line(model.predict, images)
+
+
+def one_line(function, *arguments):
+    with pytest.raises(UserError) as error:
+        function(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_weights_that_cannot_be_loaded_are_one_line(run, tmp_path):
+    assert "nowhere: no such folder" in one_line(pycil_wsc.load, tmp_path / "nowhere")
+    bare = run()
+    bare.execute()
+    assert "no weights were kept of this finished run; move the folder away" in one_line(pycil_wsc.load, bare.folder)
+    (bare.folder / "result.json").unlink()
+    assert "no weights there (yet)" in one_line(pycil_wsc.load, bare.folder)
+    kept = run(save_weights=True, seed=1)
+    kept.execute()
+    assert "no weights of task 1, only of the last" in one_line(pycil_wsc.load, kept.folder, 1)
+    assert "'cuda:99' is not there" in one_line(pycil_wsc.load, kept.folder, None, "cuda:99")
+    assert "device: 'tpu' is not auto" in one_line(pycil_wsc.load, kept.folder, None, "tpu")
+    path = kept.folder / "weights.pt"
+    whole = path.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:size])
+        assert "weights.pt: is not a whole file of weights" in one_line(pycil_wsc.load, kept.folder)
+    path.write_bytes(whole)
+    state = torch.load(path, weights_only=True)
+    torch.save(state | {"config": state["config"] | {"convnet_type": "resnet20"}}, path)
+    assert "do not fit the learner 'replay'" in one_line(pycil_wsc.load, kept.folder)
+    torch.save(state | {"config": state["config"] | {"model_name": "repaly"}}, path)
+    assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept.folder)
+
+
+def test_the_readmes_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "pycil_wsc.load" in block)
+    finished = run(save_weights=True)
+    finished.execute()
+    source = re.sub(r'load\("[^"]+"\)', f"load({str(finished.folder)!r})", source)
+    np.save(tmp_path / "images.npy", arrays["test_x"])
+    script = f"import json, numpy\nimages = numpy.load({str(tmp_path / 'images.npy')!r})\n{source}\nprint(json.dumps([labels.tolist(), list(logits.shape)]))"
+    output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == [pycil_wsc.load(finished.folder).predict(arrays["test_x"]).tolist(), [54, 6]]

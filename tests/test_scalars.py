@@ -1,0 +1,121 @@
+"""Scalars for TensorBoard: the run's own numbers, each epoch and each task once, even where a run was stopped."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from main import main
+from pycil_wsc.config import resolve
+from pycil_wsc.trainer import Run
+from utils.data import load_dataset
+
+SETTINGS = {"dataset": "digits", "model_name": "replay", "memory_per_class": 2, "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "device": "cpu",
+            "init_epoch": 3, "epochs": 2, "batch_size": 256, "init_milestones": [1, 2], "milestones": [1], "threads": 1}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """keys -> a run over three tasks of three, two and two epochs."""
+    dataset = load_dataset("digits", ".")
+    return lambda **keys: Run(resolve(SETTINGS | {"out": str(tmp_path / "runs"), "tensorboard": True} | keys), dataset)
+
+
+class StandIn:
+    """A writer that holds what it is given by file; a new one drops the steps from ``purge_step`` on, as TensorBoard does."""
+
+    scalars = {}
+
+    def __init__(self, folder, purge_step):
+        self.flushed = True
+        self.values = StandIn.scalars.setdefault(folder.split("tensorboard/")[1], {})
+        for points in self.values.values():
+            points[:] = [(step, value) for step, value in points if step < purge_step]
+
+    def add_scalar(self, name, value, step):
+        self.values.setdefault(name, []).append((step, value))
+        self.flushed = False
+
+    def flush(self):
+        self.flushed = True
+
+    def close(self):
+        assert self.flushed
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(StandIn, "scalars", {})
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=StandIn))
+    return StandIn.scalars
+
+
+class Killed(Exception):
+    pass
+
+
+def stop(run, monkeypatch, number, before):
+    """Kill ``run`` just before or just after it saves its ``number``-th checkpoint."""
+    checkpoint, count = Run._checkpoint, iter(range(1, 100))
+
+    def checkpoint_and_die(self, *arguments):
+        last = next(count) == number
+        if not (last and before):
+            checkpoint(self, *arguments)
+        if last:
+            raise Killed
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+    with pytest.raises(Killed):
+        run.execute()
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+
+
+def check(scalars, result, nme):
+    """``scalars``: {file: {name: [(step, value)]}}, against the result, the schedule by hand and the definition of forgetting."""
+    epochs, tasks = scalars["epochs"], scalars["tasks"]
+    expected = {"train/loss": sum(result["train_loss"], []), "train/accuracy": sum(result["train_accuracy"], [])}
+    expected["train/learning_rate"] = [0.1, 0.01, 0.001, 0.1, 0.01, 0.1, 0.01]
+    matrix = result["matrix"]
+    forgetting = [0.0, matrix[0][0] - matrix[1][0], result["forgetting"]]
+    expected |= {"test/cnn_top1": result["curve"], "test/newest_task": [row[-1] for row in matrix], "test/forgetting": np.maximum(forgetting, 0)}
+    expected |= {"test/nme_top1": result["nme_curve"]} if nme else {}
+    assert {*epochs, *tasks} == {*expected, "train/images_per_second"}
+    assert [step for step, _ in epochs["train/images_per_second"]] == list(range(7)) and min(epochs["train/images_per_second"])[1] > 0
+    for name, values in expected.items():
+        assert (epochs | tasks)[name] == [(step, pytest.approx(value, rel=1e-6, abs=1e-6)) for step, value in enumerate(values)], name
+
+
+@pytest.mark.parametrize("nme", [True, False])
+def test_the_numbers_are_the_results(nme, run, stand_in):
+    check(stand_in, run(nme=nme).execute(), nme)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("number", [1, 3, 4, 5, 10])
+def test_a_stop_doubles_no_step_and_leaves_none_out(number, before, run, stand_in, monkeypatch):
+    """Around the checkpoint of the first epoch, of the first task's last, of its end, of the next epoch, and of the last task's end."""
+    stop(run(), monkeypatch, number, before)
+    check(stand_in, run().execute(), True)
+
+
+def test_the_event_files_read_back(run, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    stop(run(), monkeypatch, 5, before=True)
+    ended = run()
+    result, scalars = ended.execute(), {}
+    for part in ("epochs", "tasks"):
+        events = accumulator.EventAccumulator(str(ended.folder / "tensorboard" / part)).Reload()
+        scalars[part] = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    check(scalars, result, True)
+
+
+def test_without_tensorboard_one_line_says_so_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"out": str(tmp_path / "runs")}))
+    assert main(["--config", str(tmp_path / "config.json"), "--tensorboard"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.strip() == "error: tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
+    assert "task" not in captured.out

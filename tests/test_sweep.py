@@ -1,0 +1,232 @@
+"""Sweeps of many runs: nothing is lost or done twice, whatever dies, and the overview tells the truth."""
+
+import io
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from PIL import Image
+from small_runs import command, results, without_measurements, write
+
+from main import main
+from pycil_wsc import progress
+from pycil_wsc.attempt import Job
+from pycil_wsc.config import load
+from pycil_wsc.learners.replay import Replay
+from pycil_wsc.progress import Overview, Progress
+from pycil_wsc.sweep import Schedule
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+FORTY = {"model_name": ["finetune", "replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2, 3, 4, 5, 6, 7, 8], "init_cls": 3, "increment": 3, "init_epoch": 2, "epochs": 2, "threads": 1}
+
+
+def epochs_logged(settings):
+    return sum(path.read_text().count(": loss") for path in Path(settings["out"]).rglob("log.txt"))
+
+
+def wait_for_epochs(settings, number, process=None):
+    wait_until(lambda: epochs_logged(settings) >= number, process)
+
+
+def wait_for_checkpoints(settings, number, process=None):
+    """Until so many runs are under way at once."""
+    wait_until(lambda: len(list(Path(settings["out"]).rglob("checkpoint.pt"))) >= number, process)
+
+
+def wait_until(reached, process):
+    while not reached():
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path):
+    """Parent and workers are killed together, at moments drawn at random."""
+    settings, chance = settings | FORTY, random.Random(0)
+    undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
+    assert main(["--config", write(tmp_path, undisturbed)]) == 0
+    for _ in range(3):
+        process = command(tmp_path, settings, "--workers", "2")
+        wait_for_epochs(settings, epochs_logged(settings) + chance.randint(5, 28), process)
+        time.sleep(chance.random() / 10)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert 0 < len(results(settings)) < 40
+    finished = {folder: (folder / "result.json").stat().st_mtime_ns for folder in results(settings)}
+    assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 0
+    assert finished == {folder: (folder / "result.json").stat().st_mtime_ns for folder in finished}, "the finished are not done again"
+    ends = [{folder.relative_to(s["out"]): without_measurements(result) for folder, result in results(s).items()} for s in (settings, undisturbed)]
+    assert len(ends[0]) == 40 and ends[0] == ends[1]
+
+
+def test_workers_do_not_outlive_the_parent(settings, tmp_path):
+    """Their runs, which would go on for hours, are free for the next command."""
+    settings |= {"seed": [1, 2], "init_epoch": 100_000}
+    process = command(tmp_path, settings, "--workers", "2")
+    wait_for_checkpoints(settings, 2, process)
+    process.kill()
+    for lock in Path(settings["out"]).rglob(".lock"):
+        FileLock(lock).acquire(timeout=30).lock.release()
+    assert not list(Path(settings["out"]).rglob("failed.json"))
+
+
+def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(settings, tmp_path, capsys):
+    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "init_epoch": 250, "model_name": "replay"}
+
+    def kill_one():
+        wait_for_checkpoints(settings, 2)
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 1
+    killer.join()
+    captured = capsys.readouterr()
+    assert captured.out.count("FAILED: its process died (SIGKILL); will be tried once more") == 1
+    assert captured.err.count("failed: ") == captured.err.count("the loss became nan") == 1
+    assert "done 2/3, running 0, waiting 0, failed 1" in captured.out and len(results(settings)) == 2
+    assert [json.loads(path.read_text())["attempt"] for path in Path(settings["out"]).rglob("failed.json")] == [1]
+    assert "going on with" in "".join(path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
+
+
+def image_folder(root):
+    """Two classes of images, as files."""
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (root / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), "white" if name.endswith("a") else "black").save(root / name / f"{number}.png")
+    return {"dataset": f"folder:{root}", "image_size": 8, "init_cls": 1, "increment": 1, "num_workers": 1}
+
+
+@pytest.mark.parametrize("number, workers, files", [(signal.SIGINT, "2", True), (signal.SIGTERM, "1", False)])
+def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path):
+    """The signal goes to all processes, as a terminal and a cluster send it; those that decode images end too."""
+    settings |= {"seed": [1, 2, 3], "epochs": 100_000} | (image_folder(tmp_path / "images") if files else {})
+    process = command(tmp_path, settings, "--workers", workers)
+    wait_for_epochs(settings, 4, process)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1] == "stopped with 0 of 3 runs done; the same command goes on from here"
+    assert "Traceback" not in errors and "Warning" not in errors
+    for lock in Path(settings["out"]).rglob(".lock"):
+        FileLock(lock).acquire(timeout=0).lock.release()
+    assert not list(Path(settings["out"]).rglob("failed.json"))
+
+
+def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings, tmp_path, capsys, monkeypatch):
+    tried = []
+
+    def broken(self, images, targets):
+        tried.append(self.config.seed)
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(Replay, "loss", broken)
+    path = write(tmp_path, settings | {"model_name": ["replay", "finetune"], "seed": [1, 2]})
+    assert main(["--config", path]) == 1
+    assert tried == [1, 2, 1, 2]
+    captured = capsys.readouterr()
+    assert captured.err.count("failed: ") == 2 and captured.err.count("RuntimeError: shapes do not fit") == 2
+    assert captured.out.rindex("finetune m0 seed 2 ") < captured.out.index("FAILED: RuntimeError: shapes do not fit (traceback in log.txt); done")
+    for record in map(json.loads, (file.read_text() for file in Path(settings["out"]).rglob("failed.json"))):
+        assert record["attempt"] == 2 and record["reason"].startswith("RuntimeError: shapes do not fit") and "in broken" in "".join(record["traceback"])
+    monkeypatch.undo()
+    assert len(list(Path(settings["out"]).rglob("failed.json"))) == 2
+    assert main(["--config", path]) == 0, "the same command does what is missing"
+    assert len(results(settings)) == 4 and not list(Path(settings["out"]).rglob("failed.json"))
+
+
+def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings | {"model_name": ["replay", "wsc"], "epochs": 1, "init_epoch": 1})]) == 0
+    page = Path(settings["out"], "run", "report", "index.html")
+    assert f"Report: {page}" in capsys.readouterr().out
+    assert all(f"{result['avg_acc']:.2f}" in page.read_text() for result in results(settings).values())
+
+
+def test_a_report_that_cannot_be_written_costs_no_result(settings, tmp_path, capsys):
+    Path(settings["out"], "run").mkdir(parents=True)
+    Path(settings["out"], "run", "report").write_text("mine")
+    assert main(["--config", write(tmp_path, settings | {"model_name": "replay", "epochs": 1, "init_epoch": 1})]) == 0
+    captured = capsys.readouterr()
+    assert len(results(settings)) == 1 and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert Path(settings["out"], "run", "report").read_text() == "mine"
+
+
+def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
+    settings |= {"init_lr": 1e30, "model_name": "replay"}
+    assert main(["--config", write(tmp_path, settings)]) == 1
+    assert capsys.readouterr().out.count("FAILED") == 1
+    (record,) = (json.loads(path.read_text()) for path in Path(settings["out"]).rglob("failed.json"))
+    assert record["attempt"] == 1 and record["reason"].startswith("the loss became nan in task 0") and record["traceback"] == []
+
+
+def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings | {"device": "cuda:99"}), "--workers", "2"]) == 2
+    assert capsys.readouterr().err.strip().startswith("error: device: 'cuda:99' is not there")
+    assert not multiprocessing.active_children()
+
+
+def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
+    settings |= {"model_name": "finetune", "seed": [1, 2]}
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    elsewhere = ["--device", "auto", "--data-root", str(tmp_path), "--set", "threads=2", "--set", "num_workers=1", "--workers", "2"]
+    assert main(["--config", write(tmp_path, settings), *elsewhere]) == 0
+    assert "2 of 2 runs finished before" in capsys.readouterr().out and len(results(settings)) == 2
+    assert main(["--config", write(tmp_path, settings), "--set", "epochs=1"]) == 0
+    assert len(results(settings)) == 4
+
+
+def test_workers_below_one_is_one_line(settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings), "--workers", "0"]) == 2
+    assert capsys.readouterr().err == "error: --workers 0: at least one run must go on at a time; give 1 or more\n"
+
+
+def test_all_methods_come_at_one_seed_before_the_second(settings, tmp_path):
+    configs = load(write(tmp_path, settings | {"model_name": ["finetune", "replay"], "memory_per_class": [2, 4], "seed": [7, 3]}))
+    schedule, order = Schedule(configs), []
+    while job := schedule.next():
+        order.append((job.config.seed, job.config.model_name, job.config.memory_per_class))
+    assert order == [(seed, *rest) for seed in (7, 3) for rest in (("finetune", 0), ("replay", 2), ("replay", 4))]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monkeypatch):
+    """Three runs of 1000 images. One goes on from image 400: 100 more in 10 s, and the other trains 300, so 40 images/s."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    overview, (config,) = Overview(), load_settings(settings)
+    first, second, third = jobs = [Job(number, 3, replace(config, seed=number)) for number in (1, 2, 3)]
+    for job in jobs:
+        overview.add(job, 1000)
+    overview.progress(first, Progress("task 2/3", 400, 0.0))
+    overview.progress(second, Progress("task 1/3", 0, 0.0))
+    assert overview.left() == "?"
+    clock[0] = 10.0
+    overview.progress(first, Progress("task 2/3", 500, 10.0))
+    overview.progress(second, Progress("task 1/3", 300, 30.0))
+    # to go: 500 + 700 + 1000 images
+    assert overview.status() == "done 0/3, running 2, waiting 1, failed 0, 0:00:55 left"
+    assert "[2/3] wsc m4 seed 2 task 1/3" in sys.stderr.getvalue() and "30 images/s, 0:00:23 left" in sys.stderr.getvalue()
+    overview.ended(first, "retry", "FAILED")
+    assert overview.status() == "done 0/3, running 1, waiting 1, failed 1, 0:00:55 left"
+    overview.ended(second, "done", "")
+    assert overview.status() == "done 1/3, running 0, waiting 1, failed 1, 0:00:38 left"  # 1500 at 40 images/s
+    overview.close()
+
+
+def load_settings(settings):
+    path = Path(settings["out"]).parent
+    return load(write(path, settings))
