@@ -44,6 +44,8 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.steps < 12:
+        parser.error("--steps: give at least 12, so that there are steps to time before and after the reset")
     device = resolved_device(args.device)
     batch = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device), torch.arange(args.batch_size, device=device) % 100
     weights = sum(p.nbytes for p in network(args, device).parameters())

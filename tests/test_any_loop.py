@@ -406,7 +406,7 @@ def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset
     optimizer = torch.optim.AdamW(net.parameters())
     train(net, optimizer, range(5))
     wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=3, moments="optimizer")
-    with pytest.raises(ValueError, match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use moments='own'"):
+    with pytest.raises(ValueError, match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use moments='carried'"):
         wsc.attach(optimizer)
     other = torch.optim.AdamW(net.parameters())
     wsc.attach(other)

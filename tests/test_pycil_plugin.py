@@ -81,6 +81,10 @@ def test_options_that_leave_nothing_to_do_give_replay_to_the_bit(run, form):
     assert tasks(run(**options)[1]) == tasks(run(model_name="replay")[1])
 
 
+def test_the_ranking_can_be_chosen(run):
+    assert tasks(run(wsc={"importance": "drift"})[1])[1] != tasks(run()[1])[1]
+
+
 def test_the_first_task_is_consolidated_on_request(run):
     assert tasks(run(wsc={"first_task": True})[1])[0] != tasks(run()[1])[0]
 
@@ -114,6 +118,8 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ({"wsc.retain": "most"}, "wsc: retain='most' cannot be; the default is 0.2"),
         ({"wsc.warmup": 1}, "wsc: warmup=1 cannot be"),
         ({"wsc.reset": "soft"}, "wsc: reset='soft' is unknown; known: blend, revert, none"),
+        ({"wsc.reset": "random"}, "wsc: reset='random' is unknown"),
+        ({"wsc.importance": "fisher"}, "wsc: importance='fisher' is unknown; known: moment, first_moment, second_moment, drift"),
         ({"wsc.reset_every": "step"}, "wsc: reset_every='step' is unknown; known: once, epoch, iteration"),
         ({"wsc.average_lr": -1}, "wsc: average_lr=-1 cannot be"),
         ({"wsc.betas": [0.9]}, "wsc: betas=\\[0.9\\] cannot be"),

@@ -33,7 +33,13 @@ UNFIT = dict.fromkeys(("beefiso", "der", "foster", "memo", "rmm-foster", "tagfex
     "fetril": "trains no more than its head after the first task",
     "ssre": "expands and compresses its network in each task",
 }
-CHOICES = {"reset_every": ("once", "epoch", "iteration"), "average_unit": ("epoch", "iteration"), "bn_update": ("recompute", "copy", "average")}
+CHOICES = {
+    "importance": ("moment", "first_moment", "second_moment", "drift"),
+    "reset": ("blend", "revert", "none"),
+    "reset_every": ("once", "epoch", "iteration"),
+    "average_unit": ("epoch", "iteration"),
+    "bn_update": ("recompute", "copy", "average"),
+}
 
 
 class BadInput(Exception):
@@ -65,11 +71,12 @@ def run(checkout, config):
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys ``wsc.*``, as in the README."""
+    """The keys ``wsc.*``, as in the README: those that need no more than a training loop."""
 
     warmup: float = 0.25
     retain: float = 0.2
     blend: float = 0.5
+    importance: str = "moment"
     betas: tuple = (0.9, 0.999)
     score_abs: bool = False
     rank_scope: str = "global"
@@ -102,9 +109,6 @@ class Settings:
             "average_every": self.average_every * (per_epoch if self.average_unit == "epoch" else 1),
             "average_buffers": self.bn_update == "average",
         }
-
-
-# ---- a learner that is consolidated ------------------------------------------------------------------------------------
 
 
 def with_consolidation(get_model, settings):
@@ -223,9 +227,6 @@ class HeldRate:
         done = min(1, (self.epoch - self.start + 1) / self.anneal) if self.anneal else 1
         for group, rate, target in zip(self.groups, self.rates, self.targets, strict=True):
             group["lr"] = rate and target + (rate - target) * (1 + math.cos(math.pi * done)) / 2
-
-
-# ---- the checkout and the JSON file ------------------------------------------------------------------------------------
 
 
 class Checkout:
