@@ -2,10 +2,10 @@
 
     python benchmarks/consolidation_overhead.py --out results/consolidation-overhead-cpu.json
 
-Per optimiser, the same network on the same batch with and without: every step of the one is timed beside the same step of the other, so
-that a load on the machine meets both. Ratios are medians over the steps of all repeats: in the warm-up, and after it; the whole task
-has the reset, the averaging and ``finish()`` too. Memory is the most that all tensors take at any time of a task (on the CPU counted by
-storage, on a GPU by the allocator), and what is held beside that without, in copies of the trainable weights.
+Per optimiser, two copies of a network learn the same batch, one with the consolidation and one without, step by step in turn. The optimiser's
+step, in which all of the consolidation happens, is timed by itself; forward and backward pass, which are the same in both, by their median. On
+the CPU the seconds are the processor's, which other work on the machine hardly changes. Memory is the most that all tensors take at any
+time of a task (on the CPU counted by storage, on a GPU by the allocator), and what that is above the loop without, in copies of the weights.
 """
 
 import argparse
@@ -53,8 +53,8 @@ def main():
         without, with_it = (peak(args, device, batch, optimizer, each) for each in (None, moments))
         record["ways"][name] = result | {"peak_bytes": with_it, "peak_over_without": with_it / without, "extra_copies": (with_it - without) / weights}
         print(name, json.dumps(record["ways"][name]))
-    record |= {"backbone": args.backbone, "batch_size": args.batch_size, "image_size": args.image_size, "steps": args.steps, "repeats": args.repeats,
-               "weight_bytes": weights, "device": device_name(device), "threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}  # fmt: skip
+    record |= {name: getattr(args, name) for name in ("backbone", "batch_size", "image_size", "steps", "repeats")}
+    record |= {"weight_bytes": weights, "device": device_name(device), "torch": torch.__version__, "commit": commit()}
     if args.out:
         args.out.write_text(json.dumps(record, indent=2) + "\n")
 
@@ -76,10 +76,15 @@ class Task:
         self.wsc = WeightSpaceConsolidation(self.net.named_parameters(), moments=moments, **schedule).attach(self.optimizer) if moments else None
 
     def step(self):
+        """-> seconds of forward and backward pass, and of the optimiser's step."""
         images, targets = self.batch
+        start = now(images.device)
         cross_entropy(self.net(images), targets).backward()
+        between = now(images.device)
         self.optimizer.step()
+        end = now(images.device)
         self.optimizer.zero_grad(set_to_none=True)
+        return between - start, end - between
 
     def finish(self):
         if self.wsc:
@@ -87,40 +92,46 @@ class Task:
 
 
 def timed(args, device, batch, optimizer, moments):
-    """Ratios of step times, and the seconds of the step that resets and of ``finish`` beyond those of a step without."""
-    warmup, after, whole, reset, finish = [], [], [], [], []
+    """Times of a step with the consolidation over those of one without: in the warm-up, after it, and over the whole task."""
+    passes, plain_steps, warmup, reset, later, finish = [], [], [], [], [], []
     for repeat in range(args.repeats + 1):  # the first warms up
         plain, task = Task(args, device, batch, optimizer, None), Task(args, device, batch, optimizer, moments)
-        times = [(seconds(plain.step, device), seconds(task.step, device)) for _ in range(args.steps)]
-        end = seconds(task.finish, device)
+        times = [(*plain.step(), *task.step()) for _ in range(args.steps)]
+        start = now(device)
+        task.finish()
+        end = now(device)
         if repeat == 0:
             continue
         at = args.steps // 4 - 1
-        warmup += [b / a for a, b in times[1:at]]
-        after += [b / a for a, b in times[at + 1 :]]
-        whole.append((sum(b for _, b in times[1:]) + end) / sum(a for a, _ in times[1:]))
-        reset.append(times[at][1] - times[at][0])
-        finish.append(end)
+        passes += [seconds for first, _, second, _ in times for seconds in (first, second)]
+        plain_steps += [seconds for _, seconds, _, _ in times[1:]]
+        steps = [seconds for *_, seconds in times]
+        warmup, later = warmup + steps[1:at], later + steps[at + 1 :]
+        reset.append(steps[at])
+        finish.append(end - start)
+    base = statistics.median(passes) + statistics.median(plain_steps)
+
+    def ratio(seconds):
+        return (statistics.median(passes) + seconds) / base
+
+    in_warmup, after = ratio(statistics.median(warmup)), ratio(statistics.mean(later))
+    extra, share = statistics.median(reset) - statistics.median(plain_steps), args.steps // 4 / args.steps
+    once = (extra + statistics.median(finish)) / base / args.steps
     return {
-        "warmup_step_ratio": statistics.median(warmup),
-        "later_step_ratio": statistics.median(after),
-        "task_ratio": statistics.median(whole),
-        "reset_seconds": statistics.median(reset),
+        "warmup_step_ratio": in_warmup,
+        "later_step_ratio": after,
+        "task_ratio": share * in_warmup + (1 - share) * after + once,
+        "step_seconds": base,
+        "reset_seconds": extra,
         "finish_seconds": statistics.median(finish),
     }
 
 
-def seconds(function, device):
-    synchronise(device)
-    start = time.perf_counter()
-    function()
-    synchronise(device)
-    return time.perf_counter() - start
-
-
-def synchronise(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def now(device):
+    if device.type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def peak(args, device, batch, optimizer, moments):

@@ -10,6 +10,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.keys import checked, digest, expand, key, takes_list, typed
 from pycil_wsc.learners.consolidating import consolidated  # the package registers the learners, and with them the backbones
 from utils import factory
@@ -24,11 +25,18 @@ class WSCOptions:
     warmup: float = key(0.25, "share of a task's epochs before the reset", low=0, high=1)
     retain: float = key(0.2, "share of the parameters that keep their weights at the reset (the paper's Q)", low=0, high=1)
     blend: float = key(0.5, "weight of the current weights in a reset parameter (the paper's alpha)", low=0, high=1)
+    importance: str = key("moment", "what parameters are ranked by: `moment`, `first_moment`, `second_moment`, `drift`, `fisher`, `hessian`")
+    importance_samples: int | None = key(None, "`fisher` and `hessian`: training samples to pass over, drawn by `seed`; null: all", low=1)
+    probes: int = key(1, "`hessian`: random vectors of Hutchinson's estimate", low=1)
     betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, high=1)
     score_abs: bool = key(False, "first moment of |gradient| rather than of the gradient")
     rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
-    reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, or `none`", choices=("blend", "revert", "none"))
-    reset_every: str = key("once", "how often to reset from the end of the warm-up on", choices=("once", "epoch", "iteration"))
+    reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all, or `none`", choices=("blend", "revert", "random", "shrink_perturb", "none"))
+    shrink: float = key(0.6, "`shrink_perturb`: factor of the current weights", low=0, high=1)
+    perturb: float = key(0.01, "`shrink_perturb`: factor of the random initial values that are added", low=0)
+    reset_every: str | int = key("once", "how often to reset from the end of the warm-up on: `once`, each `epoch` or `iteration`, or a number of epochs")
+    reset_head: bool = key(True, "the head takes part in ranking and reset")
+    reset_norm: bool = key(True, "batch norm's weights and biases take part in ranking and reset")
     reset_new_rows: bool = key(True, "the head's rows of new classes take part in ranking and reset")
     reset_momentum: bool = key(False, "clear the optimiser's momentum at the reset")
     reset_buffers: bool = key(False, "blend batch-norm statistics at the reset too")
@@ -324,6 +332,10 @@ def _check_together(config):
             raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use less")
+    if config.wsc.reset_every not in ("once", "epoch", "iteration") and (isinstance(config.wsc.reset_every, str) or config.wsc.reset_every < 1):
+        raise UserError(f"wsc.reset_every: {config.wsc.reset_every!r} is not once, epoch, iteration or a number of epochs")
+    if config.wsc.importance not in (*MOMENT_SCORES, "drift"):
+        factory.importances[config.wsc.importance]
     if len(config.wsc.betas) != 2 or max(config.wsc.betas) >= 1:
         raise UserError(f"wsc.betas: expected two numbers below 1, got {list(config.wsc.betas)}")
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":

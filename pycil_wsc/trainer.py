@@ -186,7 +186,7 @@ class Run:
         targets = self.manager.test_targets[task.test_indices]
         parameters = sum(p.numel() for p in learner.network.parameters())
         line = {"task": task.index, "num_seen": task.num_seen, "exemplars": len(learner.memory), "images_trained": learner.images_trained}
-        line |= {"train_flops": learner.train_flops, "parameters": parameters}
+        line |= {"train_flops": learner.train_flops, "parameters": parameters} | learner.costs()
         line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, boundaries).items()}
         line |= {f"nme_{name}": value for name, value in scores(nme, targets, boundaries).items()} if nme is not None else {}
         line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
@@ -240,6 +240,7 @@ class Run:
             "total_seconds": self.clock["total_seconds"],
             "images_trained": rows[-1]["images_trained"],
             "train_flops": rows[-1]["train_flops"],
+            **{name: rows[-1][name] for name in self.learner.costs()},
             "peak_memory_bytes": self.peak_memory,
             "parameters": rows[-1]["parameters"],
             "class_order": self.manager.class_order,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "peak_memory_bytes"}
+MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "importance_seconds", "peak_memory_bytes"}
 
 
 def small_data(path, classes=6, per_class=12, size=8):

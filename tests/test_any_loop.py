@@ -427,6 +427,23 @@ def test_what_only_own_moments_have_is_refused_with_the_optimisers(options):
         start(warmup_steps=3, moments="optimizer", **options)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["reset", "first"]), st.booleans(), st.integers(1, 9))
+def test_whether_a_task_can_be_finished_is_known_before_it_begins(warmup, every, begin, last, steps):
+    net, optimizer, wsc = start(torch.optim.SGD, warmup_steps=warmup, average_every=every, average_start=begin, average_last=last)
+    refused = False
+    try:
+        wsc.options.check_fits(steps)
+    except ValueError:
+        refused = True
+    train(net, optimizer, range(steps))
+    if refused:
+        with pytest.raises(RuntimeError):
+            wsc.finish()
+    else:
+        wsc.finish()
+
+
 def test_a_sparse_gradient_is_refused_by_name():
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)

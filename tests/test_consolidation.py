@@ -600,7 +600,7 @@ def test_state_of_something_else_is_refused_by_name(other, options, message):
         (dict(reset_every=0), "reset_every=0"),
         (dict(betas=(0.9, 1.0)), "betas="),
         (dict(warmup_steps=0), "leaves no gradient to rank by"),
-        (dict(reset="soft"), "reset='soft' is unknown; known: blend, revert, none"),
+        (dict(reset="soft"), "reset='soft' is unknown; known: blend, revert, random, shrink_perturb, none"),
         (dict(rank_scope="layer"), "known: global, tensor"),
         (dict(average_start="now"), "known: reset, first"),
         (dict(average_count="total"), "known: since_reset, absolute"),

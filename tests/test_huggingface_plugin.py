@@ -131,6 +131,12 @@ def test_bad_options_are_refused_at_once(options, message):
         WSCCallback(**options)
 
 
+def test_a_training_too_short_for_a_sample_is_refused_before_its_first_step(tmp_path):
+    callback = WSCCallback(average_every=30, average_start="first", average_last=False)
+    with pytest.raises(ValueError, match="no sample of the average within the 20 steps of the task"):
+        trainer_for(tiny_model(), tmp_path, callback).train()
+
+
 def test_what_would_undo_the_average_is_refused(tmp_path):
     trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
     trainer.args.load_best_model_at_end = True

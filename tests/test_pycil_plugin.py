@@ -117,6 +117,7 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ({"wsc.reset_every": "step"}, "wsc: reset_every='step' is unknown; known: once, epoch, iteration"),
         ({"wsc.average_lr": -1}, "wsc: average_lr=-1 cannot be"),
         ({"wsc.betas": [0.9]}, "wsc: betas=\\[0.9\\] cannot be"),
+        ({"wsc": {"average_start": "first", "average_last": False, "average_every": 9}}, "wsc: no sample of the average within the 32 steps"),
         ({"checkout": ROOT}, "no checkout of PyCIL, as it has no trainer.py"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",

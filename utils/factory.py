@@ -30,6 +30,7 @@ learners = Registry("model_name")
 learner_defaults = Registry("model_name")
 backbones = Registry("convnet_type")
 datasets = Registry("dataset")
+importances = Registry("wsc.importance")
 
 
 def register_learner(name, **defaults):
@@ -54,3 +55,13 @@ def register_backbone(name):
 def register_dataset(name):
     """Register ``load(root) -> Dataset``, where ``root`` is the ``data_root`` of the configuration."""
     return lambda load: datasets.add(name, load)
+
+
+def register_importance(name):
+    """Register ``score(network, params, previous, batches, options) -> {name: scores}``, what ``wsc.importance`` ranks weights by.
+
+    ``network`` is in evaluation mode and gives logits; ``params`` and ``previous`` are {name: tensor}, the weights to rank now and
+    before the task; ``batches`` the task's training data with the memory, a list-like of (images, targets) without augmentation;
+    ``options`` the keys ``wsc.*``. The higher a score, the rather the element is kept.
+    """
+    return lambda score: importances.add(name, score)

@@ -4,6 +4,8 @@ Lists are parallel: entry i of each belongs to parameter i and has its shape. A 
 argument (for the moments: the first two) is changed in place. Callers hold ``torch.no_grad()``.
 """
 
+from functools import partial
+
 import torch
 
 from pycil_wsc.consolidation.ranking import blocks, top_blocks
@@ -12,14 +14,22 @@ from pycil_wsc.consolidation.ranking import blocks, top_blocks
 def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None, peers=None):
     """Keep the elements with the highest scores and blend all others with the weights before the task.
 
-    ``retain``: share kept, 0..1. ``blend``: share of the present weights in the others, 0..1; 0 reverts them. ``scores``, ``scope`` and
-    ``eligible`` as in :func:`top_mask`, ``peers`` as in :func:`top_blocks`; elements that are not eligible are left alone. Works block by block: the memory it
-    needs does not grow with the number of elements.
+    ``blend``: share of the present weights in the others, 0..1; 0 reverts them. The rest as in :func:`reset_`.
+    """
+    reset_(params, previous, scores, retain, partial(blend_, blend=blend), scope, eligible, peers)
+
+
+def reset_(params, others, scores, retain, rule, scope="global", eligible=None, peers=None):
+    """Keep the elements with the highest scores and let ``rule`` change all others.
+
+    ``retain``: share kept, 0..1. ``rule``: (params, others, keep) -> None, such as :func:`blend_`, :func:`revert_` or, with ``others`` fresh
+    initial values, :func:`replace_` and :func:`shrink_perturb_`. ``scores``, ``scope`` and ``eligible`` as in :func:`top_mask`, ``peers`` as in
+    :func:`top_blocks`; elements that are not eligible are left alone. Works block by block: the memory it needs does not grow with the number of elements.
     """
     for i, index, keep in top_blocks(scores, retain, scope, eligible, peers):
         if eligible is not None and eligible[i] is not None:
             keep = keep | ~eligible[i][index]
-        blend_([params[i][index]], [previous[i][index]], [keep], blend)
+        rule([params[i][index]], [others[i][index]], [keep])
 
 
 def update_moments_(first, second, grads, betas, absolute=False, skipped=None):
@@ -51,14 +61,6 @@ def _update_unless_(skipped, first, second, grads, betas, absolute):
         v.copy_(torch.where(keep, v, new_v))
 
 
-def moment_score(first, second, step, betas):
-    """Importance of each element: S = |m_hat| * v_hat, the moments of ``step`` gradients with Adam's bias corrections."""
-    scores = torch._foreach_abs(first)
-    torch._foreach_mul_(scores, 1 / ((1 - betas[0] ** step) * (1 - betas[1] ** step)))
-    torch._foreach_mul_(scores, second)
-    return scores
-
-
 def blend_(params, previous, keep, blend):
     """theta <- blend * theta + (1 - blend) * theta_prev where ``keep`` (bool) is false; all else stays, to the bit."""
     for param, before, kept in zip(params, previous, keep, strict=True):
@@ -70,6 +72,17 @@ def blend_(params, previous, keep, blend):
 def revert_(params, previous, keep):
     """theta <- theta_prev where ``keep`` (bool) is false; exact to the bit."""
     blend_(params, previous, keep, 0.0)
+
+
+def replace_(params, fresh, keep):
+    """theta <- fresh where ``keep`` (bool) is false: initial values of the same layer, drawn anew."""
+    blend_(params, fresh, keep, 0.0)
+
+
+def shrink_perturb_(params, fresh, keep, shrink, perturb):
+    """theta <- shrink * theta + perturb * fresh where ``keep`` (bool) is false (Ash and Adams, 2020)."""
+    for param, new, kept in zip(params, fresh, keep, strict=True):
+        param.copy_(torch.where(kept, param, shrink * param + perturb * new))
 
 
 def average_(average, params, n):

@@ -1,22 +1,24 @@
 """Where the moments come from that weights are ranked by: followed here, or read from an optimiser that has them anyway."""
 
+from functools import partial
+
 import torch
 
-from pycil_wsc.consolidation.functional import moment_score, update_moments_
+from pycil_wsc.consolidation.functional import update_moments_
+from pycil_wsc.consolidation.importance import moment_score
 
 
-class OwnMoments:
-    """Exponential moments of the gradients of ``params``, {name: parameter}, from the task's start on; a missing gradient is zero."""
+class Gradients:
+    """Which of ``params``, {name: parameter}, have had a gradient since the task's start: for a ranking by something else than moments."""
 
-    def __init__(self, params, betas, absolute):
-        self.params, self.betas, self.absolute = params, betas, absolute
-        self.first, self.second = ({name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2))
-        self.with_gradient = set()  # names of the parameters that have had a gradient
+    def __init__(self, params):
+        self.params, self.with_gradient = params, set()
 
     def check(self, optimizer, steps):
         """Any optimiser will do."""
 
     def follow(self, optimizer, skipped):
+        """Take note of the gradients of a step, {name: tensor or None}, and return them."""
         grads = {name: p.grad for name, p in self.params.items()}
         present = [name for name, grad in grads.items() if grad is not None]
         if not present:
@@ -25,7 +27,7 @@ class OwnMoments:
             )
         if new := [name for name in present if name not in self.with_gradient]:
             self._meet(new, grads, skipped)
-        update_moments_(list(self.first.values()), list(self.second.values()), list(grads.values()), self.betas, self.absolute, skipped)
+        return grads
 
     def _meet(self, names, grads, skipped):
         for name in names:
@@ -34,15 +36,35 @@ class OwnMoments:
         if skipped is None or not skipped.item():  # the one wait in the warm-up, and only under a GradScaler
             self.with_gradient.update(names)
 
-    def scores(self, optimizer, steps):
-        """{name: score} of the parameters that have had a gradient."""
-        return {name: MomentScore(self.first[name], self.second[name], steps, self.betas) for name in self.params if name in self.with_gradient}
-
     def state_dict(self):
-        return {"first": dict(self.first), "second": dict(self.second), "with_gradient": sorted(self.with_gradient)}
+        return {"first": {}, "second": {}, "with_gradient": sorted(self.with_gradient)}
 
     def load_state_dict(self, state):
         self.with_gradient = set(state["with_gradient"])
+
+
+class OwnMoments(Gradients):
+    """Exponential moments of the gradients of ``params``, from the task's start on; a missing gradient is zero."""
+
+    def __init__(self, params, betas, absolute, score=moment_score):
+        super().__init__(params)
+        self.betas, self.absolute, self.score = betas, absolute, score
+        self.first, self.second = ({name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2))
+
+    def follow(self, optimizer, skipped):
+        grads = super().follow(optimizer, skipped)
+        update_moments_(list(self.first.values()), list(self.second.values()), list(grads.values()), self.betas, self.absolute, skipped)
+
+    def scores(self, optimizer, steps):
+        """{name: score} of the parameters that have had a gradient."""
+        score = partial(self.score, step=steps, betas=self.betas)
+        return {name: BlockScore(score, self.first[name], self.second[name]) for name in self.params if name in self.with_gradient}
+
+    def state_dict(self):
+        return super().state_dict() | {"first": dict(self.first), "second": dict(self.second)}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
         for name, param in self.params.items():
             self.first[name], self.second[name] = (state[part][name].to(param.device, copy=True) for part in ("first", "second"))
 
@@ -54,8 +76,8 @@ class OptimizerMoments:
     ``carried``: the optimiser may have gone on from earlier tasks, whose last steps its moments then remember.
     """
 
-    def __init__(self, params, carried=False):
-        self.params, self.carried = params, carried
+    def __init__(self, params, score=moment_score, carried=False):
+        self.params, self.score, self.carried = params, score, carried
         self.found = False  # moments in the optimiser
 
     def check(self, optimizer, steps):
@@ -79,8 +101,8 @@ class OptimizerMoments:
         self.check(optimizer, steps)
         betas = {id(p): tuple(map(float, group["betas"])) for group in optimizer.param_groups for p in group["params"]}
         states = {name: (state, float(state["step"])) for name, state in self._states(optimizer).items()}
-        return {name: MomentScore(state["exp_avg"], state["exp_avg_sq"], step, betas[id(self.params[name])])
-                for name, (state, step) in states.items() if step}  # fmt: skip
+        scores = {name: partial(self.score, step=step, betas=betas[id(self.params[name])]) for name, (_, step) in states.items()}
+        return {name: BlockScore(scores[name], state["exp_avg"], state["exp_avg_sq"]) for name, (state, step) in states.items() if step}
 
     def state_dict(self):
         return {"first": {}, "second": {}, "with_gradient": []}  # in the optimiser's
@@ -99,15 +121,18 @@ class OptimizerMoments:
         return states
 
 
-class MomentScore:
-    """The score of one parameter, computed for the block that is asked for: the scores of a whole model take no memory."""
+class BlockScore:
+    """The score of one parameter, computed for the block that is asked for: the scores of a whole model take no memory.
 
-    def __init__(self, first, second, step, betas):
-        self.first, self.second, self.step, self.betas = first, second, step, betas
+    ``score`` is a function of lists of tensors, two of which, of the parameter's shape, are given.
+    """
+
+    def __init__(self, score, first, second):
+        self.score, self.first, self.second = score, first, second
         self.shape, self.device, self.dtype = first.shape, first.device, wide(first.dtype)
 
     def __getitem__(self, index):
-        return moment_score([self.first[index].to(self.dtype)], [self.second[index].to(self.dtype)], self.step, self.betas)[0]
+        return self.score([self.first[index].to(self.dtype)], [self.second[index].to(self.dtype)])[0]
 
 
 def wide(dtype):

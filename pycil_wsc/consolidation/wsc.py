@@ -5,8 +5,9 @@ from dataclasses import asdict
 import torch
 
 from pycil_wsc.consolidation.checks import by_name, check_eligible, check_finite, check_layouts, check_saved_shapes, layouts, plain_name
-from pycil_wsc.consolidation.functional import average_, blend_, rank_reset_
-from pycil_wsc.consolidation.moments import OptimizerMoments, OwnMoments, wide
+from pycil_wsc.consolidation.functional import average_, blend_, reset_
+from pycil_wsc.consolidation.importance import MOMENT_SCORES, drift_score
+from pycil_wsc.consolidation.moments import BlockScore, Gradients, OptimizerMoments, OwnMoments, wide
 from pycil_wsc.consolidation.options import Options
 
 
@@ -41,6 +42,8 @@ class WeightSpaceConsolidation:
     as zero in those. Steps are the optimiser's: gradients may be accumulated over several batches, and a step that a ``GradScaler``
     skips is none. A step does not wait for the device, but for the reset (under a ``GradScaler`` also each sample and the first step).
 
+    Other rules for other questions: ``importance`` and ``reset`` below.
+
     Memory, for N trainable elements of s bytes, f = max(s, 4): N (s + 2 f) bytes until the reset, N f after it; N (s + 3 f) with
     ``reset_every``; N f alone, from the end of the warm-up, with ``reset="none"``. So 12, then 4 bytes per element for fp32. With
     ``moments="optimizer"`` N s until the reset, N f after it: one copy of the weights at any time. Ranking adds a few blocks of 4 MB.
@@ -52,13 +55,18 @@ class WeightSpaceConsolidation:
         average_every: j, optimiser steps between samples of the average, counted from the reset.
         retain: share of the elements kept at the reset, ``round(retain * n)`` of n by exact count, of equals the first.
         blend: share of the present weights in the others.
+        importance: what weights are ranked by: ``"moment"`` (S above), ``"first_moment"``, ``"second_moment"``, ``"drift"`` (|theta - theta_prev|), or
+            a function ({name: parameter}, {name: theta_prev}) -> {name: scores} that is called at the reset.
         moments: ``"own"`` follows m and v here, whatever the optimiser. ``"optimizer"`` reads Adam's or AdamW's at the reset instead of keeping
             a second pair. The optimiser must be new in each task, its betas count, and of ``torch.optim.Adam`` the weight decay is part of g.
             ``"carried"`` is the same of an optimiser that goes on from task to task: its moments remember the steps before, some 1/(1 - beta).
         betas: decay of the two moments; None: (0.9, 0.999), or the optimiser's.
         score_abs: let m follow |g| instead of g.
         rank_scope: ``"global"`` ranks all elements together, ``"tensor"`` each parameter's by themselves.
-        reset: ``"blend"``, ``"revert"`` (blend with 0) or ``"none"`` (only average).
+        reset: ``"blend"``, ``"revert"`` (blend with 0), ``"random"`` (initial values, drawn anew), ``"shrink_perturb"`` (theta <- shrink * theta +
+            perturb * fresh for all elements, with nothing kept: Ash and Adams, 2020) or ``"none"`` (only average).
+        shrink, perturb: of ``"shrink_perturb"``.
+        fresh: for the last two, a function without arguments -> {name: initial values}, called at each reset.
         reset_every: None for one reset, else reset again every so many steps after the first; the moments go on, theta_prev stays.
         reset_momentum: drop the optimiser's state of the parameters at each reset, so that it starts on them afresh.
         average: False leaves the last weights in place at the end.
@@ -80,14 +88,20 @@ class WeightSpaceConsolidation:
         RuntimeError: in the course of training, for what cannot go on; the message says what to do.
     """
 
-    def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, moments="own", betas=None,
-                 score_abs=False, rank_scope="global", reset="blend", reset_every=None, reset_momentum=False,
+    def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, importance="moment", moments="own", betas=None,
+                 score_abs=False, rank_scope="global", reset="blend", shrink=0.6, perturb=0.01, fresh=None, reset_every=None, reset_momentum=False,
                  average=True, average_start="reset", average_count="since_reset", average_last=True,
                  named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None, peers=None):  # fmt: skip
         if betas is None and moments == "own":
             betas = (0.9, 0.999)
+        if not callable(importance) and importance not in (*MOMENT_SCORES, "drift"):
+            raise ValueError(f"importance={importance!r} is unknown; known: {', '.join(MOMENT_SCORES)}, drift, or a function")
+        if fresh is None and reset in ("random", "shrink_perturb"):
+            raise ValueError(f"reset={reset!r} needs fresh, a function that gives new initial values: {{name: tensor}}")
+        self._importance, self._fresh = importance, fresh
         self.options = Options(
             warmup_steps=warmup_steps, average_every=average_every, retain=retain, blend=blend,
+            importance=getattr(importance, "__name__", "own") if callable(importance) else importance, shrink=shrink, perturb=perturb,
             moments=moments, betas=None if betas is None else tuple(betas), score_abs=score_abs, rank_scope=rank_scope,
             reset=reset, reset_every=reset_every, reset_momentum=reset_momentum, average=average, average_start=average_start,
             average_count=average_count, average_last=average_last, reset_buffers=reset_buffers, average_buffers=average_buffers,
@@ -114,9 +128,10 @@ class WeightSpaceConsolidation:
     @torch.no_grad()
     def _begin(self):
         self._previous, self._average, self._moments = {}, {}, None  # theta_prev and Theta, by name
-        if self.options.resets:
+        if self.options.needs_previous:
             tensors = self._tensors if self.options.reset_buffers else self._params
             self._previous = {name: tensor.clone() for name, tensor in tensors.items()}
+        if self.options.resets:
             self._moments = self._new_moments()
         if self.options.samples_at(0):
             self._sample()
@@ -239,16 +254,21 @@ class WeightSpaceConsolidation:
 
     def _new_moments(self):
         options = self.options
-        return OwnMoments(self._params, options.betas, options.score_abs) if options.moments == "own" else OptimizerMoments(self._params, options.moments == "carried")
+        if not options.by_moments:
+            return Gradients(self._params)
+        score = MOMENT_SCORES[options.importance]
+        if options.moments == "own":
+            return OwnMoments(self._params, options.betas, options.score_abs, score)
+        return OptimizerMoments(self._params, score, options.moments == "carried")
 
     def _reset(self, optimizer):
         options = self.options
-        scores = self._moments.scores(optimizer, self._steps)
+        scores = self._scores(optimizer)
         check_finite(scores)
         names = list(scores)
-        params, previous = _pick(self._params, names), _pick(self._previous, names)
+        others = self._fresh() if options.reset in ("random", "shrink_perturb") else self._previous
         eligible = [self._eligible.get(name) for name in names]
-        rank_reset_(params, previous, list(scores.values()), options.retain, options.reset_blend, options.rank_scope, eligible, self._peers)
+        reset_(_pick(self._params, names), _pick(others, names), list(scores.values()), options.kept, options.rule, options.rank_scope, eligible, self._peers)
         if options.reset_buffers:
             keep_none = [torch.zeros_like(b, dtype=torch.bool) for b in self._buffers.values()]
             blend_(self._buffers.values(), _pick(self._previous, self._buffers), keep_none, options.reset_blend)
@@ -258,6 +278,20 @@ class WeightSpaceConsolidation:
         if not options.reset_every:
             self._previous, self._moments = {}, None
         self._resets += 1
+
+    def _scores(self, optimizer):
+        """{name: scores} of the parameters that have had a gradient."""
+        if self.options.by_moments:
+            return self._moments.scores(optimizer, self._steps)
+        names = [name for name in self._params if name in self._moments.with_gradient]
+        params, previous = ({name: tensors[name] for name in names} for tensors in (self._params, self._previous))
+        if self._importance == "drift":
+            return {name: BlockScore(drift_score, params[name], previous[name]) for name in names}
+        scores = self._importance(params, previous)
+        for name in names:
+            if name not in scores or scores[name].shape != params[name].shape:
+                raise ValueError(f"importance: the function gave no scores of shape {tuple(params[name].shape)} for '{name}'")
+        return {name: scores[name].detach().to(params[name].device) for name in names}
 
     def _sample(self):
         tensors = self._tensors if self.options.average_buffers else self._params

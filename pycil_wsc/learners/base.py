@@ -107,6 +107,10 @@ class BaseLearner(nn.Module):
         """Networks to test beside the main one: name -> (images -> logits)."""
         return {}
 
+    def costs(self):
+        """What the method spent beside training, by name: numbers that the result gives."""
+        return {}
+
     @classmethod
     def check(cls, config):
         """What is wrong with the learner's own options, in a line, or None."""

@@ -1,11 +1,16 @@
 """Weight Space Consolidation over a learner that trains one network in one phase per task."""
 
 import functools
+import time
+from dataclasses import replace
 
+import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
 from pycil_wsc.learners.schedules import held_lr
+from utils import factory, seeding
 from utils.loader import num_batches
 
 
@@ -20,6 +25,10 @@ class Consolidated:
 
     consolidates = True
     consolidation = None  # of the task under way
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.importance_cost = {"importance_seconds": 0.0, "importance_passes": 0.0}  # where it passes over the data again
 
     @property
     def plain_first_task(self):
@@ -41,11 +50,15 @@ class Consolidated:
             average_every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
             retain=options.retain,
             blend=options.blend,
+            importance=functools.partial(self._score, task) if options.importance in factory.importances else options.importance,
             betas=options.betas,
             score_abs=options.score_abs,
             rank_scope=options.rank_scope,
             reset=options.reset,
-            reset_every={"once": None, "epoch": per_epoch, "iteration": 1}[options.reset_every],
+            shrink=options.shrink,
+            perturb=options.perturb,
+            fresh=functools.partial(self._fresh, task),
+            reset_every=steps_between(options.reset_every, per_epoch),
             reset_momentum=options.reset_momentum,
             average=options.average,
             average_start=options.average_start,
@@ -54,14 +67,49 @@ class Consolidated:
             named_buffers=self.network.named_buffers(),
             reset_buffers=options.reset_buffers,
             average_buffers=options.bn_update == "average",
-            eligible=None if options.reset_new_rows else self._old_rows(task),
+            eligible=self._eligible(task),
         ).attach(phase.optimizer)
         if options.average and options.average_lr is not None:
             phase.lr = held_lr(phase.lr, max(1, epochs), options.average_lr, options.average_anneal)
 
-    def _old_rows(self, task):
-        head = self.network.head.named_parameters(prefix="head")
-        return {name: (torch.arange(len(p), device=p.device) < task.num_old).view(-1, *[1] * (p.dim() - 1)).expand_as(p) for name, p in head}
+    def _eligible(self, task):
+        """{name: bool tensor} of the parameters that do not take part whole in ranking and reset."""
+        options, masks, network = self.config.wsc, {}, self.network
+        for name, param in network.head.named_parameters(prefix="head"):
+            if not options.reset_head:
+                masks[name] = torch.zeros_like(param, dtype=torch.bool)
+            elif not options.reset_new_rows:
+                old = torch.arange(len(param), device=param.device) < task.num_old
+                masks[name] = old.view(-1, *[1] * (param.dim() - 1)).expand_as(param)
+        for prefix, module in network.named_modules():
+            if isinstance(module, _BatchNorm) and not options.reset_norm:
+                masks |= {name: torch.zeros_like(param, dtype=torch.bool) for name, param in module.named_parameters(prefix) if param.requires_grad}
+        return masks
+
+    def _score(self, task, params, previous):
+        """Scores of an importance that passes over the data again, in evaluation mode and fp32; what that takes is counted."""
+        start, batches = time.perf_counter(), UnaugmentedBatches(self, task)
+        modes = {module: module.training for module in self.network.modules()}
+        self.network.eval()
+        scores = factory.importances[self.config.wsc.importance](self.network, params, previous, batches, self.config.wsc)
+        for module, mode in modes.items():
+            module.training = mode
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.importance_cost["importance_seconds"] += time.perf_counter() - start
+        self.importance_cost["importance_passes"] += batches.images / len(self.training_indices(task))
+        return scores
+
+    def _fresh(self, task):
+        """New initial values of the network's parameters, {name: tensor}: those that the learner has under another seed."""
+        seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets)
+        other = type(self)(replace(self.config, seed=seed), self.manager, self.train_source, self.device)
+        for each in self.manager.tasks[: task.index + 1]:
+            other.grow_for(each)
+        return dict(other.network.named_parameters())
+
+    def costs(self):
+        return super().costs() | (self.importance_cost if self.config.wsc.importance in factory.importances else {})
 
     def end_task(self, task):
         if self.consolidation:
@@ -75,9 +123,31 @@ class Consolidated:
         super().end_task(task)
 
     def get_extra_state(self):
-        return super().get_extra_state() | {"wsc": self.consolidation.state_dict() if self.consolidation else None}
+        return super().get_extra_state() | {"wsc": self.consolidation.state_dict() if self.consolidation else None, "importance": self.importance_cost}
 
     def set_extra_state(self, state):
         super().set_extra_state(state)
+        self.importance_cost = dict(state["importance"])
         if self.consolidation:
             self.consolidation.load_state_dict(state["wsc"])
+
+
+class UnaugmentedBatches:
+    """The task's training data with the memory, or as many samples of it as ``wsc.importance_samples`` says, to be gone through any number of times."""
+
+    def __init__(self, learner, task):
+        self.learner, self.images = learner, 0  # images passed over so far
+        self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, learner.consolidation.resets)
+        indices, wanted = learner.training_indices(task), learner.config.wsc.importance_samples
+        self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
+
+    def __iter__(self):
+        learner = self.learner
+        for images, targets in learner.train_source.batches(self.indices, learner.manager.train_targets, learner.config.batch_size):
+            self.images += len(images)
+            yield images, targets
+
+
+def steps_between(often, per_epoch):
+    """Optimiser steps between resets, or None for a single one."""
+    return {"once": None, "epoch": per_epoch, "iteration": 1}[often] if isinstance(often, str) else often * per_epoch

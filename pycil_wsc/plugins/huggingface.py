@@ -48,6 +48,7 @@ class WSCCallback(TrainerCallback):
         if self.options.get("reset") != "none":
             steps = max(1, steps)
         self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=steps, **self.options)
+        self.wsc.options.check_fits(state.max_steps)
         if state.global_step:
             self.wsc.load_state_dict(_saved(args, state.global_step))
         self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it, and steps the one within

@@ -95,8 +95,8 @@ class Settings:
     def in_steps(self, epochs, per_epoch):
         """Arguments of :class:`WeightSpaceConsolidation` for a task of ``epochs`` epochs of ``per_epoch`` optimiser steps."""
         warmup = self.warmup_epochs(epochs) * per_epoch or int(self.warmup * epochs * per_epoch)  # less than an epoch: in steps
-        own = {"warmup", "reset_new_rows", "average_unit", "average_lr", "average_anneal", "bn_update", "first_task"}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own} | {
+        beside = {"warmup", "reset_new_rows", "average_unit", "average_lr", "average_anneal", "bn_update", "first_task"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in beside} | {
             "warmup_steps": warmup if self.reset == "none" else max(1, warmup),
             "reset_every": {"once": None, "epoch": per_epoch, "iteration": 1}[self.reset_every],
             "average_every": self.average_every * (per_epoch if self.average_unit == "epoch" else 1),
@@ -143,9 +143,7 @@ def _unfit(learner):
     """Why the learner does not train one network in each task, or None."""
     if not isinstance(getattr(learner._network, "convnet", None), torch.nn.Module):
         return "has no single network"
-    if not any(hasattr(learner, phase) for phase in PHASES):
-        return "does not train its network in each task"
-    return None
+    return None if any(hasattr(learner, phase) for phase in PHASES) else "does not train its network in each task"
 
 
 def consolidated(learner_class, settings):
@@ -169,6 +167,10 @@ def _followed(train, settings):
             eligible=None if settings.reset_new_rows else _old_rows(self),
             **settings.in_steps(epochs, len(train_loader)),
         ).attach(optimizer)
+        try:
+            wsc.options.check_fits(epochs * len(train_loader))
+        except ValueError as error:
+            raise BadInput(f"wsc: {error}") from None
         if settings.average and settings.average_lr is not None:
             scheduler = HeldRate(scheduler, optimizer, max(1, settings.warmup_epochs(epochs)), settings.average_lr, settings.average_anneal)
         result = train(self, train_loader, test_loader, optimizer, scheduler, *rest, **named)
@@ -176,7 +178,7 @@ def _followed(train, settings):
         wsc.detach()
         if settings.average and settings.bn_update == "recompute":
             recompute_batch_norm(self._network, (inputs.to(self._device) for _, inputs, _ in train_loader))
-        logging.info("WSC: reset after %d of %d steps, average of %d weights", wsc.options.warmup_steps, wsc.steps, wsc.averaged)
+        logging.info("WSC: %d steps, %d of them warm-up; resets: %d; weights averaged: %d", wsc.steps, wsc.options.warmup_steps, wsc.resets, wsc.averaged)
         return result
 
     return phase
@@ -285,11 +287,7 @@ def _checked(name, value):
     }[type(default)]
     if name == "average_lr":
         good = number and value >= 0 or value is None or value == "initial"
-    if name == "average_anneal":
-        good = good and value >= 0
-    if name == "warmup":
-        good = good and 0 <= value < 1
-    if not good:
+    if not good or name == "average_anneal" and value < 0 or name == "warmup" and not 0 <= value < 1:
         raise BadInput(f"{name}={value!r} cannot be; the default is {default!r}")
     if value not in CHOICES.get(name, [value]):
         raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")

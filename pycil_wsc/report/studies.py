@@ -166,7 +166,10 @@ def _reset_rule_row(record, unusual):
 
 
 def _reset_frequency_row(record, unusual):
-    return position(record, "wsc.reset_every") if _is_wsc(record) and unusual <= {"wsc.reset_every"} else None
+    if not _is_wsc(record) or not unusual <= {"wsc.reset_every"}:
+        return None
+    often = position(record, "wsc.reset_every")
+    return often if isinstance(often, str) else f"every {often} epochs"
 
 
 def retain_row(record, unusual):
@@ -213,6 +216,8 @@ COSTS = {
     SPENT: lambda data: data["train_seconds_spent"],
     Column("total, s", 0): lambda data: data["total_seconds"],
     Column("training images", 0, exact=True): lambda data: data["images_trained"],
+    Column("importance, s", 1): lambda data: data["importance_seconds"],
+    Column("importance, passes over the data", 1): lambda data: data["importance_passes"],
     Column("peak memory, MiB", 0): lambda data: data["peak_memory_bytes"] / 2**20,
     Column("parameters", 0, exact=True): lambda data: data["parameters"],
 }

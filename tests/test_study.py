@@ -1,0 +1,230 @@
+"""The paper's questions as options: what weights are ranked by, and what is done to those that are not kept."""
+
+import copy
+
+import pytest
+import torch
+from small_runs import without_measurements
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.config import resolve
+from pycil_wsc.consolidation import WeightSpaceConsolidation, fisher_diagonal, hessian_diagonal
+from pycil_wsc.trainer import Run
+from utils import factory
+from utils.data import load_dataset
+from utils.errors import UserError
+
+
+def tiny_network():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Softplus(), nn.Flatten(), nn.Linear(32, 3)).double()
+    network(torch.randn(16, 3, 4, 4).double())  # statistics of the batch norm
+    return network.eval()
+
+
+def tiny_batches():
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(n, 3, 4, 4, generator=generator).double(), torch.randint(3, (n,), generator=generator)) for n in (5, 4)]
+
+
+def test_fisher_is_the_mean_of_each_samples_squared_gradient():
+    network, batches = tiny_network(), tiny_batches()
+    params = dict(network.named_parameters())
+    expected = {name: torch.zeros_like(param) for name, param in params.items()}
+    for inputs, targets in batches:
+        for sample, target in zip(inputs, targets):
+            network.zero_grad()
+            log_likelihood = network(sample[None]).log_softmax(1)[0, target]
+            log_likelihood.backward()
+            for name, param in params.items():
+                expected[name] += param.grad**2 / 9
+    network.zero_grad()
+    for chunk_size in (1, 3, 16):
+        torch.testing.assert_close(fisher_diagonal(network, params, batches, chunk_size), expected, rtol=1e-5, atol=1e-9)
+    assert all(param.grad is None for param in params.values())
+
+
+def dense_hessian(network, batches):
+    params = dict(network.named_parameters())
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches))
+    vector = torch.cat([param.detach().flatten() for param in params.values()])
+
+    def loss(vector):
+        parts = vector.split([param.numel() for param in params.values()])
+        values = {name: part.view_as(param) for (name, param), part in zip(params.items(), parts)}
+        return cross_entropy(torch.func.functional_call(network, values, (inputs,)), targets)
+
+    return torch.autograd.functional.hessian(loss, vector)
+
+
+def test_hutchinsons_estimate_is_its_formula_with_the_dense_hessian_and_tends_to_the_diagonal():
+    network, batches = tiny_network(), tiny_batches()
+    params, hessian = dict(network.named_parameters()), dense_hessian(network, batches)
+    flat = lambda values: torch.cat([value.flatten() for value in values.values()])  # noqa: E731
+    estimate = flat(hessian_diagonal(network, params, batches, 3, torch.Generator().manual_seed(2)))
+    generator = torch.Generator().manual_seed(2)
+    vectors = [torch.cat([(2.0 * torch.randint(2, p.shape, generator=generator) - 1).flatten() for p in params.values()]).double() for _ in range(3)]
+    torch.testing.assert_close(estimate, sum(v * (hessian @ v) for v in vectors) / 3, rtol=1e-5, atol=1e-7)
+    probes = 300
+    many = flat(hessian_diagonal(network, params, batches, probes, torch.Generator().manual_seed(3)))
+    off_diagonal = hessian - torch.diag(hessian.diag())
+    assert ((many - hessian.diag()).abs() <= 5 * (off_diagonal.square().sum(1) / probes).sqrt() + 1e-9).all(), "five standard errors"
+
+
+def consolidated(**options):
+    """Two parameters after three steps of SGD: {name: before}, {name: just before the reset}, {name: after it}, {name: [gradients]}."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen, gradients = {}, {name: [] for name in before}
+    optimizer.register_step_post_hook(lambda *_: seen.update({name: param.detach().clone() for name, param in model.named_parameters()}))
+    WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3, average=False, **options).attach(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        cross_entropy(model(torch.randn(8, 6)), torch.randint(4, (8,))).backward()
+        for name, param in model.named_parameters():
+            gradients[name].append(param.grad.clone())
+        optimizer.step()
+    return before, seen, {name: param.detach() for name, param in model.named_parameters()}, gradients
+
+
+def flat(values):
+    return torch.cat([value.flatten() for value in values.values()])
+
+
+def moments(gradients):
+    m = v = 0
+    for g in gradients:
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    return m / (1 - 0.9**3), v / (1 - 0.999**3)
+
+
+@pytest.mark.parametrize(
+    "importance, score",
+    [
+        ("moment", lambda before, now, m, v: m.abs() * v),
+        ("first_moment", lambda before, now, m, v: m.abs()),
+        ("second_moment", lambda before, now, m, v: v),
+        ("drift", lambda before, now, m, v: (now - before).abs()),
+        (lambda params, previous: {name: -param for name, param in params.items()}, lambda before, now, m, v: -now),
+    ],
+    ids=["moment", "first_moment", "second_moment", "drift", "own"],
+)
+def test_the_elements_with_the_highest_importance_are_kept(importance, score):
+    before, now, after, gradients = consolidated(importance=importance, retain=0.25)
+    m, v = (torch.cat([moments(gradients[name])[i].flatten() for name in before]) for i in (0, 1))
+    kept = set(score(flat(before), flat(now), m, v).topk(7).indices.tolist())  # of 28
+    expected = [now if e in kept else (now + old) / 2 for e, (now, old) in enumerate(zip(flat(now), flat(before)))]
+    torch.testing.assert_close(flat(after), torch.stack(expected))
+
+
+def test_random_replaces_what_is_not_kept_by_fresh_values():
+    fresh = {"weight": torch.full((4, 6), 7.0), "bias": torch.full((4,), -7.0)}
+    _, now, after, _ = consolidated(reset="random", fresh=lambda: fresh, retain=0.25)
+    kept = flat(after) == flat(now)
+    assert kept.sum() == 7 and torch.equal(flat(after)[~kept], flat(fresh)[~kept])
+
+
+def test_shrink_and_perturb_changes_all_elements():
+    fresh = {"weight": torch.randn(4, 6), "bias": torch.randn(4)}
+    _, now, after, _ = consolidated(reset="shrink_perturb", shrink=0.4, perturb=0.1, fresh=lambda: fresh, retain=0.9)
+    torch.testing.assert_close(flat(after), 0.4 * flat(now) + 0.1 * flat(fresh))
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"importance": "second"}, "importance='second' is unknown"), ({"reset": "random"}, "needs fresh"), ({"shrink": 2.0}, "shrink=2.0"),
+])  # fmt: skip
+def test_wrong_options_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        WeightSpaceConsolidation(nn.Linear(2, 2).named_parameters(), warmup_steps=1, **options)
+
+
+def test_a_function_that_leaves_a_parameter_out_is_named():
+    with pytest.raises(ValueError, match="no scores of shape .* for 'bias'"):
+        consolidated(importance=lambda params, previous: {"weight": params["weight"]})
+
+
+# ---- in a run ----------------------------------------------------------------------------------------------------------
+
+
+def run(settings, **keys):
+    config = resolve(settings | keys)
+    return Run(config, load_dataset(config.dataset, "."))
+
+
+VARIANTS = [
+    {"wsc.importance": "first_moment"}, {"wsc.importance": "second_moment"}, {"wsc.importance": "drift"}, {"wsc.importance": "fisher"},
+    {"wsc.importance": "hessian", "wsc.probes": 2, "wsc.importance_samples": 10}, {"wsc.reset": "random"}, {"wsc.reset": "shrink_perturb"}, {"wsc.reset_every": 2},
+    {"wsc.reset_head": False}, {"wsc.reset_norm": False},
+]  # fmt: skip
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("keys", VARIANTS, ids=lambda keys: " ".join(map(str, keys.values())))
+def test_every_variant_changes_the_result_and_survives_a_kill(keys, settings, tmp_path, monkeypatch):
+    plain, whole = (run(settings | {"out": str(tmp_path / out)}, **each).execute() for out, each in (("plain", {}), ("whole", keys)))
+    assert whole["train_loss"] != plain["train_loss"]
+    for stop in (4, 5):  # in the second task, before the reset and after it; the first has three epochs and an end
+        checkpoint, left = Run._checkpoint, iter(range(20))
+
+        def checkpoint_and_die(self, *arguments):
+            checkpoint(self, *arguments)
+            if next(left) == stop:
+                raise Killed
+
+        monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+        with pytest.raises(Killed):
+            run(settings | {"out": str(tmp_path / str(stop))}, **keys).execute()
+        monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+        assert without_measurements(run(settings | {"out": str(tmp_path / str(stop))}, **keys).execute()) == without_measurements(whole)
+
+
+def test_what_is_excluded_is_not_reset(settings):
+    for key in ("wsc.reset_head", "wsc.reset_norm"):
+        learner = run(settings, **{"wsc.retain": 0.0, "wsc.reset": "revert", "wsc.average": False, key: False}).learner
+        first, second, _ = learner.manager.tasks
+        learner.learn(first, Silent())
+        learner.grow_for(second)
+        masks = learner._eligible(second)
+        norms = {f"{prefix}.{name}" for prefix, module in learner.network.named_modules() if isinstance(module, nn.BatchNorm2d) for name, _ in module.named_parameters()}
+        assert set(masks) == ({"head.weight", "head.bias"} if key == "wsc.reset_head" else norms) and not any(mask.any() for mask in masks.values())
+
+
+class Silent:
+    def phase_started(self, *_):
+        pass
+
+    step = epoch_ended = phase_started
+
+
+def test_passes_over_the_data_are_counted(settings):
+    fisher, hessian = (run(settings, **{"wsc.importance": name}).execute() for name in ("fisher", "hessian"))
+    assert fisher["importance_passes"] == hessian["importance_passes"] == 2, "one in each task but the first"
+    assert fisher["importance_seconds"] > 0 and "importance_passes" not in run(settings).execute()
+
+
+def test_an_importance_of_the_users_own_is_one_function(settings, monkeypatch):
+    monkeypatch.setattr(factory, "importances", copy.copy(factory.importances))
+    seen = []
+
+    @factory.register_importance("mine")
+    def mine(network, params, previous, batches, options):
+        seen.append((network.training, sum(len(images) for images, _ in batches), options.retain))
+        return {name: (param - previous[name]).abs() for name, param in params.items()}
+
+    ours = run(settings, **{"wsc.importance": "mine"}).execute()
+    drift = run(settings, **{"wsc.importance": "drift"}).execute()
+    assert ours["train_loss"] == drift["train_loss"] and ours["matrix"] == drift["matrix"]
+    assert seen == [(False, 24 + 8, 0.2), (False, 24 + 16, 0.2)]
+
+
+def test_an_unknown_importance_names_the_nearest():
+    with pytest.raises(UserError, match="unknown wsc.importance 'fischer'; did you mean 'fisher'"):
+        resolve({"wsc.importance": "fischer"})
+    with pytest.raises(UserError, match="wsc.reset_every: 'often'"):
+        resolve({"wsc.reset_every": "often"})
