@@ -24,7 +24,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.plugins": ["pycil_wsc.consolidation"],
     "pycil_wsc.learners": ["pycil_wsc.learners", "pycil_wsc.consolidation", "utils"],
     "pycil_wsc.keys": ["utils.errors"],
-    "pycil_wsc.config": ["pycil_wsc.consolidation.importance", "pycil_wsc.keys", "pycil_wsc.learners", "pycil_wsc.llm.config", "utils"],
+    "pycil_wsc.config": ["pycil_wsc.keys", "pycil_wsc.learners", "pycil_wsc.consolidation.importance", "pycil_wsc.llm.config", "utils"],
     "pycil_wsc.progress": [],
     "pycil_wsc.machine": ["utils.errors"],
     "pycil_wsc.scalars": ["utils"],

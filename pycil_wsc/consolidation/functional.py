@@ -24,8 +24,7 @@ def reset_(params, others, scores, retain, rule, scope="global", eligible=None, 
 
     ``retain``: share kept, 0..1. ``rule``: (params, others, keep) -> None, such as :func:`blend_`, :func:`revert_` or, with ``others`` fresh
     initial values, :func:`replace_` and :func:`shrink_perturb_`. ``scores``, ``scope`` and ``eligible`` as in :func:`top_mask`, ``peers`` as in
-    :func:`top_blocks`; elements that are not eligible are left alone. Works block by block: the memory it needs does not grow
-    with the number of elements.
+    :func:`top_blocks`; elements that are not eligible are left alone. Works block by block: the memory it needs does not grow with the number of elements.
     """
     for i, index, keep in top_blocks(scores, retain, scope, eligible, peers):
         if eligible is not None and eligible[i] is not None:

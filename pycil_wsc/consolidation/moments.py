@@ -76,8 +76,8 @@ class OptimizerMoments:
     ``carried``: the optimiser may have gone on from earlier tasks, whose last steps its moments then remember.
     """
 
-    def __init__(self, params, carried=False, score=moment_score):
-        self.params, self.carried, self.score = params, carried, score
+    def __init__(self, params, score=moment_score, carried=False):
+        self.params, self.score, self.carried = params, score, carried
         self.found = False  # moments in the optimiser
 
     def check(self, optimizer, steps):

@@ -259,7 +259,7 @@ class WeightSpaceConsolidation:
         score = MOMENT_SCORES[options.importance]
         if options.moments == "own":
             return OwnMoments(self._params, options.betas, options.score_abs, score)
-        return OptimizerMoments(self._params, options.moments == "carried", score)
+        return OptimizerMoments(self._params, score, options.moments == "carried")
 
     def _reset(self, optimizer):
         options = self.options
@@ -268,8 +268,7 @@ class WeightSpaceConsolidation:
         names = list(scores)
         others = self._fresh() if options.reset in ("random", "shrink_perturb") else self._previous
         eligible = [self._eligible.get(name) for name in names]
-        parts = (_pick(self._params, names), _pick(others, names), list(scores.values()))
-        reset_(*parts, options.kept, options.rule, options.rank_scope, eligible, self._peers)
+        reset_(_pick(self._params, names), _pick(others, names), list(scores.values()), options.kept, options.rule, options.rank_scope, eligible, self._peers)
         if options.reset_buffers:
             keep_none = [torch.zeros_like(b, dtype=torch.bool) for b in self._buffers.values()]
             blend_(self._buffers.values(), _pick(self._previous, self._buffers), keep_none, options.reset_blend)

@@ -161,8 +161,6 @@ def _check_together(config):
         raise UserError("llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads")
     if len(config.betas) != 2 or max(config.betas) >= 1:
         raise UserError(f"llm.betas: expected two numbers below 1, got {list(config.betas)}")
-    if config.shard and config.method == "slerp":
-        raise UserError("llm.shard: slerp turns whole tensors, which no process has; use another method, or false")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no step after the reset; use less")
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":

@@ -137,21 +137,22 @@ class Slerp(Merge):
     """merged_t = slerp(merged_{t-1}, theta_t, weight), tensor by tensor, from which the next task starts (Jang et al., 2024).
 
     ``space``: ``"weights"``, or ``"task_vectors"``: theta_0 + slerp(merged_{t-1} - theta_0, tau_t, weight). Weights barely turn at the
-    learning rates of fine-tuning, which makes the first nearly linear.
+    learning rates of fine-tuning, which makes the first nearly linear. ``total``: if the tensors are parts of sharded ones, the sum of a tensor
+    over the processes that hold them.
     """
 
     online = True
 
-    def __init__(self, start, *, weight, space):
+    def __init__(self, start, *, weight, space, total=None):
         if not 0 <= weight <= 1:
             raise ValueError(f"weight={weight}: the new model's share must be in 0..1")
         if space not in ("weights", "task_vectors"):
             raise ValueError(f"space={space!r} is unknown; known: 'weights', 'task_vectors'")
-        self.weight, self.task_vectors = weight, space == "task_vectors"
+        self.weight, self.task_vectors, self.total = weight, space == "task_vectors", total
         super().__init__(start)
 
     def _fold_(self, running, new):
-        running.copy_(slerp(running, new, self.weight))
+        running.copy_(slerp(running, new, self.weight, self.total))
 
 
 @register_merge("task_arithmetic")
@@ -180,13 +181,14 @@ class MagMax(TaskArithmetic):
         torch.where(new.abs() >= running.abs(), new, running, out=running)
 
 
-def slerp(first, second, weight):
+def slerp(first, second, weight, total=None):
     """Spherical interpolation from ``first`` (weight 0) to ``second`` (weight 1), two tensors of one shape, as flat vectors.
 
     With w the angle between them: (sin((1 - weight) w) first + sin(weight w) second) / sin w, lengths as they are (Shoemake, 1985). Linear
-    where |cos w| exceeds .9995 and where one is zero, which has no direction.
+    where |cos w| exceeds .9995 and where one is zero, which has no direction. ``total`` as in :class:`Slerp`.
     """
-    dot, *squares = (float((a * b).sum()) for a, b in ((first, second), (first, first), (second, second)))
+    products = torch.stack([(a * b).sum() for a, b in ((first, second), (first, first), (second, second))])
+    dot, *squares = (total(products) if total else products).tolist()
     cosine = dot / math.sqrt(math.prod(squares)) if all(squares) else 1.0
     if not abs(cosine) <= PARALLEL:
         return torch.lerp(first, second, weight)

@@ -20,7 +20,7 @@ class Training:
         self.placing = (Sharded if config.shard and processes.count > 1 else Whole)(load_model(config, tokenizer), processes, device)
         self.model, self.parameters = self.placing.model, self.placing.parameters
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
-        self.merge = _merge(config, self._weights())
+        self.merge = _merge(config, self._weights(), self.placing.peers)
         self.wsc = None
         self.counts = {"steps": 0, "tokens": 0, "padding": 0, "answers": 0}  # padding: tokens beside those; answers: tokens with a label
 
@@ -152,12 +152,12 @@ def steps_of(epoch, config):
     return -(-len(epoch.examples) // config.batch_size)
 
 
-def _merge(config, start):
+def _merge(config, start, peers):
     """The running merge of the method, or None."""
     options = {
         "avg_offline": {},
         "avg_online": {"decay": config.ema_decay if config.average == "ema" else None},
-        "slerp": {"weight": config.slerp_weight, "space": config.slerp_on},
+        "slerp": {"weight": config.slerp_weight, "space": config.slerp_on, "total": peers and peers.sum},
         "task_arithmetic": {"scale": config.task_arithmetic_scale},
         "magmax": {"scale": config.magmax_scale},
     }
