@@ -6,7 +6,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from pycil_wsc.config import Config, resolve
 from pycil_wsc.machine import commit
@@ -14,7 +14,7 @@ from pycil_wsc.report import read_result
 from pycil_wsc.trainer import Run, TrainingDiverged, open_log
 from utils.data import load_dataset
 from utils.errors import UnusableRun, UserError
-from utils.files import write_json
+from utils.files import locked, write_json
 from utils.resized import resized
 
 TRACEBACK_LINES = 20
@@ -54,7 +54,7 @@ def attempt(job, data, report):
     """
     folder = job.config.run_folder
     try:
-        with locked(folder, job.wait):
+        with locked(folder, wait=job.wait):
             result = finished(job.config) or new_run(job.config, data, report).execute()
             (folder / "failed.json").unlink(missing_ok=True)
         return Outcome(result=result)
@@ -88,17 +88,6 @@ def failed(job, reason, again=True, error=None):
     except UserError as unwritable:
         return Outcome(error=str(unwritable))
     return Outcome(failure=reason, again=again)
-
-
-def locked(folder, wait):
-    """A context in which the folder is this process's own; raises ``Timeout`` if it is another's and we do not ``wait``."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / ".lock").acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        raise
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
 
 
 def finished(config):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from pycil_wsc.attempt import Datasets, attempt, failed, locked
+from pycil_wsc.attempt import Datasets, attempt, failed
 from pycil_wsc.machine import commit
 from pycil_wsc.progress import Mailbox
 from utils.errors import UserError
-from utils.files import write_atomically, write_json
+from utils.files import locked, write_atomically, write_json
 
 NODE_DEATHS = 5  # that one run may meet
 PACKAGES = ("pycil_wsc", "utils", "convs")
@@ -164,7 +164,7 @@ def deliver(config, files):
     if not files:
         return
     folder = config.run_folder
-    with locked(folder, wait=True):
+    with locked(folder):
         if (folder / "result.json").exists():
             return
         result = files.pop("result.json", None)

@@ -13,9 +13,9 @@ import logging
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from utils.files import save_tensors
+from utils.files import locked, save_tensors
 
 SCHEDULE = ("init_epoch", "init_lr", "init_milestones", "init_lr_decay", "init_weight_decay", "scheduler", "momentum", "batch_size")
 DECISIVE = ("seed", "convnet_type", *SCHEDULE)
@@ -25,15 +25,13 @@ DECISIVE = ("seed", "convnet_type", *SCHEDULE)
 def shared(run, dataset):
     """The entry of ``run``'s first task, held by this process: while one trains it, others that want it wait."""
     path = Path(run.config.out, "first_tasks", f"{key(run, dataset)}.pt")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{path}.lock")
+    lock = f".{path.name}.lock"
     try:
-        lock.acquire(timeout=0)
+        held = locked(path.parent, lock, wait=False)
     except Timeout:
         run.bar.say("waits for the first task, which another run is training")
-        lock.acquire()
-    with lock:
-        lock.release()  # once for each time it was acquired
+        held = locked(path.parent, lock)
+    with held:
         yield Entry(path)
 
 

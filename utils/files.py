@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 
 from utils.errors import UserError
 
@@ -28,6 +29,17 @@ def write_atomically(path, content):
         except OSError:
             pass  # the folder itself cannot be written or is no folder: the first error tells
         raise UserError(f"{path}: cannot be written ({error.strerror}); free space or choose another folder with --out. What was saved before is intact") from None
+
+
+def locked(folder, name=".lock", wait=True):
+    """A context in which no other process holds the lock ``name`` of ``folder``; raises ``Timeout`` if one does and we do not ``wait``."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return FileLock(Path(folder, name)).acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out or --data-root") from None
 
 
 def write_json(path, value):

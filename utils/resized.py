@@ -11,13 +11,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from PIL import Image
 from tqdm import tqdm
 
 from utils.data import decode
 from utils.errors import UserError
-from utils.files import write_atomically
+from utils.files import locked, write_atomically
 
 QUALITY = 95  # of the JPEG files
 
@@ -42,7 +41,7 @@ def resized(dataset, root, workers):
 def copied(paths, base, folder, side, workers):
     """The files to read in place of ``paths``, an array of str."""
     wanted = [folder / f"{Path(path).relative_to(base)}.jpg" for path in paths]
-    with _lock(folder):
+    with locked(folder):
         missing = [(path, copy) for path, copy in zip(paths, wanted) if not _fresh(path, copy)]
         if missing:
             logging.getLogger("pycil_wsc").info("%s: copying %d images with a short side of %d", folder, len(missing), side)
@@ -52,15 +51,6 @@ def copied(paths, base, folder, side, workers):
                         pool.shutdown(cancel_futures=True)
                         raise UserError(problem)
     return np.array([str(copy) if copy.stat().st_size else path for path, copy in zip(paths, wanted)])
-
-
-def _lock(folder):
-    """A context in which no other process makes copies there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / ".lock").acquire()
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another --data-root, or set cache_images to false") from None
 
 
 def _fresh(path, copy):

@@ -11,6 +11,7 @@ from pycil_wsc.report.measures import of_a_language_model
 from pycil_wsc.report.runs import Record, find_runs, read_result
 from pycil_wsc.report.tables import Cell, Column, Row, Table, mean_and_error, to_text
 from utils.errors import UserError
+from utils.files import locked
 
 __all__ = ["accuracy_table", "find_runs", "mean_and_error", "read_result", "result_table", "write_report"]
 
@@ -53,4 +54,5 @@ def write_found(found, folders, out):
         from pycil_wsc.report.page import write_page
     except ModuleNotFoundError as error:
         raise UserError(f"the report needs {error.name}: pip install -r requirements.txt, then python -m pycil_wsc.report {' '.join(map(str, folders))}") from None
-    return write_page(found, folders, out)
+    with locked(out):  # two sweeps that share a folder may end at the same time
+        return write_page(found, folders, out)
