@@ -24,7 +24,7 @@ BETAS = [(0.9, 0.99), (0.5, 0.7)]  # of the two groups, where the optimiser has 
 @st.composite
 def loops(draw):
     """-> (options of the consolidation, and how the loop around it is made)."""
-    reset = draw(st.sampled_from(["blend", "revert", "none"]))
+    reset = draw(st.sampled_from(["blend", "revert", "random", "shrink_perturb", "none"]))
     count = draw(st.sampled_from(["since_reset", "absolute"]))
     optimizer = draw(st.sampled_from(["SGD", "Adam", "AdamW"]))
     moments = "own" if optimizer == "SGD" else draw(st.sampled_from(["own", "optimizer"]))
@@ -33,6 +33,7 @@ def loops(draw):
         average_every=draw(st.integers(1, 3)),
         retain=draw(st.sampled_from([0, 0.1, 0.2, 0.5, 0.77, 1])),
         blend=draw(st.sampled_from([0, 0.3, 0.5, 1])),
+        importance=draw(st.sampled_from(["moment", "first_moment", "second_moment", "drift"])),
         moments=moments,
         rank_scope=draw(st.sampled_from(["global", "tensor"])),
         reset=reset,
@@ -89,10 +90,11 @@ def compare_with_reference(options, loop):
 
     named = [(loop["prefix"] + name, p) for name, p in [*params.items(), ("shared", params["matrix"])]]
     eligible = {loop["prefix"] + "matrix": torch.tensor(mask).view(3, 4)} if loop["eligible"] else {}
-    fast = WeightSpaceConsolidation(named, named_buffers=buffers.items(), eligible=eligible, **options).attach(optimizer)
+    initial = {name: gaussian(rng, shape, dtype) for name, shape in SHAPES.items()}
+    fast = WeightSpaceConsolidation(named, named_buffers=buffers.items(), eligible=eligible, fresh=lambda: initial, **options).attach(optimizer)
     trained = [name for name in SHAPES if name != "frozen"]
     betas = {name: b for names, b in zip(GROUPS, BETAS) for name in names} if options["moments"] == "optimizer" else options["betas"]
-    slow = ReferenceConsolidation(lists(twins, trained), **options | {"betas": betas}, buffers=lists(twin_buffers),
+    slow = ReferenceConsolidation(lists(twins, trained), **options | {"betas": betas, "fresh": lists(initial)}, buffers=lists(twin_buffers),
                                   eligible={"matrix": mask} if loop["eligible"] else {})  # fmt: skip
 
     def assert_same():

@@ -68,15 +68,18 @@ def same_bits(left, right):
 
 
 def random_options(rng):
-    reset = rng.choice(["blend", "blend", "revert", "none"])
+    reset = rng.choice(["blend", "blend", "revert", "random", "shrink_perturb", "none"])
     count = rng.choice(["since_reset", "since_reset", "absolute"])
     return dict(
         warmup_steps=rng.randint(0 if reset == "none" else 1, 6),
         average_every=rng.randint(1, 4),
         retain=rng.choice([0, 0.1, 0.2, 0.5, 0.77, 1]),
         blend=rng.choice([0, 0.3, 0.5, 1]),
+        importance=rng.choice(["moment", "moment", "first_moment", "second_moment", "drift"]),
         betas=rng.choice([(0.9, 0.999), (0.5, 0.7), (0, 0)]),
         score_abs=rng.random() < 0.5,
+        shrink=rng.choice([0.0, 0.4]),
+        perturb=rng.choice([0.0, 2.0]),
         rank_scope=rng.choice(["global", "tensor"]),
         reset=reset,
         reset_every=rng.choice([None, None, 1, 3]),
@@ -109,8 +112,11 @@ def test_fast_version_follows_the_slow_one_through_a_task(seed):
 
     optimizer = torch.optim.SGD(params.values(), lr=0.1)
     masks = {name: torch.tensor(mask).view(shapes[name]) for name, mask in eligible.items()}
+    fresh = {name: [rng.gauss(0, 1) for _ in values] for name, values in gauss.items()}
+    initial = {name: torch.tensor(fresh[name], dtype=torch.float64).view(shape) for name, shape in shapes.items()}
+    options["fresh"] = lambda: initial
     fast = WeightSpaceConsolidation(params.items(), named_buffers=fast_buffers.items(), eligible=masks, **options).attach(optimizer)
-    slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options)
+    slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options | {"fresh": fresh})
 
     def assert_same():
         for name, param in params.items():

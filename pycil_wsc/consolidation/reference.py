@@ -5,21 +5,22 @@ It shares no line with the fast version, so that a test can step both and compar
 
 
 class ReferenceConsolidation:
-    """Takes the same options; weights, gradients and buffers are ``{name: [float, ...]}``, changed in place.
+    """Takes the same options, but for an importance that is a function; weights, gradients and buffers are ``{name: [float, ...]}``, changed in place.
 
     There is no optimiser to attach to: call ``step`` after each of its steps. ``reset_momentum`` concerns the optimiser alone and
-    is no option here. ``eligible`` is ``{name: [bool, ...]}``. ``moments="optimizer"``: the moments of an Adam that is new in this task;
+    is no option here. ``eligible`` is ``{name: [bool, ...]}``, ``fresh`` ``{name: [float, ...]}``. ``moments="optimizer"``: the moments of an Adam that is new in this task;
     its betas may differ from group to group, so ``betas`` may be ``{name: (b1, b2)}``.
     """
 
-    def __init__(self, weights, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, moments="own", betas=(0.9, 0.999),
-                 score_abs=False, rank_scope="global", reset="blend", reset_every=None,
+    def __init__(self, weights, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, importance="moment", moments="own", betas=(0.9, 0.999),
+                 score_abs=False, rank_scope="global", reset="blend", shrink=0.6, perturb=0.01, fresh=None, reset_every=None,
                  average=True, average_start="reset", average_count="since_reset", average_last=True,
                  buffers=None, reset_buffers=False, average_buffers=False, eligible=None):  # fmt: skip
         self.warmup_steps, self.average_every, self.retain, self.blend = warmup_steps, average_every, retain, blend
         self.moments, self.score_abs, self.rank_scope = moments, score_abs, rank_scope
         self.betas = betas if isinstance(betas, dict) else {name: betas for name in weights}
-        self.reset, self.reset_every = reset, reset_every
+        self.importance, self.reset, self.reset_every = importance, reset, reset_every
+        self.shrink, self.perturb, self.fresh = shrink, perturb, fresh
         self.average, self.average_start, self.average_count = average, average_start, average_count
         self.average_last, self.reset_buffers, self.average_buffers = average_last, reset_buffers, average_buffers
         self.eligible = eligible or {}
@@ -63,12 +64,14 @@ class ReferenceConsolidation:
                 m[e] = beta1 * m[e] + (1 - beta1) * (abs(g) if self.score_abs else g)
                 v[e] = beta2 * v[e] + (1 - beta2) * g * g
 
-    def score(self, name, e):
-        """S_l = |m_hat_l| * v_hat_l"""
+    def score(self, weights, name, e):
+        """S_l = |m_hat_l| * v_hat_l, one of the two alone, or |theta_l - theta_prev_l|"""
+        if self.importance == "drift":
+            return abs(weights[name][e] - self.previous[name][e])
         beta1, beta2 = self.betas[name]
         m_hat = self.m[name][e] / (1 - beta1 ** self.t[name])
         v_hat = self.v[name][e] / (1 - beta2 ** self.t[name])
-        return abs(m_hat) * v_hat
+        return {"moment": abs(m_hat) * v_hat, "first_moment": abs(m_hat), "second_moment": v_hat}[self.importance]
 
     def reset_weights(self, weights, buffers):
         alpha = self.blend if self.reset == "blend" else 0.0
@@ -76,9 +79,15 @@ class ReferenceConsolidation:
                   for name, values in weights.items() if name in self.has_gradient}  # fmt: skip
         by_tensor = [[(name, e) for e in elements] for name, elements in ranked.items()]
         for group in by_tensor if self.rank_scope == "tensor" else [sum(by_tensor, [])]:
-            best_first = sorted(group, key=lambda element: -self.score(*element))  # stable: of equals the first
-            for name, e in best_first[round(self.retain * len(group)) :]:
-                weights[name][e] = alpha * weights[name][e] + (1 - alpha) * self.previous[name][e]
+            best_first = sorted(group, key=lambda element: -self.score(weights, *element))  # stable: of equals the first
+            kept = 0 if self.reset == "shrink_perturb" else round(self.retain * len(group))
+            for name, e in best_first[kept:]:
+                if self.reset == "random":
+                    weights[name][e] = self.fresh[name][e]
+                elif self.reset == "shrink_perturb":
+                    weights[name][e] = self.shrink * weights[name][e] + self.perturb * self.fresh[name][e]
+                else:
+                    weights[name][e] = alpha * weights[name][e] + (1 - alpha) * self.previous[name][e]
         if self.reset_buffers:
             for name, values in buffers.items():
                 for e in range(len(values)):
