@@ -1,7 +1,9 @@
 """Runs of a second or two for tests: their data, their command and what they leave."""
 
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,4 +44,5 @@ def without_measurements(result):
 def command(tmp_path, settings, *options):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings), *options]
-    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits that it is ignored
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=listen)
