@@ -10,8 +10,9 @@ from filelock import Timeout
 
 from pycil_wsc.config import Config, resolve
 from pycil_wsc.machine import commit
+from pycil_wsc.progress import open_log
 from pycil_wsc.report import read_result
-from pycil_wsc.trainer import Run, TrainingDiverged, open_log
+from pycil_wsc.trainer import Run, TrainingDiverged
 from utils.data import load_dataset
 from utils.errors import UnusableRun, UserError
 from utils.files import locked, write_json
