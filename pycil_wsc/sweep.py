@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pycil_wsc import report
+from pycil_wsc.analysis.records import unrecorded
 from pycil_wsc.attempt import Datasets, Job, attempt
 from pycil_wsc.llm.parallel import launched
 from pycil_wsc.progress import Overview
@@ -122,6 +123,8 @@ class Schedule:
         if outcome.result:
             self.results[job.config.run_folder] = outcome.result
             self.overview.skip(job)
+            if not job.config.language_model and (lacking := unrecorded(job.config)):
+                self.overview.say(f"{job.title}: finished before without the record of {', '.join(lacking)}; move {job.config.run_folder} away to make it")
         else:
             self.ended(job, outcome)
 

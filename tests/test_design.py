@@ -38,7 +38,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.attempt": [f"pycil_wsc.llm.{name}" for name in ("corpus", "trainer")] + [f"pycil_wsc.{name}" for name in ("config", "machine", "progress", "trainer")] + ["pycil_wsc.report", "utils"],
     "pycil_wsc.workers": ["pycil_wsc.attempt", "pycil_wsc.progress"],
     "pycil_wsc.cluster": ["pycil_wsc.attempt", "pycil_wsc.machine", "pycil_wsc.progress", "utils"],
-    "pycil_wsc.sweep": [f"pycil_wsc.{name}" for name in ("attempt", "cluster", "llm.parallel", "workers", "progress", "trainer", "report")] + ["utils"],
+    "pycil_wsc.sweep": [f"pycil_wsc.{name}" for name in ("analysis", "attempt", "cluster", "llm.parallel", "workers", "progress", "trainer", "report")] + ["utils"],
     "pycil_wsc": ["pycil_wsc.saved"],  # lazily, see below
     "main": ["pycil_wsc.config", "pycil_wsc.llm.torchrun", "pycil_wsc.sweep", "utils.errors"],
 }

@@ -57,6 +57,15 @@ class Records:
             self.observers[name].state = state["observers"][name]
 
 
+def unrecorded(config):
+    """The analyses that ``analyse`` asks for, and that a finished run did not record for its last task."""
+    try:
+        recorded = json.loads((config.run_folder / FILE).read_text().splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        recorded = {}
+    return [name for name in config.analyse if name not in recorded]
+
+
 @contextlib.contextmanager
 def undisturbed(learner):
     """Within, the learner is in evaluation mode; after, it is in the mode it was in, and torch's global generator is as it was."""
