@@ -131,7 +131,9 @@ class Schedule:
 
 def headline(result):
     """A finished run in a few words."""
-    return f"average score {100 * result['avg_score']:.2f}" if "avg_score" in result else f"average accuracy {result['avg_acc']:.2f}"
+    if "avg_score" in result:
+        return f"average score {100 * result['avg_score']:.2f}"
+    return f"average accuracy{' on held-out training data' * (result.get('tested_on') == 'validation')} {result['avg_acc']:.2f}"
 
 
 def planned(config, data):

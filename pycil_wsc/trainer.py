@@ -35,6 +35,8 @@ class Run:
     """
 
     def __init__(self, config, dataset, report=print_task):
+        if dataset.held_out != config.validation_split:
+            raise ValueError("a run's data set must have its held-out part: take it from pycil_wsc.attempt.Datasets")
         self.config, self.dataset, self.report = config, dataset, report
         self.folder = config.run_folder
         self.device = resolved_device(config.device)
@@ -232,6 +234,7 @@ class Run:
         nme = [row.get("nme_top1") for row in rows]
         return {
             "config": {name: value for name, value in self.config.to_dict().items() if name not in NOT_OF_THE_RESULT},
+            "tested_on": "validation" if self.dataset.held_out else "test",
             "curve": curve,
             "avg_acc": metrics.average_accuracy(curve),
             "last_acc": curve[-1],

@@ -17,6 +17,8 @@ from pycil_wsc.report.tables import mean_and_error
 
 def figures(group):
     """Every :class:`Plot` that the runs of a group fill, even in part; drawn one at a time."""
+    if group.setting.validation_split:
+        return  # to choose by, not to show
     series = Series(group)
     if series.records:
         yield accuracy_over_time(series)

@@ -21,6 +21,7 @@ class Setting(NamedTuple):
     increment: int
     convnet_type: str
     fixed_memory: bool
+    validation_split: float = 0.0  # the share of the training data that was tested on in place of the test set
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Record:
 
     @cached_property
     def setting(self):
-        return Setting(*(self.config[name] for name in Setting._fields))
+        return Setting(*(self.config[name] for name in Setting._fields[:-1]), self.config.get("validation_split", 0.0))
 
 
 @dataclass
@@ -219,7 +220,8 @@ def _is_flatness(value):
 
 CONFIG = {"model_name": _is_text, "dataset": _is_text, "convnet_type": _is_text, "fixed_memory": _is_flag, "init_cls": _is_positive, "increment": _is_positive,
           "memory_per_class": _is_count, "memory_size": _is_count, "init_epoch": _is_count, "epochs": _is_count, "seed": _is_count}  # fmt: skip
-STUDIED = {"wsc.importance": _is_text, "wsc.reset": _is_text, "wsc.reset_every": lambda value: _is_text(value) or _is_count(value), "wsc.average": _is_flag, "wsc.retain": _is_number, "exemplars": _is_text, "consolidate": _is_flag}
+STUDIED = {"wsc.importance": _is_text, "wsc.reset": _is_text, "wsc.reset_every": lambda value: _is_text(value) or _is_count(value), "wsc.average": _is_flag, "wsc.retain": _is_number, "exemplars": _is_text, "consolidate": _is_flag,
+           "validation_split": _is_number}  # fmt: skip
 REQUIRED = {"curve": _is_series, "avg_acc": _is_number, "last_acc": _is_number, "matrix": _is_matrix, "forgetting": _is_number, "new_acc": _is_number,
             "train_seconds": _is_number, "total_seconds": _is_number, "images_trained": _is_number, "peak_memory_bytes": _is_number}  # fmt: skip
 OPTIONAL = {"top5_curve": _is_curve, "nme_curve": _is_curve, "train_loss": _is_loss, "confusion": _is_confusion, "class_names": _is_names,
