@@ -84,6 +84,7 @@ class Config:
     scheduler: str = key("steplr", "the rate within a task: `steplr` falls at the milestones, `cosine` to 0", choices=("steplr", "cosine"))
     momentum: float = key(0.9, "SGD's momentum", low=0, high=1)
     batch_size: int = key(128, "images in a batch", low=1)
+    replay_ratio: float | None = key(None, "share of each batch that the current task has, the rest being exemplars; null: all are shuffled together", low=0, high=1)
     exemplars: str = key("herding", "how exemplars are chosen", choices=ExemplarMemory.strategies)
     validation_split: float = key(0.0, "share of each class's training samples held out by `seed` and tested on in place of the test set", low=0, high=0.5)
     nme: bool = key(True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)")

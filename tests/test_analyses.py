@@ -93,12 +93,13 @@ def raw_gradient(run, network, indices):
     return (total / len(indices)).numpy()
 
 
-def test_gradients_are_the_means_over_samples_written_out(observed):
-    run, records, seen = observed("wsc", precision="fp32")
+@pytest.mark.parametrize("ratio", [None, 0.25])
+def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
+    run, records, seen = observed("wsc", precision="fp32", replay_ratio=ratio)
     for task, record, network, past in zip(run.manager.tasks, records, seen.started, seen.memory):
         network.eval()
         new = raw_gradient(run, network, task.train_indices)
-        found, share = record["gradients"], len(task.train_indices) / (len(task.train_indices) + len(past))
+        found, share = record["gradients"], ratio if ratio and len(past) else len(task.train_indices) / (len(task.train_indices) + len(past))
         assert found["norm_new"] == pytest.approx(np.linalg.norm(new), rel=1e-4) and record["share_new"] == share
         if not task.index:
             assert len(past) == 0 and found["cosine"] is None and found["norm_past"] is None and found["norm"] == found["norm_new"]

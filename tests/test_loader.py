@@ -6,9 +6,11 @@ import torch
 from PIL import Image
 from torchvision.transforms import functional as F
 
+from pycil_wsc.config import resolve
+from pycil_wsc.trainer import Run, planned_images
 from utils.data import load_dataset
 from utils.errors import UserError
-from utils.loader import FolderSource, open_source
+from utils.loader import ArraySource, FolderSource, mixed_order, open_source
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -92,3 +94,35 @@ def test_a_file_that_cannot_be_read_is_named(folder, workers):
     with pytest.raises(UserError) as error:
         collect(source.batches(np.arange(10), folder.train.targets, 4))
     assert broken in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("share, batch_size", [(0.5, 8), (0.25, 10), (0.9, 7), (0.0, 8), (1.0, 8)])
+def test_each_batch_of_a_mixed_order_has_its_share_of_new_samples_and_all_come_alike(share, batch_size):
+    new, old = np.arange(100, 130), np.arange(13)
+    order = mixed_order(new, old, share, batch_size, seed=3)
+    assert len(order) == 43 and not np.array_equal(order, mixed_order(new, old, share, batch_size, seed=4))
+    for start in range(0, 43, batch_size):
+        batch = order[start : start + batch_size]
+        assert (batch >= 100).sum() == round(share * len(batch))
+    for kind in (new, old):
+        counts = [(order == sample).sum() for sample in kind]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_run_with_a_replay_ratio_trains_on_as_many_images_mixed_as_asked(settings, monkeypatch):
+    seen, batches = [], ArraySource.batches
+
+    def spy(self, indices, targets, batch_size, **keywords):
+        for images, labels in batches(self, indices, targets, batch_size, **keywords):
+            if keywords.get("train"):
+                seen.append(labels.tolist())
+            yield images, labels
+
+    monkeypatch.setattr(ArraySource, "batches", spy)
+    config = resolve(settings | {"model_name": "replay", "replay_ratio": 0.25, "init_epoch": 1, "epochs": 1})
+    run = Run(config, load_dataset(config.dataset, "."))
+    result = run.execute()
+    first, second, third = seen[:3], seen[3:7], seen[7:]  # 24 images in batches of 8, then 24 + 8 and 24 + 16
+    assert [len(batch) for batch in seen] == [8] * 12 and result["images_trained"] == planned_images(config, run.manager) == 96
+    assert set(sum(first, [])) == {0, 1}
+    assert [sum(label >= 2 for label in batch) for batch in second] == [2] * 4 and [sum(label >= 4 for label in batch) for batch in third] == [2] * 5

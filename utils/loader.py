@@ -31,12 +31,12 @@ class ArraySource:
         self.images = torch.from_numpy(np.ascontiguousarray(split.images)).to(device)
         self.normalise = augment.Normalise(info.mean, info.std, device)
 
-    def batches(self, indices, targets, batch_size, *, train=False, seed=0):
+    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True):
         """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
 
-        ``targets`` are those of the whole split. With ``train`` the order is shuffled and images are augmented, both from ``seed``.
+        ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false, shuffled, both from ``seed``.
         """
-        order = epoch_order(indices, train, seed)
+        order = epoch_order(indices, train and shuffle, seed)
         index = torch.from_numpy(order).to(self.device)
         labels = torch.from_numpy(targets[order]).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -70,9 +70,9 @@ class FolderSource:
             collate_fn=_stack,
         )
 
-    def batches(self, indices, targets, batch_size, *, train=False, seed=0):
+    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True):
         """As :meth:`ArraySource.batches`. A file that cannot be read is a :class:`UserError` that names it."""
-        order = epoch_order(indices, train, seed)
+        order = epoch_order(indices, train and shuffle, seed)
         crop_seeds = np.random.default_rng([seed, 1]).integers(2**63, size=len(order)) if train else np.full(len(order), -1)
         keys = list(zip(order.tolist(), crop_seeds.tolist()))
         self.plan[:] = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
@@ -118,9 +118,32 @@ def _stack(samples):
     return next((sample for sample in samples if isinstance(sample, str)), None) or torch.stack(samples)
 
 
-def epoch_order(indices, train, seed):
-    """``indices`` as they are, or shuffled by ``seed`` for training."""
-    return np.random.default_rng(seed).permutation(indices) if train else np.asarray(indices)
+def epoch_order(indices, shuffle, seed):
+    """``indices`` as they are, or shuffled by ``seed``."""
+    return np.random.default_rng(seed).permutation(indices) if shuffle else np.asarray(indices)
+
+
+def mixed_order(new, old, share, batch_size, seed):
+    """As many samples as ``new`` and ``old`` hold, in an order in which each batch has ``share`` of ``new`` ones, rounded, the rest of ``old``.
+
+    Both are gone through in random order, by ``seed``, again and again: of two samples of one kind neither comes more than once
+    more often than the other. ``new`` and ``old``: int64 arrays with at least one sample each.
+    """
+    total, rng = len(new) + len(old), np.random.default_rng(seed)
+    sizes = [min(batch_size, total - start) for start in range(0, total, batch_size)]
+    counts = [round(share * size) for size in sizes]
+    new_stream, old_stream = (_stream(samples, number, rng) for samples, number in ((new, sum(counts)), (old, total - sum(counts))))
+    parts = []
+    for size, count in zip(sizes, counts):
+        parts += [new_stream[:count], old_stream[: size - count]]
+        new_stream, old_stream = new_stream[count:], old_stream[size - count :]
+    return np.concatenate(parts)
+
+
+def _stream(samples, number, rng):
+    """``number`` samples: whole permutations, one after another."""
+    rounds = -(-number // len(samples))
+    return np.concatenate([rng.permutation(samples) for _ in range(rounds)] or [samples[:0]])[:number]
 
 
 def num_batches(num_samples, batch_size):

@@ -15,8 +15,7 @@ class Gradients(Observer):
     """
 
     def task_started(self, task):
-        past = self.learner.memory.indices
-        share = len(task.train_indices) / (len(task.train_indices) + len(past))
+        past, share = self.learner.memory.indices, self.share_of_new(task)
         new, old = self.mean_gradient(task.train_indices), self.mean_gradient(past) if len(past) else None
         record = {"cosine": None, "norm_new": finite(new.norm().item()), "norm_past": None, "norm": finite(new.norm().item())}
         if old is not None:

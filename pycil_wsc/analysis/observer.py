@@ -37,6 +37,11 @@ class Observer:
         indices = self.learner.training_indices(task)
         return indices[np.linspace(0, len(indices) - 1, min(number, len(indices))).astype(int)]
 
+    def share_of_new(self, task):
+        """The paper's lambda: the share of new samples in what the task trains on."""
+        past, ratio = len(self.learner.memory), self.learner.config.replay_ratio
+        return ratio if past and ratio is not None else len(task.train_indices) / (len(task.train_indices) + past)
+
     def summed_loss(self, images, targets):
         """Cross-entropy over all classes seen, whatever the method's own loss: a scalar, summed over the batch."""
         return cross_entropy(self.learner.predict(images).float(), targets, reduction="sum")

@@ -5,6 +5,7 @@ import json
 
 import torch
 
+from pycil_wsc.analysis.observer import Observer
 from utils import factory
 from utils.files import write_atomically
 
@@ -37,8 +38,7 @@ class Records:
     def task_trained(self, task):
         """Add the task's line to the file."""
         if recorded := self._tell("task_trained", task):
-            share = len(task.train_indices) / len(self.learner.training_indices(task))
-            self.lines.append({"task": task.index, "share_new": share} | recorded)
+            self.lines.append({"task": task.index, "share_new": Observer(self.learner).share_of_new(task)} | recorded)
             write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def _tell(self, event, task):

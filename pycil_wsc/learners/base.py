@@ -12,7 +12,7 @@ from pycil_wsc.learners.cost import StepCost
 from pycil_wsc.learners.schedules import cosine_lr, step_lr
 from utils import seeding
 from utils.inc_net import IncrementalNet
-from utils.loader import num_batches
+from utils.loader import mixed_order, num_batches
 from utils.memory import ExemplarMemory, normalise
 
 
@@ -186,9 +186,15 @@ class BaseLearner(nn.Module):
             monitor.epoch_ended(task, number, phase, epoch, total_loss.item() / batches, 100 * correct.item() / len(phase.indices))
 
     def training_batches(self, indices, *address):
-        """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone."""
-        seed = seeding.derived_seed(self.config.seed, "batches", *address)
-        return self.train_source.batches(indices, self.manager.train_targets, self.config.batch_size, train=True, seed=seed)
+        """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone, which begins with the task's index."""
+        c, targets = self.config, self.manager.train_targets
+        seed = seeding.derived_seed(c.seed, "batches", *address)
+        if c.replay_ratio is not None:
+            newest = targets[indices] >= self.manager.boundaries[address[0]]
+            if newest.any() and not newest.all():
+                indices = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
+                return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed, shuffle=False)
+        return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed)
 
     # ---- what methods build on -----------------------------------------------------------------------------------------
 
