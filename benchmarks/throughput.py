@@ -140,7 +140,7 @@ class Silent:
     def phase_started(self, *_):
         pass
 
-    step = epoch_ended = phase_started
+    task_started = step = epoch_ended = task_trained = phase_started
 
 
 class Way:

@@ -10,11 +10,13 @@ from filelock import Timeout
 
 from pycil_wsc.config import Config, resolve
 from pycil_wsc.machine import commit
+from pycil_wsc.progress import open_log
 from pycil_wsc.report import read_result
-from pycil_wsc.trainer import Run, TrainingDiverged, open_log
+from pycil_wsc.trainer import Run, TrainingDiverged
 from utils.data import load_dataset
 from utils.errors import UnusableRun, UserError
 from utils.files import locked, write_json
+from utils.held_out import hold_out
 from utils.resized import resized
 
 TRACEBACK_LINES = 20
@@ -108,17 +110,19 @@ class Datasets:
         self.load = functools.cache(load_dataset)
 
     def of(self, config):
-        """The data set of ``config``, with the augmentation that it asks for; of a language model the texts, as tokens."""
+        """The data set of ``config``, with the augmentation and the held-out part that it asks for; of a language model the texts, as tokens."""
         if config.language_model:
             return _corpus(config)
         dataset = self.load(config.dataset, config.data_root, config.image_size)
         asked = {field: getattr(config, field) for field in ("padding", "flip", "brightness") if getattr(config, field) is not None}
-        return dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
+        dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
+        return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
 
     def for_training(self, config):
         """The same, with small copies of image files if the configuration asks for them."""
         dataset = self.of(config)
         return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset
+
 
 def _corpus(config):
     try:

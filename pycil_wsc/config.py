@@ -10,6 +10,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from pycil_wsc import analysis  # noqa: F401  registers the analyses
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.keys import checked, digest, expand, key, takes_list, typed
 from pycil_wsc.learners.consolidating import consolidated  # the package registers the learners, and with them the backbones
@@ -85,6 +86,7 @@ class Config:
     batch_size: int = key(128, "images in a batch", low=1)
     replay_ratio: float | None = key(None, "share of each batch that the current task has, the rest being exemplars; null: all are shuffled together", low=0, high=1)
     exemplars: str = key("herding", "how exemplars are chosen", choices=ExemplarMemory.strategies)
+    validation_split: float = key(0.0, "share of each class's training samples held out by `seed` and tested on in place of the test set", low=0, high=0.5)
     nme: bool = key(True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)")
 
     image_size: int | None = key(None, "side of the images of folder data; null: the data set's own", low=8)
@@ -101,6 +103,7 @@ class Config:
     out: str = key("runs", "folder of the results")
     save_weights: bool | str = key(False, "keep the weights for `pycil_wsc.load`: `true` those after the last task, `\"every\"` those after each", choices=(False, True, "every"))
     tensorboard: bool = key(False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)")
+    analyse: tuple[str, ...] = key((), "what to record for the report: `gradients`, `drift`, `flatness`, `dormant`")
     wsc: WSCOptions = field(default_factory=WSCOptions)
     options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
 
@@ -140,7 +143,7 @@ class Config:
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard"}
+PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard", "analyse"}
 DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on
@@ -342,6 +345,8 @@ def _check_together(config):
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":
         raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
     factory.backbones[config.convnet_type]
+    for name in config.analyse:
+        factory.analyses[name]
     learner = factory.learners[config.model_name]
     if config.consolidate and (learner.consolidates or not learner.one_phase):
         reason = "consolidates already" if learner.consolidates else "trains in two phases per task"

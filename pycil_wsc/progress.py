@@ -1,11 +1,14 @@
 """Live feedback: runs tell a few times a second where they stand, and the overview of the sweep shows it."""
 
+import logging
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
+
+from utils.errors import UserError
 
 INTERVAL = 0.25  # seconds
 
@@ -176,3 +179,21 @@ def duration(seconds):
     """Seconds as ``h:mm:ss``."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def open_log(folder):
+    """A logger of its own for the run, appending to ``log.txt`` in its folder."""
+    log = logging.getLogger(f"pycil_wsc.run.{folder}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(folder / "log.txt")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    return log

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pycil_wsc import report
+from pycil_wsc.analysis.records import unrecorded
 from pycil_wsc.attempt import Datasets, Job, attempt
 from pycil_wsc.llm.parallel import launched
 from pycil_wsc.progress import Overview
@@ -122,13 +123,17 @@ class Schedule:
         if outcome.result:
             self.results[job.config.run_folder] = outcome.result
             self.overview.skip(job)
+            if not job.config.language_model and (lacking := unrecorded(job.config)):
+                self.overview.say(f"{job.title}: finished before without the record of {', '.join(lacking)}; move {job.config.run_folder} away to make it")
         else:
             self.ended(job, outcome)
 
 
 def headline(result):
     """A finished run in a few words."""
-    return f"average score {100 * result['avg_score']:.2f}" if "avg_score" in result else f"average accuracy {result['avg_acc']:.2f}"
+    if "avg_score" in result:
+        return f"average score {100 * result['avg_score']:.2f}"
+    return f"average accuracy{' on held-out training data' * (result.get('tested_on') == 'validation')} {result['avg_acc']:.2f}"
 
 
 def planned(config, data):

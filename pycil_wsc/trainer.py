@@ -1,7 +1,6 @@
 """One run: tasks -> learner -> metrics -> checkpoint -> result.json."""
 
 import json
-import logging
 import math
 import time
 
@@ -9,19 +8,20 @@ import numpy as np
 import torch
 
 from pycil_wsc import first_task, saved
+from pycil_wsc.analysis import Records
 from pycil_wsc.learners.base import Resume
 from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.progress import TaskBar, print_task
+from pycil_wsc.progress import TaskBar, open_log, print_task
 from pycil_wsc.scalars import Scalars
 from utils import metrics
 from utils.data_manager import DataManager
-from utils.errors import UnusableRun, UserError
+from utils.errors import UnusableRun
 from utils.files import save_tensors, write_atomically, write_json
 from utils.loader import open_source
 from utils.memory import ExemplarMemory
 
 TOP_K = 5
-NOT_OF_THE_RESULT = ("out", "data_root", "save_weights", "tensorboard")  # keys of where it lies and what lies beside it
+NOT_OF_THE_RESULT = ("out", "data_root", "save_weights", "tensorboard", "analyse")  # keys of where it lies and what lies beside it
 
 
 class TrainingDiverged(Exception):
@@ -35,6 +35,8 @@ class Run:
     """
 
     def __init__(self, config, dataset, report=print_task):
+        if dataset.held_out != config.validation_split:
+            raise ValueError("a run's data set must have its held-out part: take it from pycil_wsc.attempt.Datasets")
         self.config, self.dataset, self.report = config, dataset, report
         self.folder = config.run_folder
         self.device = resolved_device(config.device)
@@ -42,6 +44,7 @@ class Run:
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = config.learner(config, self.manager, self.train_source, self.device)
+        self.records = Records(config, self.learner, self.folder)
         self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
         self.history = []  # what metrics.jsonl holds: a dict per task
         self.curves = new_curves()  # of the task under way: a value per epoch
@@ -91,7 +94,7 @@ class Run:
             return
         with first_task.shared(self, self.dataset) as entry:
             self._tick()
-            trained = entry.load()
+            trained = None if self.records.watch_epochs else entry.load()
             self.learner.learn(task, self, trained=trained and trained["learner"])
             if trained:
                 self._take(trained)
@@ -113,6 +116,9 @@ class Run:
 
     # ---- what the learner reports to -----------------------------------------------------------------------------------
 
+    def task_started(self, task):
+        self.records.task_started(task)
+
     def phase_started(self, task, phase, first):
         self._tick()
         self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
@@ -131,7 +137,11 @@ class Run:
             self.scalars.epoch_ended(self._epochs_done(), loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed)
         self.curves["train_loss"].append(loss)
         self.curves["train_accuracy"].append(accuracy)
+        self.records.epoch_ended(task)
         self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
+
+    def task_trained(self, task):
+        self.records.task_trained(task)
 
     # ---- saving and going on -------------------------------------------------------------------------------------------
 
@@ -139,7 +149,7 @@ class Run:
         self._tick()
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
         state = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
-        state |= {"history": self.history, "curves": self.curves, "confusion": self.confusion}
+        state |= {"history": self.history, "curves": self.curves, "confusion": self.confusion, "records": self.records.state_dict()}
         state |= {"clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
         save_tensors(self.folder / "checkpoint.pt", state)
         self._tick()  # saving is no training
@@ -151,12 +161,13 @@ class Run:
             return 0, None
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            position, self.curves, self.confusion = state["position"], state["curves"], state["confusion"]
+            position, self.curves, self.confusion, records = (state[name] for name in ("position", "curves", "confusion", "records"))
         except Exception as error:
             raise UnusableRun(f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again") from None
         if state["identity"] != self.config.identity():
             raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
         self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
+        self.records.load_state_dict(records)
         for task in self.manager.tasks[: position["task"]]:
             self.learner.grow_for(task)
         self.log.info("going on with task %d, epoch %d", position["task"], position["epoch"] + 1)
@@ -223,6 +234,7 @@ class Run:
         nme = [row.get("nme_top1") for row in rows]
         return {
             "config": {name: value for name, value in self.config.to_dict().items() if name not in NOT_OF_THE_RESULT},
+            "tested_on": "validation" if self.dataset.held_out else "test",
             "curve": curve,
             "avg_acc": metrics.average_accuracy(curve),
             "last_acc": curve[-1],
@@ -279,21 +291,3 @@ def planned_images(config, manager):
         total += learner.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
         memory.update(task, manager.train_targets, None, np.random.default_rng(0))
     return total
-
-
-def open_log(folder):
-    """A logger of its own for the run, appending to ``log.txt`` in its folder."""
-    log = logging.getLogger(f"pycil_wsc.run.{folder}")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    for handler in list(log.handlers):
-        log.removeHandler(handler)
-        handler.close()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(folder / "log.txt")
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    return log

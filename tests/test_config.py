@@ -156,7 +156,7 @@ def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
 def test_only_what_decides_the_result_makes_a_new_run():
     usual = resolve({}).run_folder
     assert usual == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")
-    for name, value in {"device": "cpu", "num_workers": 1, "threads": 1, "data_root": "/elsewhere", "save_weights": "every", "tensorboard": True}.items():
+    for name, value in {"device": "cpu", "num_workers": 1, "threads": 1, "data_root": "/elsewhere", "save_weights": "every", "tensorboard": True, "analyse": ["drift"]}.items():
         assert resolve({name: value}).run_folder == usual
     for name, value in {"lrate": 0.05, "precision": "fp32", "wsc.blend": 0.4, "nme": False, "convnet_type": "resnet20", "shuffle": False}.items():
         assert resolve({name: value}).run_folder != usual
@@ -185,6 +185,8 @@ BAD = {
     "save_weights: 'last' is not one of false, true, every": {"save_weights": "last"},
     "save_weights: expected true or false or a string, got 1": {"save_weights": 1},
     "seed: an empty list has no runs": {"seed": []},
+    "unknown analysis 'drifts'; did you mean 'drift'?": {"analyse": ["drifts"]},
+    'analyse: expected a list of strings, got "drift"': {"analyse": "drift"},
     "device: 'tpu' is not": {"device": "tpu"},
     "prefix: '../up' must be a folder name": {"prefix": "../up"},
     "budget: expected": {"budget": "half"},

@@ -13,7 +13,7 @@ from utils.data import load_dataset
 from utils.errors import UserError
 
 ALL_STEPS = {"wsc.warmup": 0.0, "wsc.reset": "none", "wsc.average_every": 1, "wsc.average_unit": "iteration", "wsc.bn_update": "copy"}
-SILENT = SimpleNamespace(phase_started=lambda *_: None, step=lambda *_: None, epoch_ended=lambda *_: None)
+SILENT = SimpleNamespace(**dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None))
 ONE_PHASE = sorted(name for name, learner in factory.learners.items() if learner.one_phase and not learner.consolidates)
 
 

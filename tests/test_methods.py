@@ -15,7 +15,7 @@ from pycil_wsc.trainer import Run
 from utils.data import Dataset, DatasetInfo, Split, load_dataset
 from utils.inc_net import ExpandingNet
 
-SILENT = SimpleNamespace(phase_started=lambda *_: None, step=lambda *_: None, epoch_ended=lambda *_: None)
+SILENT = SimpleNamespace(**dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None))
 SMALL = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "memory_per_class": 10, "init_epoch": 1, "epochs": 1, "batch_size": 64}
 SMALL |= {"device": "cpu", "precision": "fp32", "exemplars": "random"}
 

@@ -36,7 +36,7 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, settin
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["cnn_top1"] for line in lines] == result["curve"]
     assert not (folder / "checkpoint.pt").exists()
-    beside = {"out": settings["out"], "data_root": "data", "save_weights": False, "tensorboard": False}
+    beside = {"out": settings["out"], "data_root": "data", "save_weights": False, "tensorboard": False, "analyse": []}
     assert json.loads((folder / "config.json").read_text()) == result["config"] | beside
     assert "epoch 4/4" in (folder / "log.txt").read_text()
     per_class = 100 * np.diag(result["confusion"]) / np.sum(result["confusion"], 1)

@@ -70,9 +70,12 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
+    """``held_out``: the share of the training samples that stand in the test split's place (:mod:`utils.held_out`), or 0."""
+
     info: DatasetInfo
     train: Split
     test: Split
+    held_out: float = 0.0
 
 
 def load_dataset(name, data_root, image_size=None):

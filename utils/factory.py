@@ -31,6 +31,7 @@ learner_defaults = Registry("model_name")
 backbones = Registry("convnet_type")
 datasets = Registry("dataset")
 importances = Registry("wsc.importance")
+analyses = Registry("analysis")
 
 
 def register_learner(name, **defaults):
@@ -65,3 +66,8 @@ def register_importance(name):
     ``options`` the keys ``wsc.*``. The higher a score, the rather the element is kept.
     """
     return lambda score: importances.add(name, score)
+
+
+def register_analysis(name):
+    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`, which a run has where ``analyse`` has its name."""
+    return lambda observer: analyses.add(name, observer)

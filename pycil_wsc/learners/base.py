@@ -124,17 +124,20 @@ class BaseLearner(nn.Module):
     # ---- the loop ------------------------------------------------------------------------------------------------------
 
     def learn(self, task, monitor, resume=None, trained=None):
-        """Learn one task. ``monitor`` is told of every step and epoch; ``resume`` says where a stopped run stood.
+        """Learn one task. ``monitor`` is told of its start, every step and epoch, and its end; ``resume`` says where a stopped run stood.
 
         ``trained``: the state that training would end with (:meth:`trained_state`), in place of training.
         """
         self.grow_for(task)
         self.begin_task(task)
+        if not resume:
+            monitor.task_started(task)
         if trained:
             self.load_trained_state(trained)
         else:
             self.train_for(task, monitor, resume)
         self.end_task(task)
+        monitor.task_trained(task)
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
         self.memory.update(task, self.manager.train_targets, self.features, rng)
 

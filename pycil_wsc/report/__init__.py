@@ -26,7 +26,7 @@ def result_table(results):
 def accuracy_table(results):
     """Average accuracy of each method (rows) at each memory size (columns), as text: mean and standard error over seeds."""
     groups, _ = group_runs([Record(result) for result in results])
-    return "\n\n".join(_group_text(group, group.title if len(groups) > 1 else "") for group in groups) or "No run has ended."
+    return "\n\n".join(_group_text(group, group.title if len(groups) > 1 or group.setting.validation_split else "") for group in groups) or "No run has ended."
 
 
 def _group_text(group, title):

@@ -3,18 +3,22 @@
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from pycil_wsc.report.analyses import analyses
+from pycil_wsc.report.curves import concatenated, curves, mean_series
 from pycil_wsc.report.groups import position, unusual
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.studies import retain_row
-from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, key, new_figure, panels
+from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, key, new_figure
 from pycil_wsc.report.tables import mean_and_error
 
 
 def figures(group):
     """Every :class:`Plot` that the runs of a group fill, even in part; drawn one at a time."""
+    if group.setting.validation_split:
+        return  # to choose by, not to show
     series = Series(group)
     if series.records:
         yield accuracy_over_time(series)
@@ -22,8 +26,9 @@ def figures(group):
             yield from (against_memory(series, *measure) for measure in AGAINST_MEMORY)
     yield from retain_rates(group)
     if series.records:
-        yield accuracy_curves(series)
+        yield from accuracy_curves(series)
         yield from loss_curves(series)
+        yield from analyses(series)
         yield cost_dots(series)
         yield from matrix_maps(series)
         yield from confusion_maps(series)
@@ -121,38 +126,19 @@ def retain_rates(group):
 
 
 def accuracy_curves(series):
-    """A panel per memory size: accuracy on all classes seen so far."""
-    figure, axes = panels(len(series.memories), sharex=True, sharey=True)
-    for memory, ax in zip(series.memories, axes):
-        for name, style in series.styles.items():
-            if records := series.of(name).get(memory):
-                curve = mean_series([record.data["curve"] for record in records])
-                ax.plot(range(1, len(curve) + 1), curve, **style | {"markersize": style.get("markersize", 5) - 1.5})
-        ax.set_title(f"{memory:,} {series.group.memory_title}")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    label_outside(axes, "task", "accuracy on all classes seen (%)")
-    key(figure, series.styles)
-    return Plot("curves", "Accuracy after each task", figure, series.notes())
+    """Accuracy on all classes seen so far."""
+
+    def curve(records):
+        means = mean_series([record.data["curve"] for record in records])
+        return range(1, len(means) + 1), means
+
+    yield from curves(series, "curves", "Accuracy after each task", average, curve, ("task", "accuracy on all classes seen (%)"), markers=True)
 
 
 def loss_curves(series):
-    """A panel per memory size: mean training loss of each epoch, every task one unit wide."""
-    memories = [memory for memory in series.memories if any(memory in series.of(name, training_loss) for name in series.methods)]
-    if not memories:
-        return
-    figure, axes = panels(len(memories), sharex=True, sharey=True)
-    for memory, ax in zip(memories, axes):
-        for name, style in series.styles.items():
-            if records := series.of(name, training_loss).get(memory):
-                tasks = [mean_series(losses) for losses in zip(*map(training_loss, records))]
-                places = np.concatenate([task + (np.arange(len(losses)) + 1) / len(losses) for task, losses in enumerate(tasks)])
-                ax.plot(places, np.concatenate(tasks), **style | {"marker": "", "linewidth": 1})
-        ax.set_title(f"{memory:,} {series.group.memory_title}")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # of all panels, once all lines are there
-    label_outside(axes, "tasks learned", "mean training loss (nats)")
-    key(figure, {name: style | {"marker": ""} for name, style in series.styles.items() if series.of(name, training_loss)})
-    yield Plot("training-loss", "Training loss, mean of each epoch", figure, series.notes("Every task is one unit wide, however many epochs it has.", read=training_loss))
+    """Mean training loss of each epoch."""
+    yield from curves(series, "training-loss", "Training loss, mean of each epoch", training_loss, lambda records: concatenated([mean_series(losses) for losses in zip(*map(training_loss, records))]),
+                      ("tasks learned", "mean training loss (nats)"), ("Every task is one unit wide, however many epochs it has.",), from_zero=True)  # fmt: skip
 
 
 def training_loss(record):
@@ -189,12 +175,6 @@ def cost_dots(series):
 # ---- axes and keys -----------------------------------------------------------------------------------------------------
 
 
-def mean_series(series):
-    """Mean of some lists of numbers, place by place, as far as all of them go."""
-    shortest = min(map(len, series))
-    return np.mean([values[:shortest] for values in series], axis=0)
-
-
 def marker_sizes(memories):
     return {memory: 3.5 + 7 * place / max(1, len(memories) - 1) for place, memory in enumerate(memories)}
 
@@ -202,16 +182,6 @@ def marker_sizes(memories):
 def size_key(figure, series, marks):
     dots = [Line2D([], [], marker="o", linestyle="none", markeredgecolor="#8a8f94", markerfacecolor=SURFACE, markersize=size, label=f"{memory:,}") for memory, size in marks.items()]
     figure.legend(handles=dots, loc="outside lower center", ncols=min(9, len(dots)), title=f"marker size: {series.group.memory_title}", columnspacing=1.3, handletextpad=0.2)
-
-
-def label_outside(axes, x, y):
-    """Labels at the panels of the left and bottom edge only."""
-    columns = axes[0].get_gridspec().ncols
-    for number, ax in enumerate(axes):
-        below = number + columns < len(axes)
-        ax.set_ylabel("" if number % columns else y)
-        ax.set_xlabel("" if below else x)
-        ax.tick_params(labelbottom=not below)
 
 
 def memory_axis(axes, memories, title):

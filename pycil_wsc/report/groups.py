@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from pycil_wsc.report import paper
 
-PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard"}
+PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard", "analyse"}
 SAME_ROW = PLACES | {"model_name", "consolidate", "memory_size", "memory_per_class", "fixed_memory", "seed"}
 STUDIED = {"wsc.importance": "moment", "wsc.reset": "blend", "wsc.reset_every": "once", "wsc.average": True, "wsc.retain": 0.2, "exemplars": "herding"}
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
@@ -16,6 +16,7 @@ class Group:
     """The runs of one :class:`~pycil_wsc.report.runs.Setting`. A study varies one key of ``STUDIED``; other runs have its usual value."""
 
     not_named = ()  # keys that never name a run, beside SAME_ROW
+    alone = True  # no other group was tested on held-out training data
 
     def __init__(self, setting, records):
         self.setting, self.records = setting, sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.config["seed"]))
@@ -38,15 +39,17 @@ class Group:
     @property
     def slug(self):
         """Names the files of the group."""
+        share = 100 * self.setting.validation_split
         dataset, convnet = (re.sub(r"[^\w.]+", "-", name).strip("-.")[-60:] for name in (self.setting.dataset, self.setting.convnet_type))
-        return f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{convnet}{'' if self.setting.fixed_memory else '-total'}"
+        return f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{convnet}{'' if self.setting.fixed_memory else '-total'}{f'-validation{share:g}' if share else ''}"
 
     @property
     def title(self):
         setting, tasks = self.setting, Counter(len(record.data["curve"]) for record in self.records).most_common(1)[0][0]
         first = f", the first of {setting.init_cls}" if setting.init_cls != setting.increment else ""
         name = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100"}.get(setting.dataset, setting.dataset)
-        return f"{name}, {tasks} tasks of {setting.increment} classes{first}, {setting.convnet_type}"
+        held_out = f", tested on {100 * setting.validation_split:g} % held out of the training data" if setting.validation_split else ""
+        return f"{name}, {tasks} tasks of {setting.increment} classes{first}, {setting.convnet_type}{held_out}"
 
     @property
     def memory_title(self):
@@ -66,6 +69,8 @@ def group_runs(records):
             if same is not record:
                 doubles.append((record.path, f"the same run as {same.path}; counted once"))
         groups.append(Group(setting, first.values()))
+    for group in groups:
+        group.alone = sum(bool(setting.validation_split) for setting in settings) < 2
     return groups, doubles
 
 

@@ -11,7 +11,8 @@ from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.studies import STUDIES, tables
 from pycil_wsc.report.style import COLUMN, drawing, inline, to_files
 from pycil_wsc.report.tables import difference_text, own_text, paper_text, row_labels
-from utils.files import write_atomically
+from pycil_wsc.report.tuning import winners
+from utils.files import write_atomically, write_json
 
 STYLE = Path(__file__).with_name("page.css")
 LABEL = ' class="label"'
@@ -30,6 +31,9 @@ def write_page(found, folders, out):
             drawn[group] = {plot.slug: _figure(plot, group, out) for plot in figures(group)}
         for group in language:
             told[group] = [_figure(plot, group, out) for plot in language_figures(group)]
+    for group in (group for group in groups if group.setting.validation_split):
+        for name, config in winners(group).items():
+            write_json(out / name, config)
     body = [_header(found, folders, [*groups, *language], problems), "<main>", *(_section(group, filled[group], drawn[group].values(), out) for group in groups)]
     body += [_section(group, language_tables(group), told[group], out) for group in language]
     body += [_list("missing", "Missing altogether", [*_without_a_run(filled), *_undrawn(drawn)]), _list("unfinished", "Runs that have not ended", _entries(found.unfinished))]
@@ -128,7 +132,7 @@ def _entries(pairs):
 
 def _without_a_run(filled):
     """The paper's tables on the data sets of these runs for which there is no run at all."""
-    here = {group.setting.dataset for group in filled}
+    here = {group.setting.dataset for group in filled if not group.setting.validation_split}
     there = {table.slug for group in filled for table in filled[group] if group.reference}
     titles = {study.slug: study.title for study in STUDIES}
     lacking = [(place, study) for place, studies in PAPER["tables"].items() if place.split("-")[0] in here for study in studies]
@@ -139,7 +143,7 @@ def _undrawn(drawn):
     """The figures that no run of a group has the numbers for."""
     expected = {"accuracy-memory": "Figures against memory size: no run with exemplars", "retain-rate": "Accuracy over the retain rate: no memory size with runs of two rates",
                 "training-loss": "Training loss: no run has recorded it", "confusion": "Confusion matrix: no run has recorded it"}  # fmt: skip
-    return [f"{text} at <code>{group.slug}</code>" for group, plots in drawn.items() for slug, text in expected.items() if not any(plot.startswith(slug) for plot in plots)]
+    return [f"{text} at <code>{group.slug}</code>" for group, plots in drawn.items() if not group.setting.validation_split for slug, text in expected.items() if not any(plot.startswith(slug) for plot in plots)]
 
 
 def _origins(groups):

@@ -21,14 +21,16 @@ class Setting(NamedTuple):
     increment: int
     convnet_type: str
     fixed_memory: bool
+    validation_split: float = 0.0  # the share of the training data that was tested on in place of the test set
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A finished run: the contents of its ``result.json``, and where that stands."""
+    """A finished run: the contents of its ``result.json``, where that stands, and what else was recorded."""
 
     data: dict
     path: Path | None = None
+    analyses: list = field(default_factory=list)  # what ``analyse`` recorded: a dict per task
 
     @property
     def config(self):
@@ -46,7 +48,7 @@ class Record:
 
     @cached_property
     def setting(self):
-        return Setting(*(self.config[name] for name in Setting._fields))
+        return Setting(*(self.config[name] for name in Setting._fields[:-1]), self.config.get("validation_split", 0.0))
 
 
 @dataclass
@@ -89,7 +91,9 @@ def _take(path, found):
             found.problems.append((path, str(error).removeprefix(f"{path}: ")))
         else:
             found.problems += [(path, flaw) for flaw in flaws]
-            (found.language if of_a_language_model(data) else found.records).append(Record(data, path))
+            analyses, flaws = read_analyses(path.with_name("analyses.jsonl")) if path.name == "result.json" else ([], [])
+            found.problems += [(path.with_name("analyses.jsonl"), flaw) for flaw in flaws]
+            (found.language if of_a_language_model(data) else found.records).append(Record(data, path, analyses))
 
 
 def read_result(path):
@@ -99,6 +103,17 @@ def read_result(path):
 
 def read_metrics(path):
     """The whole lines of a ``metrics.jsonl`` (dicts), and what is wrong with the others."""
+    return _read_lines(path, lambda line: _is_number(line.get("cnn_top1")) or _is_series(line.get("trace")), "no task or cnn_top1")
+
+
+def read_analyses(path):
+    """The whole lines of an ``analyses.jsonl``, if there is one, and what is wrong with the others."""
+    if not path.exists():
+        return [], []
+    return _read_lines(path, lambda line: _is_number(line.get("share_new")) and all(fits(line[name]) for name, fits in ANALYSES.items() if name in line), "no task, or an analysis that is not as expected")
+
+
+def _read_lines(path, fits, lacking):
     lines, flaws = [], []
     try:
         text = Path(path).read_bytes().decode(errors="replace")
@@ -110,10 +125,10 @@ def read_metrics(path):
         except (ValueError, RecursionError):
             flaws.append(f"line {number} is not whole; skipped")
             continue
-        if isinstance(value, dict) and _is_number(value.get("task")) and (_is_number(value.get("cnn_top1")) or _is_series(value.get("trace"))):
+        if isinstance(value, dict) and _is_number(value.get("task")) and fits(value):
             lines.append(value)
         else:
-            flaws.append(f"line {number} is of another version (no task or cnn_top1); skipped")
+            flaws.append(f"line {number} is of another version ({lacking}); skipped")
     return lines, flaws
 
 
@@ -186,10 +201,30 @@ def _is_names(value, _):
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
+def _are_numbers(value, names):
+    return isinstance(value, dict) and all(value.get(name) is None or _is_number(value[name]) for name in names)
+
+
+def _is_drift(value):
+    between, within = (value.get(name) for name in ("between", "within")) if isinstance(value, dict) else (None, None)
+    layers = between is None or isinstance(between, dict) and _is_number(between.get("norm")) and isinstance(between.get("relative"), dict) and _are_numbers(between["relative"], between["relative"])
+    return layers and isinstance(within, dict) and _is_series(within.get("norm"))
+
+
+def _is_flatness(value):
+    """Losses that were no finite numbers are None."""
+    if not isinstance(value, dict) or not _is_series(value.get("distance")) or not isinstance(value.get("loss"), list) or not value["loss"]:
+        return False
+    return all(isinstance(line, list) and len(line) == len(value["distance"]) and all(loss is None or _is_number(loss) for loss in line) for line in value["loss"])
+
+
 CONFIG = {"model_name": _is_text, "dataset": _is_text, "convnet_type": _is_text, "fixed_memory": _is_flag, "init_cls": _is_positive, "increment": _is_positive,
           "memory_per_class": _is_count, "memory_size": _is_count, "init_epoch": _is_count, "epochs": _is_count, "seed": _is_count}  # fmt: skip
-STUDIED = {"wsc.importance": _is_text, "wsc.reset": _is_text, "wsc.reset_every": lambda value: _is_text(value) or _is_count(value), "wsc.average": _is_flag, "wsc.retain": _is_number, "exemplars": _is_text, "consolidate": _is_flag}
+STUDIED = {"wsc.importance": _is_text, "wsc.reset": _is_text, "wsc.reset_every": lambda value: _is_text(value) or _is_count(value), "wsc.average": _is_flag, "wsc.retain": _is_number, "exemplars": _is_text, "consolidate": _is_flag,
+           "validation_split": _is_number}  # fmt: skip
 REQUIRED = {"curve": _is_series, "avg_acc": _is_number, "last_acc": _is_number, "matrix": _is_matrix, "forgetting": _is_number, "new_acc": _is_number,
             "train_seconds": _is_number, "total_seconds": _is_number, "images_trained": _is_number, "peak_memory_bytes": _is_number}  # fmt: skip
 OPTIONAL = {"top5_curve": _is_curve, "nme_curve": _is_curve, "train_loss": _is_loss, "confusion": _is_confusion, "class_names": _is_names,
             "train_seconds_spent": _is_number, "importance_seconds": _is_number, "importance_passes": _is_number, "parameters": _is_number, "class_order": _is_series}  # fmt: skip
+ANALYSES = {"gradients": lambda value: _are_numbers(value, ("cosine", "norm_new", "norm_past", "norm")), "drift": _is_drift, "flatness": _is_flatness,
+            "dormant": lambda value: _are_numbers(value, ("share",))}  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Callable, NamedTuple
 from pycil_wsc.report.groups import label, position, unusual
 from pycil_wsc.report.paper import PAPER, expands, same_schedule
 from pycil_wsc.report.tables import DAGGER, Cell, Column, Row, Table
+from pycil_wsc.report.tuning import tuning
 
 
 class Study(NamedTuple):
@@ -23,6 +24,8 @@ class Study(NamedTuple):
 
 def tables(group):
     """Every :class:`Table` that the runs of a group fill, even in part."""
+    if group.setting.validation_split:
+        return [tuning(group), measures(group), cost(group)]
     filled = [accuracy_grid(group, study) for study in STUDIES]
     return [table for table in filled if table] + [measures(group), cost(group)]
 

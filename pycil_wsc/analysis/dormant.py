@@ -1,0 +1,53 @@
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pycil_wsc.analysis.observer import Observer
+from utils.factory import register_analysis
+
+RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
+
+
+@register_analysis("dormant")
+class Dormant(Observer):
+    """The share of dormant units after a task: those whose mean activation is at most ``threshold`` times their layer's mean
+    (Sokar et al., 2023).
+
+    A layer is an application of ReLU, in the order of the forward pass; a unit is one of its channels. Means are over ``samples`` of
+    the task's samples and the exemplars. ``share`` is over the ``units`` of all layers, ``layers`` has each layer's.
+    """
+
+    threshold = 0.025
+    samples = 2000
+
+    def task_trained(self, task):
+        layers = mean_activations(self.learner.predict, (images for images, _ in self.batches(self.sample(task, self.samples))))
+        dormant = [units <= self.threshold * units.mean() for units in layers]
+        number = sum(len(units) for units in layers)
+        share = sum(units.sum().item() for units in dormant) / number if number else None
+        return {"threshold": self.threshold, "units": number, "share": share, "layers": [units.double().mean().item() for units in dormant]}
+
+
+@torch.no_grad()
+def mean_activations(network, batches):
+    """For each application of ReLU in ``network(images)`` the mean of each channel's output: a list of float64 (channels,)."""
+    totals, images_seen = [], 0
+    for images in batches:
+        with Activations() as activations:
+            network(images)
+        totals = [total + sums for total, sums in zip(totals, activations.sums)] if totals else activations.sums
+        images_seen += len(images)
+    return [total / images_seen for total in totals]
+
+
+class Activations(TorchDispatchMode):
+    """Within, the outputs of ReLU are summed: each channel's over the batch, its mean over places; wherever the network applies it."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        if function in RELU:
+            self.sums.append(output.double().flatten(2).mean(2).sum(0) if output.dim() > 2 else output.double().sum(0))
+        return output

@@ -1,0 +1,59 @@
+from collections import defaultdict
+
+from pycil_wsc.analysis.observer import Observer
+from utils.factory import register_analysis
+
+
+@register_analysis("drift")
+class Drift(Observer):
+    """How far the weights move between tasks and within one, over all and for each layer (a module's own weights and biases).
+
+    ``between``: the distance |theta_t - theta_(t-1)| of the weights after this task from those after the task before, in the part
+    that was there then, and the same over the norm before; none after the first task. ``within``: the distance covered in each epoch,
+    and for each layer the sum of these. The step that averaged weights take at the end is in ``between`` alone.
+    """
+
+    watches_epochs = True
+
+    def task_started(self, task):
+        self.state |= {"last": self.weights(), "epochs": [], "path": {}}
+
+    def epoch_ended(self, task):
+        weights = self.weights()
+        layers = layer_norms(differences(weights, self.state["last"]))
+        self.state["epochs"].append(whole(layers))
+        self.state["path"] = {name: self.state["path"].get(name, 0.0) + distance for name, distance in layers.items()}
+        self.state["last"] = weights
+
+    def task_trained(self, task):
+        weights, previous = self.weights(), self.state.get("previous")
+        record = {"between": between(weights, previous) if previous else None, "within": {"norm": self.state["epochs"], "layers": self.state["path"]}}
+        self.state = {"previous": weights}
+        return record
+
+    def weights(self):
+        return {name: parameter.detach().clone() for name, parameter in self.learner.network.named_parameters()}
+
+
+def between(weights, previous):
+    layers, before = layer_norms(differences(weights, previous)), layer_norms(previous)
+    relative = {name: distance / before[name] if before[name] else None for name, distance in layers.items()}
+    return {"norm": whole(layers), "layers": layers, "relative": relative}
+
+
+def differences(weights, previous):
+    """By name, in the part that both have: a head or a layer may have grown."""
+    common = {name: tuple(slice(min(sizes)) for sizes in zip(weights[name].shape, previous[name].shape)) for name in weights if name in previous}
+    return {name: weights[name][part] - previous[name][part] for name, part in common.items()}
+
+
+def layer_norms(tensors):
+    """{layer: Euclidean norm}, the tensors of one module being a layer."""
+    squares = defaultdict(float)
+    for name, tensor in tensors.items():
+        squares[name.rpartition(".")[0]] += tensor.double().square().sum().item()
+    return {layer: square**0.5 for layer, square in squares.items()}
+
+
+def whole(layers):
+    return sum(distance**2 for distance in layers.values()) ** 0.5

@@ -1,0 +1,54 @@
+import torch
+
+from pycil_wsc.analysis.observer import Observer, finite
+from utils import seeding
+from utils.factory import register_analysis
+
+
+@register_analysis("flatness")
+class Flatness(Observer):
+    """The training loss around a task's solution, along random directions in which every filter has the norm of its weights' filter
+    (Li et al., 2018): what rescaling of weights under batch norm does to a step is the same everywhere.
+
+    ``distance``: the steps, 1 being as long as the weights; ``loss``: for each direction the mean cross-entropy at each step, on
+    ``samples`` of the task's samples and the exemplars. Batch norm keeps its statistics; its weights and biases are left alone.
+    """
+
+    directions = 5
+    distances = (-1.0, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0)
+    samples = 2000
+
+    def task_trained(self, task):
+        parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
+        solution = [p.detach().clone() for p in parameters]
+        indices, seed, losses = self.sample(task, self.samples), self.learner.config.seed, []
+        try:
+            for number in range(self.directions):
+                direction = filter_normalised(solution, seeding.generator(seed, "flatness", task.index, number))
+                losses.append([self.loss_at(parameters, solution, direction, distance, indices) for distance in self.distances])
+        finally:
+            move(parameters, solution)
+        return {"distance": list(self.distances), "loss": losses}
+
+    def loss_at(self, parameters, solution, direction, distance, indices):
+        move(parameters, torch._foreach_add(solution, direction, alpha=distance))
+        return finite(self.mean_loss(indices))
+
+
+@torch.no_grad()
+def move(parameters, values):
+    for parameter, value in zip(parameters, values):
+        parameter.copy_(value)
+
+
+def filter_normalised(weights, generator):
+    """A normal random direction for each of ``weights``; each filter d_i becomes d_i |w_i| / |d_i|. Biases and scales (one dimension) stay."""
+    direction = []
+    for weight in weights:
+        noise = torch.randn(weight.shape, generator=generator).to(weight)
+        if weight.dim() < 2:
+            direction.append(torch.zeros_like(weight))
+            continue
+        norms = [tensor.flatten(1).norm(dim=1).view(-1, *[1] * (weight.dim() - 1)) for tensor in (weight, noise)]
+        direction.append(noise * norms[0] / norms[1])
+    return direction

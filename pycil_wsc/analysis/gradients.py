@@ -1,0 +1,36 @@
+import torch
+
+from pycil_wsc.analysis.observer import Observer, finite
+from utils.factory import register_analysis
+
+
+@register_analysis("gradients")
+class Gradients(Observer):
+    """The mean gradients of new and past data where a task's training starts, and how alike they are.
+
+    The paper's rho_t = <g_new, g_past> / (|g_new| |g_past|), and the norm of g = lambda g_new + (1 - lambda) g_past with lambda the
+    share of new samples, whose product with the learning rate is the paper's parameter drift; its bound is that of |g_new|. Past
+    data are the exemplars. Gradients are of cross-entropy over all classes seen, without augmentation, batch norm in evaluation
+    mode (so they are means over samples), with respect to all that learns. Without exemplars there is no rho.
+    """
+
+    def task_started(self, task):
+        past, share = self.learner.memory.indices, self.share_of_new(task)
+        new, old = self.mean_gradient(task.train_indices), self.mean_gradient(past) if len(past) else None
+        record = {"cosine": None, "norm_new": finite(new.norm().item()), "norm_past": None, "norm": finite(new.norm().item())}
+        if old is not None:
+            cosine = (new @ old / (new.norm() * old.norm())).item()
+            record |= {"cosine": finite(cosine), "norm_past": finite(old.norm().item()), "norm": finite((share * new + (1 - share) * old).norm().item())}
+        self.state["record"] = record
+
+    def task_trained(self, task):
+        return self.state["record"]
+
+    def mean_gradient(self, indices):
+        """Of the mean loss over these training samples: float64 (parameters that learn,)."""
+        parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
+        total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=self.learner.device)
+        for images, targets in self.batches(indices):
+            gradients = torch.autograd.grad(self.summed_loss(images, targets), parameters, materialize_grads=True, allow_unused=True)
+            total += torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return total / len(indices)

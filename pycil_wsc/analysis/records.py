@@ -1,0 +1,77 @@
+"""The analyses of one run: told of its course, undone in all that they touch, written to ``analyses.jsonl``, a line per task."""
+
+import contextlib
+import json
+
+import torch
+
+from pycil_wsc.analysis.observer import Observer
+from utils import factory
+from utils.files import write_atomically
+
+FILE = "analyses.jsonl"
+
+
+class Records:
+    """The observers that ``analyse`` asks for, and what they have recorded: a dict per task in ``lines``.
+
+    An observer that a run did not have from a task's start, because it was stopped then and went on with another ``analyse``,
+    watches from the next task on.
+    """
+
+    def __init__(self, config, learner, folder):
+        self.learner, self.path = learner, folder / FILE
+        self.observers = {name: factory.analyses[name](learner) for name in config.analyse}
+        self.watching, self.lines = [], []
+
+    @property
+    def watch_epochs(self):
+        return any(observer.watches_epochs for observer in self.observers.values())
+
+    def task_started(self, task):
+        self.watching = list(self.observers)
+        self._tell("task_started", task)
+
+    def epoch_ended(self, task):
+        self._tell("epoch_ended", task)
+
+    def task_trained(self, task):
+        """Add the task's line to the file."""
+        if recorded := self._tell("task_trained", task):
+            self.lines.append({"task": task.index, "share_new": Observer(self.learner).share_of_new(task)} | recorded)
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def _tell(self, event, task):
+        if not self.watching:
+            return {}
+        with undisturbed(self.learner):
+            return {name: getattr(self.observers[name], event)(task) for name in self.watching}
+
+    def state_dict(self):
+        return {"lines": self.lines, "observers": {name: self.observers[name].state for name in self.watching}}
+
+    def load_state_dict(self, state):
+        self.lines = state["lines"]
+        self.watching = [name for name in self.observers if name in state["observers"]]
+        for name in self.watching:
+            self.observers[name].state = state["observers"][name]
+
+
+def unrecorded(config):
+    """The analyses that ``analyse`` asks for, and that a finished run did not record for its last task."""
+    try:
+        recorded = json.loads((config.run_folder / FILE).read_text().splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        recorded = {}
+    return [name for name in config.analyse if name not in recorded]
+
+
+@contextlib.contextmanager
+def undisturbed(learner):
+    """Within, the learner is in evaluation mode; after, it is in the mode it was in, and torch's global generator is as it was."""
+    modes = [(module, module.training) for module in learner.modules()]
+    with torch.random.fork_rng(devices=[]):
+        learner.eval()
+        yield
+    for module, mode in modes:
+        module.training = mode

@@ -1,0 +1,52 @@
+"""Figures with a panel per memory size and a line per method, and what their axes need."""
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from pycil_wsc.report.series import Plot
+from pycil_wsc.report.style import key, panels
+
+
+def curves(series, slug, title, read, curve, labels, notes=(), markers=False, from_zero=False):
+    """A :class:`Plot` of ``curve(records)``, (places, values), over the records in which ``read`` finds something; none where there are none.
+
+    ``labels``: of the two axes.
+    """
+    memories = [memory for memory in series.memories if any(memory in series.of(name, read) for name in series.methods)]
+    if not memories:
+        return
+    figure, axes = panels(len(memories), sharex=True, sharey=True)
+    styles = {name: style if markers else style | {"marker": ""} for name, style in series.styles.items() if series.of(name, read)}
+    for memory, ax in zip(memories, axes):
+        for name, style in styles.items():
+            if records := series.of(name, read).get(memory):
+                ax.plot(*curve(records), **style | ({"markersize": style.get("markersize", 5) - 1.5} if markers else {"linewidth": 1}))
+        ax.set_title(f"{memory:,} {series.group.memory_title}")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if from_zero:
+        axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # of all panels, once all lines are there
+    label_outside(axes, *labels)
+    key(figure, styles)
+    yield Plot(slug, title, figure, series.notes(*notes, read=read))
+
+
+def concatenated(tasks):
+    """Each task's values one after another, every task one unit wide: (places, values)."""
+    places = [task + (np.arange(len(values)) + 1) / len(values) for task, values in enumerate(tasks)]
+    return np.concatenate(places), np.concatenate(tasks)
+
+
+def mean_series(series):
+    """Mean of some lists of numbers, place by place, as far as all of them go."""
+    shortest = min(map(len, series))
+    return np.mean([values[:shortest] for values in series], axis=0)
+
+
+def label_outside(axes, x, y):
+    """Labels at the panels of the left and bottom edge only."""
+    columns = axes[0].get_gridspec().ncols
+    for number, ax in enumerate(axes):
+        below = number + columns < len(axes)
+        ax.set_ylabel("" if number % columns else y)
+        ax.set_xlabel("" if below else x)
+        ax.tick_params(labelbottom=not below)

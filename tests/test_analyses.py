@@ -1,0 +1,367 @@
+"""Analyses: each against its definition written out, and the run that records them against one that does not."""
+
+import copy
+import json
+import re
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from small_runs import results, small_data, without_measurements, write
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from main import main
+from pycil_wsc import report
+from pycil_wsc.analysis.dormant import mean_activations
+from pycil_wsc.analysis.flatness import Flatness, filter_normalised
+from pycil_wsc.analysis.observer import Observer
+from pycil_wsc.config import resolve
+from pycil_wsc.trainer import Run
+from utils import factory
+from utils.data import load_dataset
+
+ALL = ["gradients", "drift", "flatness", "dormant"]
+
+
+@pytest.fixture(autouse=True)
+def few_directions(monkeypatch):
+    monkeypatch.setattr(Flatness, "directions", 2)
+    monkeypatch.setattr(Flatness, "distances", (-0.5, 0.0, 0.5))
+
+
+def run_of(settings, **keys):
+    config = resolve(settings | {"analyse": ALL} | keys)
+    return Run(config, load_dataset(config.dataset, "."))
+
+
+def recorded(run):
+    return [json.loads(line) for line in (run.folder / "analyses.jsonl").read_text().splitlines()]
+
+
+# ---- each analysis against its definition ------------------------------------------------------------------------------
+
+
+class Snapshots(Observer):
+    """Keeps what the others see: the learner where each task starts, and its weights at every hook."""
+
+    watches_epochs = True
+
+    def __init__(self, learner):
+        super().__init__(learner)
+        self.started, self.weights, self.trained, self.memory = [], [], [], []
+
+    def task_started(self, task):
+        self.started.append(copy.deepcopy(self.learner.network))
+        self.memory.append(self.learner.memory.indices)
+        self.weights.append([self.named()])
+
+    def epoch_ended(self, task):
+        self.weights[-1].append(self.named())
+
+    def task_trained(self, task):
+        self.trained.append(copy.deepcopy(self.learner.network))
+        return {}
+
+    def named(self):
+        return {name: p.detach().double().numpy().copy() for name, p in self.learner.network.named_parameters()}
+
+
+@pytest.fixture
+def observed(monkeypatch, settings):
+    """name -> (a finished run with all analyses, its records, what there was to see)."""
+    monkeypatch.setitem(factory.analyses, "snapshots", Snapshots)
+
+    def observe(name, **keys):
+        run = run_of(settings, model_name=name, analyse=[*ALL, "snapshots"], **keys)
+        run.execute()
+        return run, recorded(run), run.records.observers["snapshots"]
+
+    return observe
+
+
+def raw_gradient(run, network, indices):
+    """Mean of each sample's own gradient, from the raw pixels."""
+    info, total = run.dataset.info, 0
+    for index in indices:
+        pixels = torch.from_numpy(np.array(run.dataset.train.images[index])).float() / 255
+        image = ((pixels - torch.tensor(info.mean)) / torch.tensor(info.std)).permute(2, 0, 1)[None].float()
+        network.zero_grad()
+        cross_entropy(network(image), torch.tensor([int(run.manager.train_targets[index])])).backward()
+        total = total + torch.cat([p.grad.flatten() for p in network.parameters()]).double()
+    return (total / len(indices)).numpy()
+
+
+@pytest.mark.parametrize("ratio", [None, 0.25])
+def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
+    run, records, seen = observed("wsc", precision="fp32", replay_ratio=ratio)
+    for task, record, network, past in zip(run.manager.tasks, records, seen.started, seen.memory):
+        network.eval()
+        new = raw_gradient(run, network, task.train_indices)
+        found, share = record["gradients"], ratio if ratio and len(past) else len(task.train_indices) / (len(task.train_indices) + len(past))
+        assert found["norm_new"] == pytest.approx(np.linalg.norm(new), rel=1e-4) and record["share_new"] == share
+        if not task.index:
+            assert len(past) == 0 and found["cosine"] is None and found["norm_past"] is None and found["norm"] == found["norm_new"]
+            continue
+        assert len(past) == 4 * task.num_old
+        old = raw_gradient(run, network, past)
+        assert found["cosine"] == pytest.approx(new @ old / np.linalg.norm(new) / np.linalg.norm(old), abs=1e-5)
+        assert found["norm_past"] == pytest.approx(np.linalg.norm(old), rel=1e-4)
+        assert found["norm"] == pytest.approx(np.linalg.norm(share * new + (1 - share) * old), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["wsc", "joint"])
+def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settings):
+    run = run_of(settings, model_name=name, save_weights="every")
+    run.execute()
+    saved = [torch.load(run.folder / f"weights-task{task}.pt", weights_only=True)["learner"] for task in range(3)]
+    trainable = {name for name, _ in run.learner.network.named_parameters()}
+    weights = [{key.removeprefix("network."): value.double().numpy() for key, value in state.items() if key.removeprefix("network.") in trainable} for state in saved]
+    records = [record["drift"]["between"] for record in recorded(run)]
+    assert records[0] is None
+    for before, after, record in zip(weights, weights[1:], records[1:]):
+        squares, norms = defaultdict(float), defaultdict(float)
+        for key, old in before.items():
+            layer = key.rpartition(".")[0]
+            squares[layer] += np.sum((after[key][: len(old)] - old) ** 2)  # the head's old rows
+            norms[layer] += np.sum(old**2)
+        assert record["layers"] == pytest.approx({layer: value**0.5 for layer, value in squares.items()})
+        assert record["relative"] == pytest.approx({layer: (value / norms[layer]) ** 0.5 for layer, value in squares.items()})
+        assert record["norm"] == pytest.approx(sum(squares.values()) ** 0.5)
+
+
+def test_drift_within_a_task_is_the_way_from_epoch_to_epoch(observed):
+    _, records, seen = observed("wsc")
+    for record, path in zip(records, seen.weights, strict=True):
+        steps = [{key: after[key] - before[key] for key in after} for before, after in zip(path, path[1:])]
+        assert record["drift"]["within"]["norm"] == pytest.approx([np.sqrt(sum(np.sum(d**2) for d in step.values())) for step in steps])
+        head = sum(np.sqrt(np.sum(step["head.weight"] ** 2) + np.sum(step["head.bias"] ** 2)) for step in steps)
+        assert record["drift"]["within"]["layers"]["head"] == pytest.approx(head)
+    assert [len(record["drift"]["within"]["norm"]) for record in records] == [3, 4, 4]
+
+
+def test_every_filter_of_a_direction_has_its_weights_norm_and_scales_and_biases_stay():
+    weights = [torch.randn(5, 3, 3, 3) * torch.arange(5).view(5, 1, 1, 1), torch.randn(4, 7), torch.randn(6)]
+    first, again = (filter_normalised(weights, torch.Generator().manual_seed(3)) for _ in range(2))
+    for weight, direction in zip(weights[:2], first):
+        for row, moved in zip(weight, direction):
+            assert moved.norm().item() == pytest.approx(row.norm().item(), rel=1e-5)
+            cosine = torch.nn.functional.cosine_similarity(row.flatten(), moved.flatten(), dim=0)
+            assert row.norm() == 0 or abs(cosine) < 0.99, "a direction of its own"
+    assert torch.equal(first[2], torch.zeros(6)) and all(map(torch.equal, first, again))
+
+
+def test_the_loss_around_a_solution_is_that_of_the_moved_network(observed, monkeypatch):
+    directions = []
+
+    def noted(weights, generator):
+        directions.append(filter_normalised(weights, generator))
+        return directions[-1]
+
+    monkeypatch.setattr("pycil_wsc.analysis.flatness.filter_normalised", noted)
+    run, records, seen = observed("replay", precision="fp32")
+    network, task, record = seen.trained[-1].eval(), run.manager.tasks[-1], records[-1]["flatness"]
+    exemplars = np.concatenate([run.learner.memory.classes[c] for c in range(task.num_old)])
+    images, targets = next(run.train_source.batches(np.concatenate([task.train_indices, exemplars]), run.manager.train_targets, 1000))
+    assert record["distance"] == [-0.5, 0, 0.5] and len(record["loss"]) == Flatness.directions == len(directions) / 3
+    for losses, direction in zip(record["loss"], directions[-2:]):
+        for distance, loss in zip(record["distance"], losses):
+            moved = copy.deepcopy(network)
+            with torch.no_grad():
+                for parameter, way in zip(moved.parameters(), direction):
+                    parameter += distance * way
+                assert loss == pytest.approx(cross_entropy(moved(images), targets).item(), rel=1e-4)
+    assert record["loss"][0][1] == record["loss"][1][1], "at the solution itself"
+
+
+def test_dormant_units_by_hand():
+    """Units of 8, 0.2, 0 and 1 on average: the layer's mean is 2.3, and 0.025 of it 0.0575."""
+    network = nn.Sequential(nn.Linear(1, 4, bias=False), nn.ReLU(inplace=True), nn.Unflatten(1, (2, 2, 1)), nn.ReLU())
+    network[0].weight.data = torch.tensor([[4.0], [0.1], [-3.0], [0.5]])
+    first, second = mean_activations(network, [torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]])])
+    assert first.tolist() == pytest.approx([8, 0.2, 0, 1]) and second.tolist() == pytest.approx([4.1, 0.5])
+
+
+def test_the_share_of_dormant_units_is_over_all_layers(observed):
+    run, records, seen = observed("replay", precision="fp32")
+    network, kept = seen.trained[0].eval(), []
+    batches = list(run.train_source.batches(run.manager.tasks[0].train_indices, run.manager.train_targets, 8))
+    hooks = [module.register_forward_hook(lambda module, args, output: kept.append(output.detach().clone().relu())) for name, module in network.named_modules() if name == "backbone.stem.2"]
+    with torch.no_grad():
+        for images, _ in batches:
+            network(images)
+    means = torch.cat(kept).mean((0, 2, 3))
+    assert hooks and records[0]["dormant"]["layers"][0] == (means <= 0.025 * means.mean()).float().mean().item()
+    units = [16, 16, 16, 32, 32, 64, 64]  # resnet8: the stem, and two in each block
+    for record in records:
+        found = record["dormant"]
+        assert len(found["layers"]) == 7 and found["units"] == sum(units)
+        assert found["share"] == pytest.approx(np.dot(found["layers"], units) / sum(units))
+
+
+# ---- nothing but the records -------------------------------------------------------------------------------------------
+
+
+class Meddler(Observer):
+    """Draws random numbers and leaves the learner in training mode."""
+
+    def task_started(self, task):
+        torch.rand(3)
+        self.learner.train()
+
+    epoch_ended = task_started
+
+    def task_trained(self, task):
+        self.task_started(task)
+        return {"seen": int(task.num_seen)}
+
+
+@pytest.mark.parametrize("name", sorted(factory.learners))
+def test_results_are_equal_to_the_bit_with_and_without(name, settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(factory.analyses, "meddler", Meddler)
+    settings |= {"cache_first_task": False, "exemplars": "random"}
+    with_all = run_of(settings, model_name=name, analyse=[*ALL, "meddler"], save_weights=True)
+    without = run_of(settings, model_name=name, analyse=[], save_weights=True, out=str(tmp_path / "without"))
+    assert without_measurements(with_all.execute()) == without_measurements(without.execute())
+    states = [torch.load(run.folder / "weights.pt", weights_only=True)["learner"] for run in (with_all, without)]
+    tensors = [{key: value for key, value in state.items() if isinstance(value, torch.Tensor)} for state in states]
+    assert tensors[0].keys() == tensors[1].keys() and all(torch.equal(tensors[0][key], tensors[1][key]) for key in tensors[0])
+    assert not (without.folder / "analyses.jsonl").exists()
+    lines = recorded(with_all)
+    assert [line["task"] for line in lines] == [0, 1, 2] and [line["meddler"]["seen"] for line in lines] == [2, 4, 6]
+    assert all(set(line) == {"task", "share_new", "meddler", *ALL} for line in lines)
+
+
+def test_a_poisoned_test_set_changes_no_record(settings, tmp_path):
+    clean = run_of(settings, model_name="replay")
+    clean.execute()
+    with np.load(settings["dataset"].removeprefix("npz:")) as arrays:
+        poisoned = dict(arrays)
+    poisoned["test_x"] = 255 - poisoned["test_x"]
+    np.savez(tmp_path / "poisoned.npz", **poisoned)
+    other = run_of(settings, model_name="replay", dataset=f"npz:{tmp_path / 'poisoned.npz'}")
+    other.execute()
+    assert recorded(clean) == recorded(other)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name, save", [("wsc", 2), ("wsc", 4), ("wsc", 6), ("wsc", 9), ("foster", 10)])
+def test_a_stopped_run_goes_on_with_the_same_records(name, save, settings, tmp_path, monkeypatch):
+    """Stopped within the first task, at its end, within the others and between them."""
+    undisturbed = run_of(settings, model_name=name, out=str(tmp_path / "undisturbed"))
+    undisturbed.execute()
+    saved, checkpoint = [], Run._checkpoint
+
+    def checkpoint_and_die(run, position, optimizer):
+        checkpoint(run, position, optimizer)
+        saved.append(position)
+        if len(saved) == save:
+            raise Killed
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+    with pytest.raises(Killed):
+        run_of(settings, model_name=name).execute()
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+    again = run_of(settings, model_name=name)
+    again.execute()
+    assert recorded(again) == recorded(undisturbed)
+
+
+def test_an_analysis_that_is_asked_for_on_going_on_starts_with_the_next_task(settings, monkeypatch):
+    checkpoint = Run._checkpoint
+
+    def checkpoint_and_die(run, position, optimizer):
+        checkpoint(run, position, optimizer)
+        if position["task"] == 1 and position["epoch"] == 2:
+            raise Killed
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+    with pytest.raises(Killed):
+        run_of(settings, analyse=["gradients"]).execute()
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+    again = run_of(settings, analyse=["dormant", "gradients", "drift"])
+    again.execute()
+    assert [sorted(set(line) - {"task", "share_new"}) for line in recorded(again)] == [["gradients"], ["gradients"], ["dormant", "drift", "gradients"]]
+
+
+@pytest.mark.parametrize("analyse", [["gradients", "flatness", "dormant"], ["drift"]])
+def test_a_first_task_that_another_run_trained_gives_the_same_records(analyse, settings, tmp_path):
+    settings |= {"model_name": "wsc"}
+    alone = run_of(settings, analyse=analyse, cache_first_task=False, out=str(tmp_path / "alone"))
+    expected = alone.execute()
+    run_of(settings, model_name="replay", analyse=[]).execute()
+    shared = run_of(settings, analyse=analyse)
+    result = shared.execute()
+    assert recorded(shared) == recorded(alone) and result["curve"] == expected["curve"]
+    assert (result["train_seconds_spent"] < result["train_seconds"]) is ("drift" not in analyse), "what watches epochs must see them"
+
+
+# ---- the command and the report ----------------------------------------------------------------------------------------
+
+
+def test_the_report_draws_what_was_recorded_and_a_broken_record_is_named(settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings | {"analyse": ALL})]) == 0
+    page = (tmp_path / "runs" / "run" / "report" / "index.html").read_text()
+    assert all(f'<figure id="figure-{name}-' in page for name in ("gradients", "drift", "drift-layers", "drift-within", "flatness", "dormant"))
+    ((run, _),) = results(settings).items()
+    lines = (run / "analyses.jsonl").read_text().splitlines()
+    for spoilt, said in (("{", "line 2 is not whole"), ('{"task": 1, "share_new": 0.5, "drift": 3}', "line 2 is of another version (no task, or an analysis")):
+        (run / "analyses.jsonl").write_text("\n".join([lines[0], spoilt, lines[2]]))
+        ((path, flaw),) = report.find_runs([run]).problems
+        assert path == run / "analyses.jsonl" and said in flaw
+
+
+def drawn(records):
+    from pycil_wsc.report.figures import figures
+    from pycil_wsc.report.groups import group_runs
+
+    return {plot.slug: plot.figure.axes for group in group_runs(records)[0] for plot in figures(group)}
+
+
+def test_figures_show_the_recorded_numbers(settings):
+    run = run_of(settings, model_name="replay")
+    run.execute()
+    lines, plots = recorded(run), drawn(report.find_runs([run.folder]).records)
+    cosines = [line["gradients"]["cosine"] for line in lines[1:]]
+    memory, similarity, ratio, moved = (axes.lines[0] for axes in plots["gradients"])
+    assert memory.get_xdata() == [4] and memory.get_ydata() == pytest.approx([np.mean(cosines)])
+    assert list(similarity.get_xdata()) == pytest.approx([100 * 24 / 32, 100 * 24 / 40]) and list(similarity.get_ydata()) == cosines
+    assert list(ratio.get_ydata()) == pytest.approx([line["gradients"]["norm"] / line["gradients"]["norm_new"] for line in lines[1:]])
+    between = [line["drift"]["between"] for line in lines[1:]]
+    assert list(moved.get_ydata()) == [line["norm"] for line in between] == list(plots["drift"][0].lines[0].get_ydata())
+    assert list(plots["drift"][0].lines[0].get_xdata()) == [2, 3]
+    relative = [np.mean([line["relative"][layer] for line in between]) for layer in between[0]["relative"]]
+    assert list(plots["drift-layers"][0].lines[0].get_ydata()) == pytest.approx(relative)
+    assert list(plots["drift-within"][0].lines[0].get_ydata()) == pytest.approx(sum((line["drift"]["within"]["norm"] for line in lines), []))
+    assert list(plots["flatness"][0].lines[0].get_ydata()) == pytest.approx(np.mean(lines[-1]["flatness"]["loss"], axis=0))
+    assert list(plots["dormant"][0].lines[0].get_ydata()) == pytest.approx([100 * line["dormant"]["share"] for line in lines])
+    labels = {label for slug in ("gradients", "drift", "drift-layers", "drift-within", "flatness", "dormant") for axes in plots[slug] for label in (axes.get_xlabel(), axes.get_ylabel())}
+    assert all(re.search(r"\(.+\)", label) for label in labels - {"", "task", "tasks learned", "layer, from the input on", "exemplars per class"})
+
+
+def test_a_finished_run_without_the_record_is_named_and_not_done_again(settings, tmp_path, capsys, undrawn):
+    settings |= {"model_name": "replay", "analyse": ["gradients"]}
+    path = write(tmp_path, settings)
+    assert main(["--config", path]) == 0
+    capsys.readouterr()
+    assert main(["--config", path]) == 0 and "without the record" not in capsys.readouterr().out
+    assert main(["--config", path, "--set", 'analyse=["gradients","drift"]']) == 0
+    assert "finished before without the record of drift; move " in capsys.readouterr().out
+    assert len(results(settings)) == 1
+
+
+def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a_fresh_start(settings, tmp_path, undrawn):
+    """exps/figure_training_loss.json, on less data."""
+    data = small_data(tmp_path / "hundred.npz", classes=100, per_class=2)
+    options = {key: value for key, value in settings.items() if key in ("out", "device", "convnet_type")} | {"dataset": f"npz:{data}", "init_epoch": 1, "epochs": 2, "milestones": [1]}
+    arguments = [part for key, value in options.items() for part in ("--set", f"{key}={json.dumps(value) if isinstance(value, list) else value}")]
+    assert main(["--config", "exps/figure_training_loss.json", "--set", "seed=1993", *arguments]) == 0
+    found = report.find_runs([settings["out"]]).records
+    lines = drawn(found)["training-loss"][0].lines
+    assert len(found) == 2 and [len(line.get_xdata()) for line in lines] == [1 + 19 * 2] * 2
+    by_method = {record.method: np.concatenate(record.data["train_loss"]) for record in found}
+    assert [list(line.get_ydata()) for line in lines] == [pytest.approx(by_method[name]) for name in ("replay", "joint")]
