@@ -24,6 +24,9 @@ class WSCOptions:
     """Weight Space Consolidation: the keys ``wsc.*``. Where the paper leaves a choice, facts and reasons are in the README."""
 
     warmup: float = key(0.25, "share of a task's epochs before the reset", low=0, high=1)
+    trigger: str = key("warmup", "what ends the warm-up: its share (`warmup`), or a plateau of the `training_loss` or of the loss of `held_out` exemplars; without one the task ends as Replay", choices=("warmup", "training_loss", "held_out"))
+    patience: int = key(3, "a plateau is as many epochs without a new least loss", low=1)
+    held_out: float = key(0.1, "share of each class's exemplars that `held_out` does not train on, at least one of two", low=0, high=0.5)
     retain: float = key(0.2, "share of the parameters that keep their weights at the reset (the paper's Q)", low=0, high=1)
     blend: float = key(0.5, "weight of the current weights in a reset parameter (the paper's alpha)", low=0, high=1)
     importance: str = key("moment", "what parameters are ranked by: `moment`, `first_moment`, `second_moment`, `drift`, `fisher`, `hessian`")
@@ -32,9 +35,12 @@ class WSCOptions:
     betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, high=1)
     score_abs: bool = key(False, "first moment of |gradient| rather than of the gradient")
     rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
-    reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all, or `none`", choices=("blend", "revert", "random", "shrink_perturb", "none"))
+    reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all, `continual_backprop` (units, all through the task), or `none`", choices=("blend", "revert", "random", "shrink_perturb", "continual_backprop", "none"))
     shrink: float = key(0.6, "`shrink_perturb`: factor of the current weights", low=0, high=1)
     perturb: float = key(0.01, "`shrink_perturb`: factor of the random initial values that are added", low=0)
+    replacement_rate: float = key(1e-5, "`continual_backprop`: share of the mature units replaced in a step", low=0, high=1)
+    maturity: int = key(1000, "`continual_backprop`: steps that a new unit is safe", low=0)
+    utility_decay: float = key(0.99, "`continual_backprop`: decay of the utility's running mean", low=0, high=1)
     reset_every: str | int = key("once", "how often to reset from the end of the warm-up on: `once`, each `epoch` or `iteration`, or a number of epochs")
     reset_head: bool = key(True, "the head takes part in ranking and reset")
     reset_norm: bool = key(True, "batch norm's weights and biases take part in ranking and reset")
@@ -334,6 +340,10 @@ def _check_together(config):
         places, end = getattr(config, milestones), getattr(config, epochs)
         if list(places) != sorted(places) or any(not 0 < place < end for place in places):
             raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
+    if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
+        raise UserError(f"wsc.trigger: 'held_out' needs two exemplars of a class, and memory_per_class is {config.memory_per_class}; keep more, or use 'training_loss'")
+    if config.wsc.utility_decay >= 1:
+        raise UserError("wsc.utility_decay: 1 never takes anything in; use less")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use less")
     if config.wsc.reset_every not in ("once", "epoch", "iteration") and (isinstance(config.wsc.reset_every, str) or config.wsc.reset_every < 1):

@@ -158,7 +158,7 @@ def run(settings, **keys):
 VARIANTS = [
     {"wsc.importance": "first_moment"}, {"wsc.importance": "second_moment"}, {"wsc.importance": "drift"}, {"wsc.importance": "fisher"},
     {"wsc.importance": "hessian", "wsc.probes": 2, "wsc.importance_samples": 10}, {"wsc.reset": "random"}, {"wsc.reset": "shrink_perturb"}, {"wsc.reset_every": 2},
-    {"wsc.reset_head": False}, {"wsc.reset_norm": False},
+    {"wsc.reset_head": False}, {"wsc.reset_norm": False}, {"wsc.reset": "continual_backprop", "wsc.maturity": 1, "wsc.replacement_rate": 0.05},
 ]  # fmt: skip
 
 

@@ -135,3 +135,9 @@ class ExpandingNet(nn.Module):
         for part in [self.trunk, *self.blocks]:
             part.train(mode and any(p.requires_grad for p in part.parameters()))
         return self
+
+
+def inner_units(network):
+    """Names of (layer, batch norm, next layer) for the units that one layer makes and one reads: in a residual network those inside basic blocks."""
+    names = ("conv1", "bn1", "conv2")
+    return [tuple(f"{place}.{name}" for name in names) for place, module in network.named_modules() if set(names) <= dict(module.named_children()).keys()]

@@ -19,7 +19,7 @@ CHOICES = {
 class Options:
     """The options of :class:`WeightSpaceConsolidation`, which documents them. A bad value raises ValueError."""
 
-    warmup_steps: int
+    warmup_steps: int | None
     average_every: int
     retain: float
     blend: float
@@ -62,7 +62,7 @@ class Options:
 
     def _check_whole(self, name, least):
         value = getattr(self, name)
-        if value is None and name == "reset_every":
+        if value is None and name in ("reset_every", "warmup_steps"):
             return
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{name}={value!r}: give a whole number of optimiser steps, at least {least}")
@@ -101,11 +101,15 @@ class Options:
 
     def resets_at(self, step):
         """Whether the weights are reset after optimiser step ``step`` (from 1)."""
+        if self.warmup_steps is None:
+            return False
         since = step - self.warmup_steps
         return self.resets and (since == 0 or bool(self.reset_every) and since > 0 and since % self.reset_every == 0)
 
     def samples_at(self, step):
         """Whether the weights after optimiser step ``step`` (0: before the first) enter the average."""
+        if self.warmup_steps is None:
+            return False
         since = step - self.warmup_steps
         first = 0 if self.average_start == "reset" else self.average_every
         return self.average and since >= first and since % self.average_every == 0

@@ -1,6 +1,6 @@
 """Weight Space Consolidation as an object that follows an optimiser through one task."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -51,7 +51,7 @@ class WeightSpaceConsolidation:
     Args:
         named_parameters: iterable of (name, parameter), such as ``model.named_parameters()``. Those that do not require a gradient
             are left alone, a parameter under several names counts once.
-        warmup_steps: optimiser steps from the task's start to the reset; 0 only with ``reset="none"``.
+        warmup_steps: optimiser steps from the task's start to the reset; 0 only with ``reset="none"``; None: until :meth:`end_warmup`.
         average_every: j, optimiser steps between samples of the average, counted from the reset.
         retain: share of the elements kept at the reset, ``round(retain * n)`` of n by exact count, of equals the first.
         blend: share of the present weights in the others.
@@ -119,7 +119,7 @@ class WeightSpaceConsolidation:
         eligible = {plain_name(name): mask for name, mask in (eligible or {}).items()}
         check_eligible(eligible, self._params)
         self._eligible = {name: mask.to(self._params[name].device) for name, mask in eligible.items()}
-        self._peers, self._hook = peers, None
+        self._peers, self._hook, self._optimizer = peers, None, None
         self._steps = self._averaged = self._resets = 0
         self._skipped = None  # how many of the steps were skipped on the device; the host has not asked yet
         self._finished = False
@@ -145,14 +145,25 @@ class WeightSpaceConsolidation:
             raise ValueError("the optimizer holds none of the parameters: attach to the one that trains them")
         if self._moments:
             self._moments.check(optimizer, self.steps)
-        self._hook = optimizer.register_step_post_hook(self._after_step)
+        self._hook, self._optimizer = optimizer.register_step_post_hook(self._after_step), optimizer
         return self
 
     def detach(self):
         """No longer follow the optimiser; without effect if none is followed."""
         if self._hook is not None:
             self._hook.remove()
-            self._hook = None
+            self._hook = self._optimizer = None
+
+    @torch.no_grad()
+    def end_warmup(self):
+        """Reset, and average from here on: for a warm-up whose end shows in training, such as a plateau of the loss; with ``warmup_steps=None``."""
+        steps = self.steps
+        if self.options.warmup_steps is not None:
+            raise RuntimeError(f"end_warmup(): the warm-up ends after {self.options.warmup_steps} steps; for one that ends here, make the object with warmup_steps=None")
+        if self._hook is None or not steps:
+            raise RuntimeError("end_warmup() before any step: attach() first, and train")
+        self.options = replace(self.options, warmup_steps=steps)
+        self._act(self._optimizer)
 
     @torch.no_grad()
     def finish(self):
@@ -163,6 +174,8 @@ class WeightSpaceConsolidation:
         options, steps = self.options, self.steps
         if self._finished:
             raise RuntimeError("finish() was called already: make a new WeightSpaceConsolidation for each task")
+        if options.warmup_steps is None:
+            raise RuntimeError("finish() before end_warmup(): call it first, or detach() to leave the weights as they are")
         if steps < options.warmup_steps:
             of = f"{steps} of {options.warmup_steps} warm-up steps"
             raise RuntimeError(f"finish() after {of}: train longer or shorten warmup_steps")
@@ -194,7 +207,8 @@ class WeightSpaceConsolidation:
     @property
     def phase(self):
         """``"warm-up"``, ``"averaging"`` or ``"finished"``."""
-        return "finished" if self._finished else "warm-up" if self.steps < self.options.warmup_steps else "averaging"
+        warmup = self.options.warmup_steps
+        return "finished" if self._finished else "warm-up" if warmup is None or self.steps < warmup else "averaging"
 
     def state_dict(self):
         """All that is needed to go on, for ``torch.load(weights_only=True)``. As in torch, the tensors are not copies."""
@@ -211,6 +225,8 @@ class WeightSpaceConsolidation:
 
     def load_state_dict(self, state):
         """Go on from a saved state: load model and optimiser too. Raises ValueError if options, names or shapes differ."""
+        if self.options.warmup_steps is None:  # it may have ended
+            self.options = replace(self.options, warmup_steps=state["options"]["warmup_steps"])
         self.options.check_saved(state["options"])
         check_saved_shapes(state["shapes"], self._shapes())
         self._steps, self._averaged, self._resets = state["steps"], state["averaged"], state["resets"]
@@ -237,12 +253,15 @@ class WeightSpaceConsolidation:
             self._skipped = (skipped != 0) + (0 if self._skipped is None else self._skipped)
         if self._moments:
             self._moments.follow(optimizer, skipped)
-        resets, samples = self.options.resets_at(self._steps), self.options.samples_at(self._steps)
-        if (resets or samples) and self._settle():
+        if (self.options.resets_at(self._steps) or self.options.samples_at(self._steps)) and self._settle():
             return  # fewer steps than it seemed: the next that is not skipped may be the one
-        if resets:
+        self._act(optimizer)
+
+    def _act(self, optimizer):
+        """Do what is due after this step."""
+        if self.options.resets_at(self._steps):
             self._reset(optimizer)
-        if samples:
+        if self.options.samples_at(self._steps):
             self._sample()
 
     def _settle(self):

@@ -88,6 +88,9 @@ class BaseLearner(nn.Module):
     def after_step(self):
         """After each ``optimizer.step()``, before the gradients are cleared."""
 
+    def after_epoch(self, task, phase, epoch, loss):
+        """After each epoch of a phase, whose mean training loss was ``loss``."""
+
     def end_task(self, task):
         """After training, before exemplars are chosen and the test is run."""
 
@@ -108,7 +111,7 @@ class BaseLearner(nn.Module):
         return {}
 
     def costs(self):
-        """What the method spent beside training, by name: numbers that the result gives."""
+        """What the method did and spent beside training, by name: numbers, or lists of a number per task, that the result gives."""
         return {}
 
     @classmethod
@@ -183,7 +186,9 @@ class BaseLearner(nn.Module):
                 monitor.step(len(images))
             self.images_trained += len(phase.indices)
             self.train_flops += cost.per_image * len(phase.indices)
-            monitor.epoch_ended(task, number, phase, epoch, total_loss.item() / batches, 100 * correct.item() / len(phase.indices))
+            mean_loss = total_loss.item() / batches
+            self.after_epoch(task, phase, epoch, mean_loss)
+            monitor.epoch_ended(task, number, phase, epoch, mean_loss, 100 * correct.item() / len(phase.indices))
 
     def training_batches(self, indices, *address):
         """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone, which begins with the task's index."""

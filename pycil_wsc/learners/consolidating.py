@@ -1,6 +1,7 @@
 """Weight Space Consolidation over a learner that trains one network in one phase per task."""
 
 import functools
+import math
 import time
 from dataclasses import replace
 
@@ -8,9 +9,12 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc.consolidation import ContinualBackprop, WeightSpaceConsolidation, recompute_batch_norm
 from pycil_wsc.learners.schedules import held_lr
+from pycil_wsc.learners.triggers import Plateau, held_out_exemplars, mean_loss
 from utils import factory, seeding
+from utils.errors import UserError
+from utils.inc_net import inner_units
 from utils.loader import num_batches
 
 
@@ -24,11 +28,16 @@ class Consolidated:
     """Mixed in before a learner: its training phase is followed by a :class:`WeightSpaceConsolidation` with the keys ``wsc.*``."""
 
     consolidates = True
-    consolidation = None  # of the task under way
+    consolidation = None  # of the task under way; so are the next four
+    replacement = None  # of units, by continual backprop
+    plateau = None
+    held_out = None  # indices of exemplars
+    warm_epochs = math.inf  # of the task under way; infinite until a plateau comes
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.importance_cost = {"importance_seconds": 0.0, "importance_passes": 0.0}  # where it passes over the data again
+        self.warmups, self.replaced = [], []  # for each task: epochs before the reset, units replaced
 
     @property
     def plain_first_task(self):
@@ -41,12 +50,21 @@ class Consolidated:
             yield phase
 
     def _consolidate(self, task, phase):
-        options, per_epoch = self.config.wsc, num_batches(len(phase.indices), self.config.batch_size)
+        options = self.config.wsc
+        if options.trigger == "held_out":
+            self.held_out = held_out_exemplars(self, task)
+            phase.indices = np.setdiff1d(phase.indices, self.held_out)
+        reset = "none" if options.reset == "continual_backprop" else options.reset
+        per_epoch = num_batches(len(phase.indices), self.config.batch_size)
         epochs = int(options.warmup * phase.epochs)
         steps = epochs * per_epoch or int(options.warmup * phase.epochs * per_epoch)  # less than an epoch: in steps
+        if options.trigger == "warmup":
+            self.warm_epochs, steps = max(1, epochs), steps if reset == "none" else max(1, steps)
+        else:
+            self.warm_epochs, steps, self.plateau = math.inf, None, Plateau(options.patience)
         self.consolidation = WeightSpaceConsolidation(
             self.network.named_parameters(),
-            warmup_steps=steps if options.reset == "none" else max(1, steps),
+            warmup_steps=steps,
             average_every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
             retain=options.retain,
             blend=options.blend,
@@ -54,7 +72,7 @@ class Consolidated:
             betas=options.betas,
             score_abs=options.score_abs,
             rank_scope=options.rank_scope,
-            reset=options.reset,
+            reset=reset,
             shrink=options.shrink,
             perturb=options.perturb,
             fresh=functools.partial(self._fresh, task),
@@ -69,8 +87,27 @@ class Consolidated:
             average_buffers=options.bn_update == "average",
             eligible=self._eligible(task),
         ).attach(phase.optimizer)
+        if options.reset == "continual_backprop":
+            fresh = functools.partial(self._fresh, task)
+            self.replacement = ContinualBackprop(self.network, self._units(), fresh, options.replacement_rate, options.maturity, options.utility_decay)
+            self.replacement.attach(phase.optimizer)
         if options.average and options.average_lr is not None:
-            phase.lr = held_lr(phase.lr, max(1, epochs), options.average_lr, options.average_anneal)
+            schedule = phase.lr
+            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, options.average_lr, options.average_anneal)(epoch)
+
+    def after_epoch(self, task, phase, epoch, loss):
+        super().after_epoch(task, phase, epoch, loss)
+        if self.plateau and self.warm_epochs == math.inf and epoch + 1 < phase.epochs:
+            if self.plateau.reached(loss if self.held_out is None else mean_loss(self, self.held_out)):
+                self.consolidation.end_warmup()
+                self.warm_epochs = epoch + 1
+
+    def _units(self):
+        """The units of the parts that learn."""
+        units = [names for names in inner_units(self.network) if self.network.get_submodule(names[0]).weight.requires_grad]
+        if not units:
+            raise UserError(f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; its blocks need conv1, bn1 and conv2")
+        return units
 
     def _eligible(self, task):
         """{name: bool tensor} of the parameters that do not take part whole in ranking and reset."""
@@ -109,27 +146,40 @@ class Consolidated:
         return dict(other.network.named_parameters())
 
     def costs(self):
-        return super().costs() | (self.importance_cost if self.config.wsc.importance in factory.importances else {})
+        options, costs = self.config.wsc, super().costs()
+        costs |= self.importance_cost if options.importance in factory.importances else {}
+        costs |= {"warmup_epochs": self.warmups} if options.trigger != "warmup" else {}
+        return costs | ({"units_replaced": self.replaced} if options.reset == "continual_backprop" else {})
 
     def end_task(self, task):
         if self.consolidation:
-            self.consolidation.finish()
+            ended = self.warm_epochs < math.inf
+            self.warmups = [*self.warmups, self.warm_epochs if ended else None]
+            if ended:
+                self.consolidation.finish()
             self.consolidation.detach()
-            if self.config.wsc.average and self.config.wsc.bn_update == "recompute":
+            if self.replacement:
+                self.replacement.detach()
+                self.replaced = [*self.replaced, self.replacement.replaced]
+            if ended and self.config.wsc.average and self.config.wsc.bn_update == "recompute":
                 with self.autocast():
                     batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
                     recompute_batch_norm(self.network, (images for images, _ in batches))
-            self.consolidation = None
+            self.consolidation = self.replacement = self.plateau = self.held_out = None
         super().end_task(task)
 
     def get_extra_state(self):
-        return super().get_extra_state() | {"wsc": self.consolidation.state_dict() if self.consolidation else None, "importance": self.importance_cost}
+        parts = {name: part.state_dict() for name in ("consolidation", "replacement", "plateau") if (part := getattr(self, name))}
+        mine = {"warm_epochs": self.warm_epochs, "warmups": self.warmups, "replaced": self.replaced, "importance": self.importance_cost}
+        return super().get_extra_state() | {"wsc": parts | mine}
 
     def set_extra_state(self, state):
         super().set_extra_state(state)
-        self.importance_cost = dict(state["importance"])
-        if self.consolidation:
-            self.consolidation.load_state_dict(state["wsc"])
+        mine = state["wsc"]
+        self.warm_epochs, self.warmups, self.replaced, self.importance_cost = (mine[name] for name in ("warm_epochs", "warmups", "replaced", "importance"))
+        for name in "consolidation", "replacement", "plateau":
+            if part := getattr(self, name):
+                part.load_state_dict(mine[name])
 
 
 class UnaugmentedBatches:

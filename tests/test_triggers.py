@@ -1,0 +1,183 @@
+"""When the warm-up ends: after its share of the epochs, or at a plateau that training itself shows."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_runs import without_measurements
+from test_consolidation import snapshot, start, train
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.config import resolve
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.triggers import Plateau
+from pycil_wsc.trainer import Run
+from utils.data import load_dataset
+from utils.errors import UserError
+
+# ---- in any loop -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"importance": "drift"}, {"reset": "none"}, {"average_start": "first"}, {"reset_every": 2}, {"reset_momentum": True}, {"average_count": "absolute"},
+])  # fmt: skip
+def test_a_warmup_ended_by_hand_is_one_of_as_many_steps(options):
+    net, optimizer, wsc = start(warmup_steps=None, average_every=2, **options)
+    train(net, optimizer, range(5))
+    assert wsc.phase == "warm-up"
+    wsc.end_warmup()
+    assert wsc.phase == "averaging"
+    train(net, optimizer, range(5, 11))
+    wsc.finish()
+    fixed, fixed_optimizer, fixed_wsc = start(warmup_steps=5, average_every=2, **options)
+    train(fixed, fixed_optimizer, range(11))
+    fixed_wsc.finish()
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), fixed.state_dict().values()))
+
+
+@pytest.mark.parametrize("saved_at", [3, 8])
+def test_such_a_warmup_is_saved_and_loaded(saved_at):
+    def go(net, optimizer, wsc, steps):
+        for step in steps:
+            train(net, optimizer, [step])
+            if step == 4:
+                wsc.end_warmup()
+
+    whole, stopped, other = (start(warmup_steps=None, average_every=2) for _ in range(3))
+    go(*whole, range(11))
+    go(*stopped, range(saved_at))
+    for part, before in zip(other, stopped):
+        part.load_state_dict(before.state_dict())
+    go(*other, range(saved_at, 11))
+    for _, _, wsc in (whole, other):
+        wsc.finish()
+    assert all(torch.equal(a, b) for a, b in zip(whole[0].state_dict().values(), other[0].state_dict().values()))
+
+
+def test_what_makes_no_sense_is_refused():
+    _, _, fixed = start(warmup_steps=3)
+    with pytest.raises(RuntimeError, match="ends after 3 steps"):
+        fixed.end_warmup()
+    net, optimizer, wsc = start(warmup_steps=None)
+    with pytest.raises(RuntimeError, match="before any step"):
+        wsc.end_warmup()
+    train(net, optimizer, range(2))
+    before = snapshot(net)
+    with pytest.raises(RuntimeError, match="finish\\(\\) before end_warmup\\(\\)"):
+        wsc.finish()
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    wsc.end_warmup()
+    with pytest.raises(RuntimeError, match="ends after 2 steps"):
+        wsc.end_warmup()
+
+
+# ---- in a run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patience, losses, end", [(1, [3, 2, 2, 1], 2), (2, [3, 2, 2.5, 2.4, 1], 3), (2, [3, 3, 2, 2.1, 1.9], None), (3, [1, 2, 3, 4], 3)])
+def test_a_plateau_is_as_many_epochs_without_a_new_least_loss(patience, losses, end):
+    plateau = Plateau(patience)
+    assert next((epoch for epoch, loss in enumerate(losses) if plateau.reached(loss)), None) == end
+
+
+def run(settings, **keys):
+    config = resolve(settings | {"epochs": 6, "milestones": [4]} | keys)
+    return Run(config, load_dataset(config.dataset, "."))
+
+
+def first_plateau(losses, patience):
+    """Epochs until there have been ``patience`` ones without a new least: by looking back over the whole curve."""
+    for epoch in range(len(losses) - 1):
+        if int(np.argmin(losses[: epoch + 1])) <= epoch - patience:
+            return epoch + 1
+    return None
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.0])
+def test_the_reset_comes_at_the_plateau_of_the_training_loss(rate, settings):
+    keys = {"wsc.trigger": "training_loss", "wsc.patience": 1, "lrate": rate, "wsc.average_lr": rate}
+    result = run(settings, **keys).execute()
+    assert result["warmup_epochs"] == [first_plateau(losses, 1) for losses in result["train_loss"][1:]]
+    if not rate:
+        assert all(result["warmup_epochs"]), "without learning the loss goes up and down by augmentation alone"
+
+
+def test_a_task_without_a_plateau_ends_as_replay(settings):
+    ours = run(settings, **{"wsc.trigger": "training_loss", "wsc.patience": 6}).execute()
+    replay = run(settings, model_name="replay").execute()
+    assert ours["warmup_epochs"] == [None, None]
+    assert ours["train_loss"] == replay["train_loss"] and ours["matrix"] == replay["matrix"]
+
+
+def test_a_plateau_is_the_fixed_warmup_of_as_many_epochs(settings, monkeypatch):
+    """Reset, average and learning rate after it: all as if the warm-up had been set to the epochs that the plateau took."""
+    monkeypatch.setattr(Plateau, "reached", lambda self, loss: True)
+    ours = run(settings, **{"wsc.trigger": "training_loss"}).execute()
+    fixed = run(settings, **{"wsc.warmup": 1 / 6}).execute()
+    assert ours["warmup_epochs"] == [1, 1]
+    assert ours["train_loss"] == fixed["train_loss"] and ours["matrix"] == fixed["matrix"]
+
+
+def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypatch):
+    trained, watched = [], []
+    batches, after_epoch, reached = BaseLearner.training_batches, BaseLearner.after_epoch, Plateau.reached
+
+    def training_batches(self, indices, *address):
+        if address[-1] != "batch norm" and address[0]:
+            trained.append((address[0], set(indices.tolist())))
+        return batches(self, indices, *address)
+
+    def remember(self, task, phase, epoch, loss):
+        after_epoch(self, task, phase, epoch, loss)
+        held = self.held_out
+        if held is None:
+            return
+        targets = torch.from_numpy(self.manager.train_targets[held]).long()
+        with torch.no_grad():
+            images = torch.cat([images for images, _ in self.train_source.batches(held, self.manager.train_targets, 1000)])
+            expected = cross_entropy(self.eval().predict(images).float(), targets).item()
+        watched.append((task.index, held, dict(self.memory.classes), expected))
+
+    seen = []
+    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    monkeypatch.setattr(BaseLearner, "after_epoch", remember)
+    monkeypatch.setattr(Plateau, "reached", lambda self, loss: seen.append(loss) or reached(self, loss))
+    run(settings, **{"wsc.trigger": "held_out", "wsc.held_out": 0.5, "wsc.patience": 9, "precision": "fp32"}).execute()
+    assert [task for task, *_ in watched] == [1] * 6 + [2] * 6
+    for task, held, classes, _ in watched:
+        assert all(len(np.intersect1d(held, kept)) == 2 for kept in classes.values()) and len(held) == 2 * len(classes)
+        assert all(not indices & set(held.tolist()) for number, indices in trained if number == task)
+    expected = [loss for task, _, _, loss in watched]
+    assert np.allclose(seen, expected[:5] + expected[6:11], rtol=1e-5), "the last epoch of a task has nothing to decide"
+
+
+@pytest.mark.parametrize("trigger", ["training_loss", "held_out"])
+@pytest.mark.parametrize("stop", [5, 6, 7])
+def test_a_stopped_run_goes_on_to_the_same_numbers(trigger, stop, settings, tmp_path, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    keys = {"wsc.trigger": trigger, "wsc.patience": 1, "lrate": 1.0, "wsc.average_lr": 0.5}
+    whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
+    assert any(whole["warmup_epochs"])
+    checkpoint, left = Run._checkpoint, iter(range(20))
+
+    def checkpoint_and_die(self, *arguments):
+        checkpoint(self, *arguments)
+        if next(left) == stop:
+            raise Killed
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
+    with pytest.raises(Killed):
+        run(settings | {"out": str(tmp_path / "stopped")}, **keys).execute()
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
+    assert without_measurements(run(settings | {"out": str(tmp_path / "stopped")}, **keys).execute()) == without_measurements(whole)
+    assert all(value is None or math.isfinite(value) for value in json.loads((next((tmp_path / "whole").rglob("result.json"))).read_text())["warmup_epochs"])
+
+
+@pytest.mark.parametrize("keys", [{"memory_per_class": 1}, {"memory_per_class": 0}, {"fixed_memory": False, "memory_size": 3}])
+def test_no_two_exemplars_of_a_class_is_one_clear_line(keys, settings):
+    with pytest.raises(UserError, match="wsc.trigger: 'held_out' "):
+        run(settings, **{"wsc.trigger": "held_out"} | keys).execute()
