@@ -18,12 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.learners.cost import PeakBytes
 from pycil_wsc.trainer import commit, device_name, resolved_device
 from utils.inc_net import IncrementalNet
 
@@ -155,24 +153,6 @@ def whole_task(args, device, batch, optimizer, moments):
     for _ in range(args.steps):
         task.step()
     task.finish()
-
-
-class PeakBytes(TorchDispatchMode):
-    """Counts the storages that operators return for as long as they live."""
-
-    def __init__(self):
-        super().__init__()
-        self.storages, self.peak = {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.storages = {key: (ref, size) for key, (ref, size) in self.storages.items() if not ref.expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
-        return result
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def result(method="replay", memory=20, seed=1993, classes=100, increment=10, los
         "train_loss": [[float(2.5 * 0.97**epoch + 0.2 + rng.normal(0, 0.03)) for epoch in range(losses)] for t in range(tasks)],
         "class_order": list(range(classes)), "device": "Imaginary GPU", "precision": "bf16", "torch": "2.6.0", "commit": "0" * 40,
     }  # fmt: skip
+    if method == "wsc":
+        contents |= {"importance_seconds": float(rng.uniform(0.1, 9)), "importance_bytes": int(rng.integers(4e6, 4e8)), "importance_passes": float(rng.integers(0, 9))}
     if confusion:
         counts = rng.multinomial(100, [1 / classes] * classes, size=classes) + np.diag(rng.integers(150, 300, classes))
         contents["confusion"] = counts.tolist()

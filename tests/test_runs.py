@@ -254,10 +254,12 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", sorted(factory.learners))
-@pytest.mark.parametrize("init_cls, increment, tasks", [(50, 10, 6), (20, 20, 5), (5, 5, 20)])
-def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(init_cls, increment, tasks, name, settings, tmp_path):
-    """B50-Inc10, B0-Inc20 and T=20; a matrix row per task, whatever its number of classes, and forgetting by its definition."""
+SPLITS = [(name, *split) for name in sorted(factory.learners) for split in [(50, 10, 6), (20, 20, 5), (5, 5, 20)]]
+
+
+@pytest.mark.parametrize("name, init_cls, increment, tasks", SPLITS + [(name, 2, 2, 50) for name in ("replay", "wa", "wsc")])
+def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(name, init_cls, increment, tasks, settings, tmp_path):
+    """B50-Inc10, B0-Inc20, T=20 and T=50; a matrix row per task, whatever its number of classes, and forgetting by its definition."""
     data = small_data(tmp_path / "hundred.npz", classes=100, per_class=4)
     keys = {"dataset": f"npz:{data}", "init_cls": init_cls, "increment": increment, "model_name": name, "memory_per_class": 2, "batch_size": 512}
     config = resolve(settings | keys | {"init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5})

@@ -199,7 +199,15 @@ def test_what_is_excluded_is_not_reset(settings):
 def test_passes_over_the_data_are_counted(settings):
     fisher, hessian = (run(settings, **{"wsc.importance": name}).execute() for name in ("fisher", "hessian"))
     assert fisher["importance_passes"] == hessian["importance_passes"] == 2, "one in each task but the first"
-    assert fisher["importance_seconds"] > 0 and "importance_passes" not in run(settings).execute()
+    assert fisher["importance_seconds"] > 0 and run(settings).execute()["importance_passes"] == 0
+    assert not any(name.startswith("importance") for name in run(settings, **{"wsc.reset": "shrink_perturb"}).execute()), "nothing is ranked there"
+
+
+def test_memory_of_scores_is_that_of_the_tensors_they_are_made_of(settings):
+    results = {name: run(settings, **{"wsc.importance": name}).execute() for name in ("moment", "drift", "fisher")}
+    weights = results["moment"]["parameters"] * 4
+    assert results["moment"]["importance_bytes"] == 2 * weights and results["drift"]["importance_bytes"] == 0
+    assert results["fisher"]["importance_bytes"] > 8 * weights, "each sample's own gradients, for a batch of eight"
 
 
 def test_an_importance_of_the_users_own_is_one_function(settings, monkeypatch):

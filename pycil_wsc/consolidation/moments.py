@@ -36,6 +36,11 @@ class Gradients:
         if skipped is None or not skipped.item():  # the one wait in the warm-up, and only under a GradScaler
             self.with_gradient.update(names)
 
+    @property
+    def nbytes(self):
+        """Bytes kept here."""
+        return 0
+
     def state_dict(self):
         return {"first": {}, "second": {}, "with_gradient": sorted(self.with_gradient)}
 
@@ -59,6 +64,10 @@ class OwnMoments(Gradients):
         """{name: score} of the parameters that have had a gradient."""
         score = partial(self.score, step=steps, betas=self.betas)
         return {name: BlockScore(score, self.first[name], self.second[name]) for name in self.params if name in self.with_gradient}
+
+    @property
+    def nbytes(self):
+        return sum(tensor.nbytes for tensors in (self.first, self.second) for tensor in tensors.values())
 
     def state_dict(self):
         return super().state_dict() | {"first": dict(self.first), "second": dict(self.second)}

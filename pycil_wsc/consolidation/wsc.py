@@ -1,5 +1,6 @@
 """Weight Space Consolidation as an object that follows an optimiser through one task."""
 
+import time
 from dataclasses import asdict, replace
 
 import torch
@@ -121,6 +122,7 @@ class WeightSpaceConsolidation:
         self._eligible = {name: mask.to(self._params[name].device) for name, mask in eligible.items()}
         self._peers, self._hook, self._optimizer = peers, None, None
         self._steps = self._averaged = self._resets = 0
+        self._scoring_seconds = 0.0
         self._skipped = None  # how many of the steps were skipped on the device; the host has not asked yet
         self._finished = False
         self._begin()
@@ -205,6 +207,16 @@ class WeightSpaceConsolidation:
         return self._resets
 
     @property
+    def scoring_seconds(self):
+        """Seconds that following the gradients and scoring took so far; of work on a GPU, until it was launched."""
+        return self._scoring_seconds
+
+    @property
+    def scoring_bytes(self):
+        """Bytes that are kept at present to score by, the previous weights aside."""
+        return self._moments.nbytes if self._moments else 0
+
+    @property
     def phase(self):
         """``"warm-up"``, ``"averaging"`` or ``"finished"``."""
         warmup = self.options.warmup_steps
@@ -218,6 +230,7 @@ class WeightSpaceConsolidation:
             "steps": self.steps,
             "averaged": self._averaged,
             "resets": self._resets,
+            "scoring_seconds": self._scoring_seconds,
             "finished": self._finished,
             "previous": dict(self._previous),
             "average": dict(self._average),
@@ -230,7 +243,7 @@ class WeightSpaceConsolidation:
         self.options.check_saved(state["options"])
         check_saved_shapes(state["shapes"], self._shapes())
         self._steps, self._averaged, self._resets = state["steps"], state["averaged"], state["resets"]
-        self._finished, self._skipped = state["finished"], None
+        self._finished, self._skipped, self._scoring_seconds = state["finished"], None, state.get("scoring_seconds", 0.0)
         for part in "previous", "average":
             saved = state[part]
             setattr(self, f"_{part}", {name: saved[name].to(t.device, copy=True) for name, t in self._tensors.items() if name in saved})
@@ -252,7 +265,9 @@ class WeightSpaceConsolidation:
         if skipped is not None:
             self._skipped = (skipped != 0) + (0 if self._skipped is None else self._skipped)
         if self._moments:
+            start = time.perf_counter()
             self._moments.follow(optimizer, skipped)
+            self._scoring_seconds += time.perf_counter() - start
         if (self.options.resets_at(self._steps) or self.options.samples_at(self._steps)) and self._settle():
             return  # fewer steps than it seemed: the next that is not skipped may be the one
         self._act(optimizer)
@@ -282,7 +297,9 @@ class WeightSpaceConsolidation:
 
     def _reset(self, optimizer):
         options = self.options
+        start = time.perf_counter()
         scores = self._scores(optimizer)
+        self._scoring_seconds += time.perf_counter() - start
         check_finite(scores)
         names = list(scores)
         others = self._fresh() if options.reset in ("random", "shrink_perturb") else self._previous

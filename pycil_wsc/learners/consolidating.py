@@ -2,7 +2,6 @@
 
 import functools
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +9,16 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc.consolidation import ContinualBackprop, WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc.learners.cost import PeakBytes
 from pycil_wsc.learners.schedules import held_lr
 from pycil_wsc.learners.triggers import Plateau, held_out_exemplars, mean_loss
 from utils import factory, seeding
 from utils.errors import UserError
 from utils.inc_net import inner_units
 from utils.loader import num_batches
+
+
+RANKED = ("blend", "revert", "random")  # the resets that keep some elements for their scores
 
 
 @functools.cache
@@ -36,7 +39,7 @@ class Consolidated:
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.importance_cost = {"importance_seconds": 0.0, "importance_passes": 0.0}  # where it passes over the data again
+        self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}  # of the tasks that are done; the last two: so far
         self.warmups, self.replaced = [], []  # for each task: epochs before the reset, units replaced
 
     @property
@@ -91,6 +94,7 @@ class Consolidated:
             fresh = functools.partial(self._fresh, task)
             self.replacement = ContinualBackprop(self.network, self._units(), fresh, options.replacement_rate, options.maturity, options.utility_decay)
             self.replacement.attach(phase.optimizer)
+        self.scoring["importance_bytes"] = max(self.scoring["importance_bytes"], self.consolidation.scoring_bytes)
         if options.average and options.average_lr is not None:
             schedule = phase.lr
             phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, options.average_lr, options.average_anneal)(epoch)
@@ -125,16 +129,17 @@ class Consolidated:
 
     def _score(self, task, params, previous):
         """Scores of an importance that passes over the data again, in evaluation mode and fp32; what that takes is counted."""
-        start, batches = time.perf_counter(), UnaugmentedBatches(self, task)
+        batches = UnaugmentedBatches(self, task)
         modes = {module: module.training for module in self.network.modules()}
         self.network.eval()
-        scores = factory.importances[self.config.wsc.importance](self.network, params, previous, batches, self.config.wsc)
+        with PeakBytes() as memory:
+            scores = factory.importances[self.config.wsc.importance](self.network, params, previous, batches, self.config.wsc)
         for module, mode in modes.items():
             module.training = mode
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.importance_cost["importance_seconds"] += time.perf_counter() - start
-        self.importance_cost["importance_passes"] += batches.images / len(self.training_indices(task))
+        self.scoring["importance_bytes"] = max(self.scoring["importance_bytes"], memory.peak)
+        self.scoring["importance_passes"] += batches.images / len(self.training_indices(task))
         return scores
 
     def _fresh(self, task):
@@ -147,7 +152,7 @@ class Consolidated:
 
     def costs(self):
         options, costs = self.config.wsc, super().costs()
-        costs |= self.importance_cost if options.importance in factory.importances else {}
+        costs |= self.scoring if options.reset in RANKED else {}
         costs |= {"warmup_epochs": self.warmups} if options.trigger != "warmup" else {}
         return costs | ({"units_replaced": self.replaced} if options.reset == "continual_backprop" else {})
 
@@ -155,6 +160,7 @@ class Consolidated:
         if self.consolidation:
             ended = self.warm_epochs < math.inf
             self.warmups = [*self.warmups, self.warm_epochs if ended else None]
+            self.scoring["importance_seconds"] += self.consolidation.scoring_seconds
             if ended:
                 self.consolidation.finish()
             self.consolidation.detach()
@@ -170,13 +176,13 @@ class Consolidated:
 
     def get_extra_state(self):
         parts = {name: part.state_dict() for name in ("consolidation", "replacement", "plateau") if (part := getattr(self, name))}
-        mine = {"warm_epochs": self.warm_epochs, "warmups": self.warmups, "replaced": self.replaced, "importance": self.importance_cost}
+        mine = {"warm_epochs": self.warm_epochs, "warmups": self.warmups, "replaced": self.replaced, "scoring": dict(self.scoring)}
         return super().get_extra_state() | {"wsc": parts | mine}
 
     def set_extra_state(self, state):
         super().set_extra_state(state)
         mine = state["wsc"]
-        self.warm_epochs, self.warmups, self.replaced, self.importance_cost = (mine[name] for name in ("warm_epochs", "warmups", "replaced", "importance"))
+        self.warm_epochs, self.warmups, self.replaced, self.scoring = (mine[name] for name in ("warm_epochs", "warmups", "replaced", "scoring"))
         for name in "consolidation", "replacement", "plateau":
             if part := getattr(self, name):
                 part.load_state_dict(mine[name])

@@ -2,6 +2,10 @@
 
 import contextlib
 
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -23,3 +27,21 @@ class StepCost:
         with FlopCounterMode(display=False) as counter:
             yield
         self.per_image = counter.get_total_flops() // images
+
+
+class PeakBytes(TorchDispatchMode):
+    """Within, the storages that operators return are counted for as long as they live: ``peak`` bytes at the most, on any device."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages, self.peak = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.storages = {key: (ref, size) for key, (ref, size) in self.storages.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+        return result

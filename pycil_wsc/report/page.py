@@ -75,7 +75,7 @@ def _table(table, out):
     for suffix, text in table.files().items():
         write_atomically(out / "tables" / f"{table.slug}.{suffix}", text)
     labels = len(table.corner)
-    over = f'<tr class="over"><th colspan="{labels}"></th><th colspan="{len(table.columns)}">{escape(table.over)}</th></tr>' if table.over else ""
+    over = f'<tr class="over"><th colspan="{labels}"></th><th colspan="{len(table.columns) - table.beside}">{escape(table.over)}</th>{"<th></th>" * table.beside}</tr>' if table.over else ""
     head = "".join(f'<th{LABEL if i == 0 else ""}>{escape(text)}</th>' for i, text in enumerate(table.corner)) + "".join(f"<th>{escape(column.label)}</th>" for column in table.columns)
     rows = "".join(f"<tr>{_row_head(row)}{''.join(map(_html_cell, row.cells, table.columns))}</tr>\n" for row in table.rows)
     body = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table><thead>{over}<tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'

@@ -225,6 +225,6 @@ STUDIED = {"wsc.importance": _is_text, "wsc.reset": _is_text, "wsc.reset_every":
 REQUIRED = {"curve": _is_series, "avg_acc": _is_number, "last_acc": _is_number, "matrix": _is_matrix, "forgetting": _is_number, "new_acc": _is_number,
             "train_seconds": _is_number, "total_seconds": _is_number, "images_trained": _is_number, "peak_memory_bytes": _is_number}  # fmt: skip
 OPTIONAL = {"top5_curve": _is_curve, "nme_curve": _is_curve, "train_loss": _is_loss, "confusion": _is_confusion, "class_names": _is_names,
-            "train_seconds_spent": _is_number, "importance_seconds": _is_number, "importance_passes": _is_number, "parameters": _is_number, "class_order": _is_series}  # fmt: skip
+            "train_seconds_spent": _is_number, "importance_seconds": _is_number, "importance_bytes": _is_number, "importance_passes": _is_number, "parameters": _is_number, "class_order": _is_series}  # fmt: skip
 ANALYSES = {"gradients": lambda value: _are_numbers(value, ("cosine", "norm_new", "norm_past", "norm")), "drift": _is_drift, "flatness": _is_flatness,
             "dormant": lambda value: _are_numbers(value, ("share",))}  # fmt: skip

@@ -20,6 +20,8 @@ class Study(NamedTuple):
     studied: tuple = ()  # the keys that the rows stand for
     plain: frozenset = frozenset()  # rows that alone make no study
     order: tuple = ()
+    notes: tuple = ()
+    costs: dict = {}  # further columns: what the runs of a row cost, over all memory sizes
 
 
 def tables(group):
@@ -41,17 +43,19 @@ def accuracy_grid(group, study):
     for record, name in label(base, base.get, study.studied).items():
         members[base[record], name][record.memory].append(record)
     memories = sorted({memory for (kind, _), line in members.items() if kind not in study.plain for memory in line})
-    rows = []
+    rows, costs = [], []
     for kind, name in sorted(members, key=lambda row: rank.get(row[0], len(rank))):
         theirs = reference.get(kind, {})
         cells = [_cell(group, study, members[kind, name][memory], theirs.get(str(memory))) for memory in memories]
         rows.append(Row((name,), expands(kind), cells))
+        costs.append([Cell(_values(read, [record for records in members[kind, name].values() for record in records])) for read in study.costs.values()])
     rows = _emboldened(rows)
     cells = [cell for row in rows for cell in row.cells]
     notes = (_seeds_note(cells), *_bold_note(rows), *_paper_notes(cells, (record for record in base if base[record] is not None)))
     columns = tuple(Column(f"{memory:,}") for memory in memories)
     missing = _missing(reference, present, memories, rows, cells)
-    return Table(f"{study.slug}-{group.slug}", study.title, group.title, (study.corner,), columns, rows, notes, missing, group.memory_title)
+    rows = tuple(row._replace(cells=(*row.cells, *spent)) for row, spent in zip(rows, costs, strict=True))
+    return Table(f"{study.slug}-{group.slug}", study.title, group.title, (study.corner,), (*columns, *study.costs), rows, (*notes, *study.notes), missing, group.memory_title, len(study.costs))
 
 
 def _cell(group, study, records, reference):
@@ -182,6 +186,11 @@ def retain_row(record, unusual):
     return f"{position(record, 'wsc.retain'):g}" + (" without averaging" if "wsc.average" in unusual else "")
 
 
+SCORING = {
+    Column("scoring, s"): lambda data: data["importance_seconds"],
+    Column("scoring, MiB"): lambda data: data["importance_bytes"] / 2**20,
+    Column("scoring, passes"): lambda data: data["importance_passes"],
+}
 ACCURACIES = Study("accuracy", "Average accuracy (CNN, top-1 %)", "method", _accuracy_row)
 RETAIN = Study(
     "retain-rate", "Share of the parameters that is kept at the reset: average accuracy (%)", "wsc.retain", retain_row, ("wsc.retain", "wsc.average"),
@@ -192,7 +201,8 @@ STUDIES = (
     Study("ablation", "Ablation of reset and averaging: average accuracy (%)", "method", _ablation_row, ("wsc.reset", "wsc.average"),
           frozenset({"replay", "wsc"}), ("replay", "wsc without reset", "wsc without averaging", "wsc with neither", "wsc")),
     Study("importance", "Importance of a parameter: average accuracy (%)", "wsc.importance", _importance_row, ("wsc.importance",),
-          frozenset({"moment"}), ("drift", "fisher", "hessian", "first_moment", "second_moment", "moment")),
+          frozenset({"moment"}), ("drift", "fisher", "hessian", "first_moment", "second_moment", "moment"),
+          ("Scoring, in a run: seconds of training; the most bytes held beside the weights and those before the task; passes over the data.",), SCORING),
     Study("reset-rule", "Rule of the reset: average accuracy (%)", "wsc.reset", _reset_rule_row, ("wsc.reset", "wsc.average"),
           frozenset({"blend", "blend without averaging"}), ("random", "revert", "shrink_perturb", "continual_backprop", "blend without averaging", "blend")),
     Study("reset-frequency", "Frequency of the reset: average accuracy (%)", "wsc.reset_every", _reset_frequency_row, ("wsc.reset_every",), frozenset({"once"}), ("iteration", "epoch", "once")),
@@ -219,8 +229,6 @@ COSTS = {
     SPENT: lambda data: data["train_seconds_spent"],
     Column("total, s", 0): lambda data: data["total_seconds"],
     Column("training images", 0, exact=True): lambda data: data["images_trained"],
-    Column("importance, s", 1): lambda data: data["importance_seconds"],
-    Column("importance, passes over the data", 1): lambda data: data["importance_passes"],
     Column("peak memory, MiB", 0): lambda data: data["peak_memory_bytes"] / 2**20,
     Column("parameters", 0, exact=True): lambda data: data["parameters"],
 }

@@ -60,6 +60,7 @@ class Table:
     notes: tuple = ()
     missing: tuple = ()
     over: str = ""  # heading above the columns
+    beside: int = 0  # the last columns, which that heading is not for
 
     def files(self):
         """``{suffix: text}``"""
@@ -132,10 +133,10 @@ def to_latex(table):
     head = [_tex(text) for text in (*table.corner, *(column.label for column in table.columns))]
     lines = [[*map(_tex, row_labels(row)), *map(_latex_cell, row.cells, table.columns)] for row in table.rows]
     comments = [f"% {text}" for text in (full_title(table), *table.notes, *table.missing)]
-    labels, places = len(table.corner), len(table.columns)
+    labels, places, all_places = len(table.corner), len(table.columns) - table.beside, len(table.columns)
     span = rf"\cmidrule(l){{{labels + 1}-{labels + places}}}"
-    over = [f"{'& ' * labels}\\multicolumn{{{places}}}{{c}}{{{_tex(table.over)}}} \\\\", span] if table.over else []
-    tabular = [f"\\begin{{tabular}}{{{'l' * labels}{'r' * places}}}", "\\toprule", *over, " & ".join(head) + r" \\", "\\midrule"]
+    over = [f"{'& ' * labels}\\multicolumn{{{places}}}{{c}}{{{_tex(table.over)}}}{' &' * table.beside} \\\\", span] if table.over else []
+    tabular = [f"\\begin{{tabular}}{{{'l' * labels}{'r' * all_places}}}", "\\toprule", *over, " & ".join(head) + r" \\", "\\midrule"]
     return "\n".join([*comments, *tabular, *(" & ".join(line) + r" \\" for line in lines), "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
