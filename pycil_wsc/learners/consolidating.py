@@ -17,7 +17,6 @@ from utils.errors import UserError
 from utils.inc_net import inner_units
 from utils.loader import num_batches
 
-
 RANKED = ("blend", "revert", "random")  # the resets that keep some elements for their scores
 
 
