@@ -102,6 +102,8 @@ class Config:
     brightness: float | None = key(None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0)
 
     precision: str = key("auto", "`auto` is bf16 where the processor or GPU computes it natively", choices=("auto", "fp32", "bf16"))
+    deterministic: bool = key(False, "on a GPU use algorithms that give the same numbers each time, to the bit; on the CPU they always do")
+    cuda_graph: bool = key(False, "on a GPU launch each step's forward and backward pass as one CUDA graph (not measured yet)")
     num_workers: int = key(4, "processes that decode image files", low=0)
     threads: int | None = key(None, "processor threads of a run; null: one for each core. Small networks are best with 1", low=1)
     cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
@@ -149,7 +151,7 @@ class Config:
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard", "analyse"}
+PLACES = {"prefix", "device", "cuda_graph", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard", "analyse"}
 DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on

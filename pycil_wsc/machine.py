@@ -28,6 +28,13 @@ def resolved_device(name):
     return device
 
 
+def deterministic(wanted):
+    """Let torch use, or no longer use, only algorithms that give the same numbers each time; what has none raises RuntimeError."""
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU computes its first product
+    torch.use_deterministic_algorithms(wanted)
+
+
 def device_name(device):
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

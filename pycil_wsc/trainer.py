@@ -10,7 +10,7 @@ import torch
 from pycil_wsc import first_task, saved
 from pycil_wsc.analysis import Records
 from pycil_wsc.learners.base import Resume
-from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, deterministic, device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import TaskBar, open_log, print_task
 from pycil_wsc.scalars import Scalars
 from utils import metrics
@@ -56,6 +56,7 @@ class Run:
         """Train and test every task; returns the contents of ``result.json``."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
+        deterministic(self.config.deterministic)
         self.log = open_log(self.folder)
         write_json(self.folder / "config.json", self.config.to_dict())
         reset_peak_memory(self.device)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pycil_wsc.learners.cost import StepCost
+from pycil_wsc.learners.graphs import Passes, RecordedPasses
 from pycil_wsc.learners.schedules import cosine_lr, step_lr
 from utils import seeding
 from utils.inc_net import IncrementalNet
@@ -164,6 +165,7 @@ class BaseLearner(nn.Module):
 
     def fit(self, task, number, phase, first, monitor):
         batches, cost = num_batches(len(phase.indices), self.config.batch_size), StepCost()
+        passes = self.passes(phase)
         monitor.phase_started(task, phase, first)
         self.zero_grad(set_to_none=True)
         for epoch in range(first, phase.epochs):
@@ -175,20 +177,29 @@ class BaseLearner(nn.Module):
             correct = torch.zeros((), device=self.device, dtype=torch.int64)
             for images, targets in self.training_batches(phase.indices, task.index, number, epoch):
                 with cost.measured(len(images)) if cost.unknown else contextlib.nullcontext():
-                    with self.autocast():
-                        loss, logits = phase.loss(images, targets)
-                    loss.backward()
+                    loss, right = passes(images, targets)
                 phase.optimizer.step()
                 self.after_step()
-                phase.optimizer.zero_grad(set_to_none=True)
-                total_loss += loss.detach()
-                correct += (logits.detach().argmax(1) == targets).sum()
+                passes.clear()
+                total_loss += loss
+                correct += right
                 monitor.step(len(images))
             self.images_trained += len(phase.indices)
             self.train_flops += cost.per_image * len(phase.indices)
             mean_loss = total_loss.item() / batches
             self.after_epoch(task, phase, epoch, mean_loss)
             monitor.epoch_ended(task, number, phase, epoch, mean_loss, 100 * correct.item() / len(phase.indices))
+
+    def passes(self, phase):
+        """The forward and backward pass of a step of ``phase``."""
+
+        def compute(images, targets):
+            with self.autocast():
+                return phase.loss(images, targets)
+
+        if self.config.cuda_graph and self.device.type == "cuda":
+            return RecordedPasses(compute, phase.optimizer, [p for p in self.parameters() if p.requires_grad])
+        return Passes(compute, phase.optimizer)
 
     def training_batches(self, indices, *address):
         """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone, which begins with the task's index."""
