@@ -34,14 +34,21 @@ class PeakBytes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.storages, self.peak = {}, 0
+        self.storages, self.total, self.peak = {}, 0, 0  # total: of all that are listed, some of which may be gone
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
+        for tensor in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.storages = {key: (ref, size) for key, (ref, size) in self.storages.items() if not ref.expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+                self._meet(tensor.untyped_storage())
+        if self.total > self.peak:
+            self.storages = {key: (ref, size) for key, (ref, size) in self.storages.items() if not ref.expired()}
+            self.total = sum(size for _, size in self.storages.values())
+            self.peak = max(self.peak, self.total)
         return result
+
+    def _meet(self, storage):
+        ref, size = self.storages.get(storage._cdata, (None, 0))
+        if ref is None or ref.expired():  # the address may have been another's
+            self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            self.total += storage.nbytes() - size
