@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import synthetic
 import torch
-from small_runs import small_data
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a hub, and none waits for one
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from small_llm import small_settings  # noqa: E402
+from small_runs import small_data  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
 

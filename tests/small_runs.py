@@ -1,5 +1,6 @@
 """Runs of a second or two for tests: their data, their command and what they leave."""
 
+import contextlib
 import functools
 import json
 import os
@@ -7,8 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+import pytest
+
+from pycil_wsc.trainer import Run
 
 ROOT = Path(__file__).parent.parent
 MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "importance_seconds", "peak_memory_bytes"}
@@ -46,3 +51,27 @@ def command(tmp_path, settings, *options):
     arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings), *options]
     listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits that it is ignored
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=listen)
+
+
+class Killed(BaseException):
+    """What SIGKILL is to a process, where the test must live on."""
+
+
+@contextlib.contextmanager
+def killed_at(last, of=Run, saved=True):
+    """Within, a run dies at a checkpoint, ``saved`` just before or not at all.
+
+    ``last``: the checkpoint's number, from 1, or a function of the list of what ``_checkpoint`` was called with so far.
+    """
+    checkpoint, calls = of._checkpoint, []
+
+    def checkpoint_and_die(run, *arguments):
+        calls.append(arguments)
+        dies = last(calls) if callable(last) else len(calls) == last
+        if saved or not dies:
+            checkpoint(run, *arguments)
+        if dies:
+            raise Killed
+
+    with patch.object(of, "_checkpoint", checkpoint_and_die), pytest.raises(Killed):
+        yield

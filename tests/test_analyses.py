@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from small_runs import results, small_data, without_measurements, write
+from small_runs import killed_at, results, small_data, without_measurements, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -245,44 +245,21 @@ def test_a_poisoned_test_set_changes_no_record(settings, tmp_path):
     assert recorded(clean) == recorded(other)
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("name, save", [("wsc", 2), ("wsc", 4), ("wsc", 6), ("wsc", 9), ("foster", 10)])
-def test_a_stopped_run_goes_on_with_the_same_records(name, save, settings, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_with_the_same_records(name, save, settings, tmp_path):
     """Stopped within the first task, at its end, within the others and between them."""
     undisturbed = run_of(settings, model_name=name, out=str(tmp_path / "undisturbed"))
     undisturbed.execute()
-    saved, checkpoint = [], Run._checkpoint
-
-    def checkpoint_and_die(run, position, optimizer):
-        checkpoint(run, position, optimizer)
-        saved.append(position)
-        if len(saved) == save:
-            raise Killed
-
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
-    with pytest.raises(Killed):
+    with killed_at(save):
         run_of(settings, model_name=name).execute()
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
     again = run_of(settings, model_name=name)
     again.execute()
     assert recorded(again) == recorded(undisturbed)
 
 
-def test_an_analysis_that_is_asked_for_on_going_on_starts_with_the_next_task(settings, monkeypatch):
-    checkpoint = Run._checkpoint
-
-    def checkpoint_and_die(run, position, optimizer):
-        checkpoint(run, position, optimizer)
-        if position["task"] == 1 and position["epoch"] == 2:
-            raise Killed
-
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
-    with pytest.raises(Killed):
+def test_an_analysis_that_is_asked_for_on_going_on_starts_with_the_next_task(settings):
+    with killed_at(lambda calls: (calls[-1][0]["task"], calls[-1][0]["epoch"]) == (1, 2)):
         run_of(settings, analyse=["gradients"]).execute()
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
     again = run_of(settings, analyse=["dormant", "gradients", "drift"])
     again.execute()
     assert [sorted(set(line) - {"task", "share_new"}) for line in recorded(again)] == [["gradients"], ["gradients"], ["dormant", "drift", "gradients"]]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import without_measurements
+from small_runs import killed_at, without_measurements
 
 from pycil_wsc.config import resolve
 from pycil_wsc.trainer import Run
@@ -55,25 +55,12 @@ def test_what_a_task_ends_with_is_the_mean_over_its_steps_of_what_it_trained(nam
     assert all(torch.equal(now[n], before) for n, before in frozen.items())
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("name", ["der", "icarl", "wa"])
-def test_a_killed_run_goes_on_to_the_same_end(name, settings, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_to_the_same_end(name, settings, tmp_path):
     keys = {"model_name": name, "consolidate": True, "init_epoch": 1}
     whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
-    checkpoint, left = Run._checkpoint, iter(range(6))
-
-    def checkpoint_and_die(self, *arguments):
-        checkpoint(self, *arguments)
-        if next(left) == 4:  # in the second task, after the reset
-            raise Killed
-
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
-    with pytest.raises(Killed):
+    with killed_at(5):  # in the second task, after the reset
         run(settings, **keys).execute()
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
     assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
 
 

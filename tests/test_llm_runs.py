@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from small_llm import configured, write_rows
-from small_runs import ROOT, command, results, without_measurements, write
+from small_runs import ROOT, Killed, command, killed_at, results, without_measurements, write
 
 pytest.importorskip("transformers")
 
@@ -66,30 +66,15 @@ def test_forgetting_shows_and_replay_reduces_it(llm_settings, tmp_path):
     assert replay["forgetting"] < finetune["forgetting"] / 2
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("method", ["replay", "wsc", "avg_online", "magmax"])
 @pytest.mark.parametrize("saved", [1, 6, 11, 13, 15, 16, 20, 22])
-def test_a_run_stopped_at_any_checkpoint_ends_like_one_never_stopped(method, saved, llm_settings, tmp_path, monkeypatch):
+def test_a_run_stopped_at_any_checkpoint_ends_like_one_never_stopped(method, saved, llm_settings, tmp_path):
     """Within epochs, before and after the reset, before a test, and between the tasks; a checkpoint after each step."""
     changes = {"llm.method": method, "llm.checkpoint_minutes": 0, "llm.replay_epochs": 4, "wsc.average_every": 2}
     config, corpus = configured(llm_settings | changes)
     undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
-
-    count, checkpoint = [], Run._checkpoint
-
-    def checkpoint_and_die(run, position):
-        checkpoint(run, position)
-        count.append(position)
-        if len(count) == saved:
-            raise Killed
-
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
-    with pytest.raises(Killed):
+    with killed_at(saved, Run):
         Run(config, corpus).execute()
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
     torch.manual_seed(saved)  # the global generator is not what decides
     assert lasting(Run(config, corpus).execute()) == lasting(undisturbed)
     predictions = [{path.relative_to(folder): path.read_text() for path in folder.rglob("*.jsonl") if "predictions" in path.parts}

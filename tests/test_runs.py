@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import ROOT, command, results, small_data, without_measurements, write
+from small_runs import ROOT, Killed, command, killed_at, results, small_data, without_measurements, write
 
 from main import main
 from pycil_wsc import trainer
@@ -80,30 +80,15 @@ def test_the_planned_cost_is_the_cost(name, memory, settings, tmp_path):
     assert (result["nme_curve"] is None) == (memory == 0 or not config.nme or not run.learner.uses_memory)
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("name", sorted(factory.learners))
 @pytest.mark.parametrize("epoch", [1, 4, 6, 7, 9, 11])
-def test_a_run_stopped_after_any_epoch_ends_like_one_never_stopped(name, epoch, settings, tmp_path, monkeypatch):
+def test_a_run_stopped_after_any_epoch_ends_like_one_never_stopped(name, epoch, settings, tmp_path):
     """Stopped in the first task, at its end, in and after the warm-up, between averages, and in the last task."""
     config = resolve(settings | {"model_name": name, "exemplars": "random", "wsc.average_every": 2})
     dataset = load_dataset(config.dataset, ".")
     undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), dataset).execute()
-
-    saved, checkpoint = [], Run._checkpoint
-
-    def checkpoint_and_die(run, position, optimizer):
-        checkpoint(run, position, optimizer)
-        saved.extend([1] if optimizer is not None else [])
-        if len(saved) == epoch:
-            raise Killed
-
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
-    with pytest.raises(Killed):
+    with killed_at(lambda calls: sum(optimizer is not None for _, optimizer in calls) == epoch):
         Run(config, dataset).execute()
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
     torch.manual_seed(epoch)  # the global generator is not what decides
     assert without_measurements(Run(config, dataset).execute()) == without_measurements(undisturbed)
 

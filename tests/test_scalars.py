@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from small_runs import killed_at
 
 from main import main
 from pycil_wsc.config import resolve
@@ -52,27 +53,6 @@ def stand_in(monkeypatch):
     return StandIn.scalars
 
 
-class Killed(Exception):
-    pass
-
-
-def stop(run, monkeypatch, number, before):
-    """Kill ``run`` just before or just after it saves its ``number``-th checkpoint."""
-    checkpoint, count = Run._checkpoint, iter(range(1, 100))
-
-    def checkpoint_and_die(self, *arguments):
-        last = next(count) == number
-        if not (last and before):
-            checkpoint(self, *arguments)
-        if last:
-            raise Killed
-
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
-    with pytest.raises(Killed):
-        run.execute()
-    monkeypatch.setattr(Run, "_checkpoint", checkpoint)
-
-
 def check(scalars, result, nme):
     """``scalars``: {file: {name: [(step, value)]}}, against the result, the schedule by hand and the definition of forgetting."""
     epochs, tasks = scalars["epochs"], scalars["tasks"]
@@ -95,15 +75,17 @@ def test_the_numbers_are_the_results(nme, run, stand_in):
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 10])
-def test_a_stop_doubles_no_step_and_leaves_none_out(number, before, run, stand_in, monkeypatch):
+def test_a_stop_doubles_no_step_and_leaves_none_out(number, before, run, stand_in):
     """Around the checkpoint of the first epoch, of the first task's last, of its end, of the next epoch, and of the last task's end."""
-    stop(run(), monkeypatch, number, before)
+    with killed_at(number, saved=not before):
+        run().execute()
     check(stand_in, run().execute(), True)
 
 
-def test_the_event_files_read_back(run, monkeypatch):
+def test_the_event_files_read_back(run):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    stop(run(), monkeypatch, 5, before=True)
+    with killed_at(5, saved=False):
+        run().execute()
     ended = run()
     result, scalars = ended.execute(), {}
     for part in ("epochs", "tasks"):

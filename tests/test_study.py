@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from small_runs import without_measurements
+from small_runs import killed_at, without_measurements
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -162,26 +162,13 @@ VARIANTS = [
 ]  # fmt: skip
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("keys", VARIANTS, ids=lambda keys: " ".join(map(str, keys.values())))
-def test_every_variant_changes_the_result_and_survives_a_kill(keys, settings, tmp_path, monkeypatch):
+def test_every_variant_changes_the_result_and_survives_a_kill(keys, settings, tmp_path):
     plain, whole = (run(settings | {"out": str(tmp_path / out)}, **each).execute() for out, each in (("plain", {}), ("whole", keys)))
     assert whole["train_loss"] != plain["train_loss"]
-    for stop in (4, 5):  # in the second task, before the reset and after it; the first has three epochs and an end
-        checkpoint, left = Run._checkpoint, iter(range(20))
-
-        def checkpoint_and_die(self, *arguments):
-            checkpoint(self, *arguments)
-            if next(left) == stop:
-                raise Killed
-
-        monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
-        with pytest.raises(Killed):
+    for stop in (5, 6):  # in the second task, before the reset and after it; the first has three epochs and an end
+        with killed_at(stop):
             run(settings | {"out": str(tmp_path / str(stop))}, **keys).execute()
-        monkeypatch.setattr(Run, "_checkpoint", checkpoint)
         assert without_measurements(run(settings | {"out": str(tmp_path / str(stop))}, **keys).execute()) == without_measurements(whole)
 
 
