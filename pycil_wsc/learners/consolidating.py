@@ -40,7 +40,7 @@ class Consolidated:
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}  # of the tasks that are done; the last two: so far
+        self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}  # seconds: of the tasks that are done
         self.warmups, self.replaced = [], []  # for each task: epochs before the reset, units replaced
 
     @property
