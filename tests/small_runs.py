@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -51,6 +52,13 @@ def command(tmp_path, settings, *options):
     arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings), *options]
     listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits that it is ignored
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=listen)
+
+
+def wait_until(reached, process):
+    """Until ``reached()``, which must be before ``process`` ends."""
+    while not reached():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
 
 
 class Killed(BaseException):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from small_llm import configured, write_rows
-from small_runs import ROOT, Killed, command, killed_at, results, without_measurements, write
+from small_runs import ROOT, Killed, command, killed_at, results, wait_until, without_measurements, write
 
 pytest.importorskip("transformers")
 
@@ -103,9 +103,7 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path
     longer = llm_settings | {"llm.epochs": [30, 3], "llm.method": "wsc", "llm.checkpoint_minutes": 0, "out": str(tmp_path / "runs")}
     config, corpus = configured(longer)
     process = command(tmp_path, longer)
-    while not (config.run_folder / "checkpoint.safetensors").exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
+    wait_until((config.run_folder / "checkpoint.safetensors").exists, process)
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -142,10 +140,7 @@ def test_a_sharded_run_that_is_killed_goes_on_in_one_process(llm_settings, tmp_p
     longer = llm_settings | {"llm.epochs": [2, 40], "llm.method": "wsc", "wsc.covers": "all", "llm.checkpoint_minutes": 0, "llm.shard": True}
     config, corpus = configured(longer)
     process = subprocess.Popen(torchrun(write(tmp_path, longer)), env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, start_new_session=True)
-    lines = config.run_folder / "metrics.jsonl"
-    while not lines.exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
+    wait_until((config.run_folder / "metrics.jsonl").exists, process)
     time.sleep(1)
     for child in [process.pid, *map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())]:
         os.kill(child, signal.SIGKILL)  # torchrun's processes are no part of its group

@@ -6,13 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small_runs import ROOT, Killed, command, killed_at, results, small_data, without_measurements, write
+from small_runs import ROOT, Killed, command, killed_at, results, small_data, wait_until, without_measurements, write
 
 from main import main
 from pycil_wsc import trainer
@@ -123,8 +122,7 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, ca
     undisturbed, runs = settings | {"out": str(tmp_path / "undisturbed")}, Path(settings["out"])
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
     process = command(tmp_path, settings)
-    while process.poll() is None and sum(path.read_text().count("epoch") for path in runs.rglob("log.txt")) < 20:
-        time.sleep(0.01)
+    wait_until(lambda: sum(path.read_text().count("epoch") for path in runs.rglob("log.txt")) >= 5, process)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert main(["--config", write(tmp_path, settings)]) == 0

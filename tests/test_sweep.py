@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from PIL import Image
-from small_runs import command, results, without_measurements, write
+from small_runs import command, results, wait_until, without_measurements, write
 
 from main import main
-from pycil_wsc import progress
+from pycil_wsc import progress, workers
 from pycil_wsc.attempt import Job
 from pycil_wsc.config import load
 from pycil_wsc.learners.replay import Replay
@@ -33,19 +32,8 @@ def epochs_logged(settings):
     return sum(path.read_text().count(": loss") for path in Path(settings["out"]).rglob("log.txt"))
 
 
-def wait_for_epochs(settings, number, process=None):
+def wait_for_epochs(settings, number, process):
     wait_until(lambda: epochs_logged(settings) >= number, process)
-
-
-def wait_for_checkpoints(settings, number, process=None):
-    """Until so many runs are under way at once."""
-    wait_until(lambda: len(list(Path(settings["out"]).rglob("checkpoint.pt"))) >= number, process)
-
-
-def wait_until(reached, process):
-    while not reached():
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.01)
 
 
 def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path):
@@ -71,30 +59,34 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
     """Their runs, which would go on for hours, are free for the next command."""
     settings |= {"seed": [1, 2], "init_epoch": 100_000}
     process = command(tmp_path, settings, "--workers", "2")
-    wait_for_checkpoints(settings, 2, process)
+    wait_until(lambda: len(list(Path(settings["out"]).rglob("checkpoint.pt"))) == 2, process)
     process.kill()
     for lock in Path(settings["out"]).rglob(".lock"):
         FileLock(lock).acquire(timeout=30).lock.release()
     assert not list(Path(settings["out"]).rglob("failed.json"))
 
 
-def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(settings, tmp_path, capsys):
-    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "init_epoch": 250, "model_name": "replay"}
+def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(settings, tmp_path, capsys, monkeypatch):
+    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 150, "model_name": "replay"}
+    killed = []
 
-    def kill_one():
-        wait_for_checkpoints(settings, 2)
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    def hear_and_kill(worker):
+        """The worker dies where there is a checkpoint behind it and most of its run before it."""
+        message = hear(worker)
+        if not killed and isinstance(message, Progress) and message.position.startswith("task 2/3"):
+            killed.append(worker.job.config.run_folder)
+            os.kill(worker.process.pid, signal.SIGKILL)
+        return message
 
-    killer = threading.Thread(target=kill_one)
-    killer.start()
+    hear = workers.Worker.hear
+    monkeypatch.setattr(workers.Worker, "hear", hear_and_kill)
     assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 1
-    killer.join()
     captured = capsys.readouterr()
     assert captured.out.count("FAILED: its process died (SIGKILL); will be tried once more") == 1
     assert captured.err.count("failed: ") == captured.err.count("the loss became nan") == 1
     assert "done 2/3, running 0, waiting 0, failed 1" in captured.out and len(results(settings)) == 2
     assert [json.loads(path.read_text())["attempt"] for path in Path(settings["out"]).rglob("failed.json")] == [1]
-    assert "going on with" in "".join(path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
+    assert "going on with task 1" in (killed[0] / "log.txt").read_text()
 
 
 def image_folder(root):
