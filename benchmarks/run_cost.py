@@ -2,8 +2,7 @@
 
     python benchmarks/run_cost.py --methods replay wsc --out results/run-cost-cpu.json
 
-Whole runs on random CIFAR-shaped images (500 training and 100 test images of each class), one of each method in turn, as often as
-asked for. Each part is what its functions took in the tasks after the first; "overhead" is all that is not training.
+Whole runs on random CIFAR-shaped images (100 test images of each class), one of each method in turn, as often as asked for. Each part is what its functions took in the tasks after the first; "overhead" is all that is not training.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from pycil_wsc.trainer import Run
 from utils import factory
 from utils.data import Dataset, DatasetInfo, Split
 
-CLASSES, TRAIN, TEST = 10, 500, 100  # classes of a task, images of a class
+CLASSES, TEST = 10, 100  # classes of a task, test images of a class
 
 
 def main():
@@ -33,12 +32,13 @@ def main():
     parser.add_argument("--methods", nargs="+", default=["replay", "wsc"], choices=sorted(factory.learners))
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=8, help="of each task after the first, which has one")
+    parser.add_argument("--images", type=int, default=500, help="training images of a class")
     parser.add_argument("--memory", type=int, default=20, help="exemplars per class")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    dataset, timings = random_images(args.tasks), {name: [] for name in args.methods}
+    dataset, timings = random_images(args.tasks, args.images), {name: [] for name in args.methods}
     for _ in range(args.repeats):
         for name in args.methods:
             result, parts = timed_run(name, dataset, args)
@@ -47,7 +47,7 @@ def main():
     first = methods[args.methods[0]]["seconds"]["task"]["median"]
     for record in methods.values():
         record[f"over_{args.methods[0]}"] = record["seconds"]["task"]["median"] / first
-    record = {"methods": methods, "tasks": args.tasks, "epochs": args.epochs, "memory_per_class": args.memory}
+    record = {"methods": methods, "tasks": args.tasks, "epochs": args.epochs, "images_per_class": args.images, "memory_per_class": args.memory}
     record |= {"device": result["device"], "precision": result["precision"], "torch": result["torch"], "commit": commit()}
     print(json.dumps(record, indent=2))
     if args.out:
@@ -103,9 +103,9 @@ def summary(parts):
     return {"seconds": record, "overhead_share": {"median": statistics.median(shares), "min": min(shares), "max": max(shares)}}
 
 
-def random_images(tasks):
+def random_images(tasks, images):
     rng, splits = np.random.default_rng(0), []
-    for count in (TRAIN, TEST):
+    for count in (images, TEST):
         targets = np.repeat(np.arange(tasks * CLASSES), count)
         splits.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
     classes = tuple(map(str, range(tasks * CLASSES)))

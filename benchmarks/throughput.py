@@ -3,18 +3,22 @@
     python benchmarks/throughput.py --out results/throughput-cpu.json
     python benchmarks/throughput.py --methods replay der foster memo --tasks 6
     python benchmarks/throughput.py --shape imagenet --images 512
+    python benchmarks/throughput.py --cuda-graph --side-by-side 8
 
 * engine: the learner's own ``fit``, everything included that an epoch has: gathering, augmentation, meters;
 * bare: forward, backward and step of the same losses at the same precision on one batch that is always the same;
 * plain: fp32, contiguous layout, PIL transforms in DataLoader workers that start again each epoch, losses read back each step;
-* decode (ImageNet shape): the engine's batches without training.
+* decode (ImageNet shape): the engine's batches without training;
+* side by side: as many processes as asked for, which train epochs of the engine on the one device at the same time, all together.
 
+The floor is what the step's operators need at the rates of a large matrix product and a large copy, measured here too (``roofline.py``).
 Of each method an epoch of every phase of its last task is timed (the first task where there is one). The images are random: pixels
 do not change the speed. Medians and ranges over the repeats, and the ratios of the medians.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -26,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from PIL import Image
+from roofline import Roofline, machine_rates, synchronise
+from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
@@ -49,6 +55,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--cuda-graph", action="store_true", help="the engine's passes as a CUDA graph")
+    parser.add_argument("--side-by-side", type=int, metavar="N", help="also train in N processes at once")
     parser.add_argument("--workers", type=int, default=4, help="processes that decode (PyCIL's Replay has 4)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -56,7 +64,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         dataset = random_images(args) if args.shape == "cifar" else random_files(args, Path(folder))
         records = {name: compared(name, dataset, device, args) for name in args.methods}
+        if args.side_by_side:
+            for name in args.methods:
+                records[name]["images_per_second"]["side_by_side"] = side_by_side(name, dataset, args)
     record = {"shape": args.shape, "tasks": args.tasks, "images": args.images, "workers": args.workers, "methods": records}
+    record |= {"cuda_graph": args.cuda_graph, "side_by_side": args.side_by_side}
     record |= {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
     print(json.dumps(record, indent=2))
     if args.out:
@@ -82,13 +94,40 @@ def compared(name, dataset, device, args):
     medians = {way: statistics.median(values) for way, values in speeds.items()}
     record = {"images_per_second": {way: {"median": medians[way], "min": min(v), "max": max(v)} for way, v in speeds.items()}}
     record |= {f"engine_over_{way}": medians["engine"] / median for way, median in medians.items() if way != "engine"}
+    floor = Floor(*ours).record()
+    record |= {"floor": floor, "engine_over_floor": medians["engine"] / floor["images_per_second"]}
     return record | {"peak_memory_bytes": peaks, "batch_size": ours[0].config.batch_size, "precision": ours[0].precision}
+
+
+def side_by_side(name, dataset, args):
+    """Images per second of ``args.side_by_side`` processes together: each repeat begins for all at once and ends with the slowest."""
+    context, number = multiprocessing.get_context("spawn"), args.side_by_side
+    start, spans = context.Barrier(number), context.SimpleQueue()
+    multiprocessing.spawn(one_of_several, (name, dataset, args, max(1, os.cpu_count() // number), start, spans), number)
+    told = [spans.get() for _ in range(number * args.repeats)]
+    rounds = [[span for at, *span in told if at == repeat] for repeat in range(args.repeats)]
+    speeds = [sum(images for _, _, images in spans) / (max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)) for spans in rounds]
+    return {"median": statistics.median(speeds), "min": min(speeds), "max": max(speeds)}
+
+
+def one_of_several(_, name, dataset, args, threads, start, spans):
+    torch.set_num_threads(threads)
+    learner, task = last_task(name, dataset, args, args.precision)
+    engine = Engine(learner, task)
+    engine.epoch()  # warms up
+    for repeat in range(args.repeats):
+        synchronise(learner.device)
+        start.wait()
+        begin, images = time.perf_counter(), engine.epoch()  # one clock for all processes of a machine
+        synchronise(learner.device)
+        spans.put((repeat, begin, time.perf_counter(), images))
 
 
 def last_task(name, dataset, args, precision):
     """A learner that has learned all tasks but the last, for an epoch, and the last task, for which it has grown."""
     convnet = {"cifar": "resnet32", "imagenet": "resnet18"}[args.shape]
     keys = {"model_name": name, "convnet_type": convnet, "precision": precision, "device": args.device, "init_epoch": 1, "epochs": 1}
+    keys |= {"cuda_graph": args.cuda_graph}
     keys |= {"compression_epochs": 1} if name == "foster" else {}
     config = resolve(keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"})
     manager, device = DataManager(dataset, False, 0, CLASSES, CLASSES), resolved_device(args.device)
@@ -129,11 +168,6 @@ def per_class(args):
     return args.images // (CLASSES * (2 if args.tasks > 1 else 1))
 
 
-def synchronise(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 class Silent:
     """A monitor that does nothing."""
 
@@ -169,19 +203,45 @@ class Bare(Way):
     """Forward, backward, step and nothing else."""
 
     def train(self, number, phase):
+        images, targets = self.batch(phase)
+        steps, rest = divmod(len(phase.indices), len(images))
+        for size in [len(images)] * steps + [rest] * (rest > 0):
+            self.step(phase, images[:size], targets[:size])
+
+    def batch(self, phase):
         learner, batch_size = self.learner, self.learner.config.batch_size
         side = learner.train_source.info.image_size
         images = torch.randn((batch_size, 3, side, side), device=learner.device).contiguous(memory_format=torch.channels_last)
-        targets = torch.from_numpy(np.resize(learner.manager.train_targets[phase.indices], batch_size)).to(learner.device)
         learner.eval()
         phase.network.train()
-        steps, rest = divmod(len(phase.indices), batch_size)
-        for size in [batch_size] * steps + [rest] * (rest > 0):
-            with learner.autocast():
-                loss, _ = phase.loss(images[:size], targets[:size])
-            loss.backward()
-            phase.optimizer.step()
-            phase.optimizer.zero_grad(set_to_none=True)
+        return images, torch.from_numpy(np.resize(learner.manager.train_targets[phase.indices], batch_size)).to(learner.device)
+
+    def step(self, phase, images, targets):
+        with self.learner.autocast():
+            loss, _ = phase.loss(images, targets)
+        loss.backward()
+        phase.optimizer.step()
+        phase.optimizer.zero_grad(set_to_none=True)
+
+
+class Floor(Bare):
+    """What the operators of the bare step need at the machine's rates."""
+
+    def record(self):
+        self.rates, self.seconds, self.operations, self.bytes = machine_rates(self.learner.device, self.learner.precision), 0, 0, 0
+        images = self.epoch()
+        floor = {"images_per_second": images / self.seconds, "operations_per_image": self.operations / images, "bytes_per_image": self.bytes / images}
+        return floor | dict(zip(("operations_per_second", "bytes_per_second"), self.rates))
+
+    def train(self, number, phase):
+        images, targets = self.batch(phase)
+        self.step(phase, images, targets)  # the optimiser makes its state
+        with Roofline(*self.rates) as roofline:
+            self.step(phase, images, targets)
+        steps = len(phase.indices) / len(images)
+        self.seconds += steps * roofline.seconds
+        self.operations += steps * roofline.operations
+        self.bytes += steps * roofline.bytes
 
 
 class Plain(Way):

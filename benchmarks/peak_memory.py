@@ -1,0 +1,87 @@
+"""The most memory that a training step holds beside the weights, by method and task.
+
+    python benchmarks/peak_memory.py --out results/peak-memory-cpu.json
+
+Two steps on a batch of random CIFAR-shaped images at the start of each phase of each task: activations, gradients and the optimiser's
+state. On the CPU the tensors that operators return are counted while they live, which no other process disturbs; on a GPU it is what
+torch allocates more than before the steps. A method is as its configuration has it; tasks are of ten classes, and ten images a class.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from throughput import CLASSES, Bare, Silent, random_images
+
+from pycil_wsc.config import resolve
+from pycil_wsc.learners.cost import PeakBytes
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from utils import factory
+from utils.data_manager import DataManager
+from utils.loader import open_source
+
+METHODS = ["finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", "wsc"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=sorted(factory.learners))
+    parser.add_argument("--tasks", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    args.images = 20 * CLASSES
+    device, dataset = resolved_device(args.device), random_images(args)
+    peaks = {name: measured(name, dataset, device, args) for name in args.methods}
+    record = {"peak_bytes": peaks, "batch_size": args.batch_size, "device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    print("MiB by task".ljust(12) + "".join(f"{task:>7}" for task in range(1, args.tasks + 1)))
+    for name, peak in peaks.items():
+        print(name.ljust(12) + "".join(f"{value / 2**20:7.0f}" for value in peak))
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def measured(name, dataset, device, args):
+    """Bytes, of each task's most demanding phase."""
+    keys = {"model_name": name, "precision": args.precision, "device": args.device, "batch_size": args.batch_size, "init_epoch": 1, "epochs": 1}
+    keys |= {"compression_epochs": 1} if name == "foster" else {}
+    config, manager = resolve(keys | {"memory_per_class": 10, "exemplars": "random"}), DataManager(dataset, False, 0, CLASSES, CLASSES)
+    learner, peaks = config.learner(config, manager, open_source(dataset.info, dataset.train, device, 0), device), []
+    for task in manager.tasks:
+        steps = TwoSteps(learner, task)
+        learner.learn(task, steps)
+        peaks.append(max(steps.peaks))
+    return peaks
+
+
+class TwoSteps(Silent):
+    """Takes two steps of each phase before it starts: the second has all of the optimiser's state beside it."""
+
+    def __init__(self, learner, task):
+        self.bare, self.peaks = Bare(learner, task), []
+
+    def phase_started(self, task, phase, first):
+        device, batch = self.bare.learner.device, self.bare.batch(phase)
+        if device.type == "cuda":
+            before = torch.cuda.memory_allocated(device)
+            reset_peak_memory(device)
+            self._steps(phase, batch)
+            self.peaks.append(peak_memory(device) - before)
+        else:
+            with PeakBytes() as counter:
+                self._steps(phase, batch)
+            self.peaks.append(counter.peak)
+
+    def _steps(self, phase, batch):
+        for _ in range(2):
+            self.bare.step(phase, *batch)
+
+
+if __name__ == "__main__":
+    main()

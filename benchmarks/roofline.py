@@ -1,0 +1,71 @@
+"""The least time that a step's operators can take on a machine: each by its operations or by the bytes it reads and writes."""
+
+import statistics
+import time
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+
+class Roofline(TorchDispatchMode):
+    """Within, every operator is counted: ``operations`` and ``bytes`` in all, and ``seconds`` at the rates given.
+
+    Operations are those of convolutions and matrix products, a multiplication and an addition being two. An operator reads its
+    arguments and writes its results once; views are free. What stays in a cache between two operators counts as read again, so a
+    machine whose caches hold the activations can be faster than this.
+
+    Args:
+        operations_per_second: of matrix products, at the precision of the step.
+        bytes_per_second: of memory, reading and writing.
+    """
+
+    def __init__(self, operations_per_second, bytes_per_second):
+        super().__init__()
+        self.rates = operations_per_second, bytes_per_second
+        self.operations = self.bytes = self.seconds = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(func.overloadpacket)
+        operations = count(*args, **kwargs, out_val=result) if count else 0
+        moved = 0 if is_free(func) else sum(t.nbytes for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor))
+        self.operations += operations
+        self.bytes += moved
+        self.seconds += max(operations / self.rates[0], moved / self.rates[1])
+        return result
+
+
+def is_free(func):
+    """Whether an operator only makes a view, or memory without content."""
+    views = any(value.alias_info and not value.alias_info.is_write for value in func._schema.returns)
+    return views or func.overloadpacket.__name__.startswith(("empty", "new_empty", "_unsafe_view"))
+
+
+def machine_rates(device, precision, repeats=7):
+    """Measured: (operations per second of a large matrix product, bytes per second of a large copy)."""
+    side, dtype = (8192 if device.type == "cuda" else 2048), {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    source = torch.zeros(2**28 if device.type == "cuda" else 2**26, device=device)
+    target = torch.zeros_like(source)
+    product, copy = (median_seconds(function, device, repeats) for function in (lambda: a @ b, lambda: target.copy_(source)))
+    return 2 * side**3 / product, 2 * source.nbytes / copy
+
+
+def median_seconds(function, device, repeats):
+    """The median of ``repeats`` calls after a first one."""
+    seconds = []
+    for _ in range(repeats + 1):
+        synchronise(device)
+        start = time.perf_counter()
+        function()
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def synchronise(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
