@@ -33,7 +33,7 @@ class WSCOptions:
     importance_samples: int | None = key(None, "`fisher` and `hessian`: training samples to pass over, drawn by `seed`; null: all", low=1)
     probes: int = key(1, "`hessian`: random vectors of Hutchinson's estimate", low=1)
     betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, high=1)
-    score_abs: bool = key(False, "first moment of |gradient| rather than of the gradient")
+    score_abs: bool = key(False, "first moment of the absolute gradient rather than of the gradient")
     rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
     reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all, `continual_backprop` (units, all through the task), or `none`", choices=("blend", "revert", "random", "shrink_perturb", "continual_backprop", "none"))
     shrink: float = key(0.6, "`shrink_perturb`: factor of the current weights", low=0, high=1)

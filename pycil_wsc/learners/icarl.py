@@ -12,9 +12,9 @@ class ICaRL(DistillingLearner):
     plain_first_task = True
 
     def loss(self, images, targets):
-        logits = self.network(images).float()
+        soft, logits = self.teach(images), self.network(images).float()
         loss = cross_entropy(logits, targets)
-        if self.teacher is not None:
+        if soft is not None:
             options = self.config.options
-            loss = loss + options.distill * distillation(logits[:, : self.num_old], self.teacher(images), options.T)
+            loss = loss + options.distill * distillation(logits[:, : self.num_old], soft, options.T)
         return loss, logits

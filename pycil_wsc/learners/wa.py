@@ -12,11 +12,11 @@ class WA(DistillingLearner):
     plain_first_task = True
 
     def loss(self, images, targets):
-        logits = self.network(images).float()
+        soft, logits = self.teach(images), self.network(images).float()
         loss = cross_entropy(logits, targets)
-        if self.teacher is not None:
+        if soft is not None:
             old = self.num_old / self.num_seen
-            loss = (1 - old) * loss + old * distillation(logits[:, : self.num_old], self.teacher(images), self.config.options.T)
+            loss = (1 - old) * loss + old * distillation(logits[:, : self.num_old], soft, self.config.options.T)
         return loss, logits
 
     def end_task(self, task):

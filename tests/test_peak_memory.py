@@ -1,0 +1,28 @@
+"""What a training step holds while old networks work beside the new one."""
+
+import argparse
+import sys
+
+import pytest
+import torch
+from small_runs import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import peak_memory  # noqa: E402
+import throughput  # noqa: E402
+
+
+def peaks(name):
+    args = argparse.Namespace(tasks=3, images=40, batch_size=32, precision="fp32", device="cpu")
+    return peak_memory.measured(name, throughput.random_images(args), torch.device("cpu"), args)
+
+
+@pytest.mark.parametrize("name", ["icarl", "wa", "bic", "der", "foster"])
+def test_old_networks_leave_no_activations(name):
+    first, *later = peaks(name)
+    assert max(later) < 1.02 * first
+
+
+def test_the_old_blocks_of_memo_do_because_its_trunk_learns_through_them():
+    first, second, third = peaks("memo")
+    assert 1.1 * first < second and third - second == pytest.approx(second - first, rel=0.1)
