@@ -2,9 +2,10 @@
 
     python benchmarks/peak_memory.py --out results/peak-memory-cpu.json
 
-Four steps on a batch of random CIFAR-shaped images in place of each phase of each task: activations, gradients, the optimiser's state
-and, of wsc, the moments and the average. On the CPU the tensors that operators return are counted while they live, which no other process disturbs; on a GPU it is what
-torch allocates more than before the steps. A method is as PyCIL has it; tasks are of ten classes.
+Four steps on a batch of random CIFAR-shaped images in place of each phase of each task: the batch, activations, gradients, the optimiser's
+state and, of wsc, the weights before the task, the moments and the average. On the CPU the tensors that operators return are counted
+while they live, which no other process disturbs; on a GPU it is what torch allocates more than where training starts. A method is as
+PyCIL has it; tasks are of ten classes.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import torch
 from throughput import CLASSES, Bare, Silent, random_images
 
 from pycil_wsc.config import resolve
+from pycil_wsc.learners.base import resolved_precision
 from pycil_wsc.learners.cost import PeakBytes
 from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
 from utils import factory
@@ -40,7 +42,7 @@ def main():
     args.images = 4 * CLASSES
     device, dataset = resolved_device(args.device), random_images(args)
     peaks = {name: measured(name, dataset, device, args) for name in args.methods}
-    record = {"peak_bytes": peaks, "batch_size": args.batch_size, "device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    record = {"peak_bytes": peaks, "batch_size": args.batch_size, "precision": resolved_precision(args.precision, device), "device": device_name(device), "torch": torch.__version__, "commit": commit()}
     print("MiB by task".ljust(12) + "".join(f"{task:>7}" for task in range(1, args.tasks + 1)))
     for name, peak in peaks.items():
         print(name.ljust(12) + "".join(f"{value / 2**20:7.0f}" for value in peak))
@@ -65,24 +67,27 @@ class Steps(Silent):
     """Takes a few steps of each phase in place of its epochs: all but the first have the optimiser's state beside them."""
 
     def __init__(self, learner, task):
-        self.bare, self.peaks = Bare(learner, task), []
+        self.bare, self.device, self.peaks = Bare(learner, task), learner.device, []
+
+    def task_started(self, task):
+        """From here on, since some keep the weights from before the task."""
+        if self.device.type == "cuda":
+            self.before = torch.cuda.memory_allocated(self.device)
+            reset_peak_memory(self.device)
+        else:
+            self.counter = PeakBytes()
+            self.counter.__enter__()
 
     def phase_started(self, task, phase, first):
-        device, batch = self.bare.learner.device, self.bare.batch(phase)
-        if device.type == "cuda":
-            before = torch.cuda.memory_allocated(device)
-            reset_peak_memory(device)
-            self._steps(phase, batch)
-            self.peaks.append(peak_memory(device) - before)
-        else:
-            with PeakBytes() as counter:
-                self._steps(phase, batch)
-            self.peaks.append(counter.peak)
-        phase.epochs = 0
-
-    def _steps(self, phase, batch):
+        batch = self.bare.batch(phase)
         for _ in range(STEPS):
             self.bare.step(phase, *batch)
+        self.peaks.append(peak_memory(self.device) - self.before if self.device.type == "cuda" else self.counter.peak)
+        phase.epochs = 0
+
+    def task_trained(self, task):
+        if self.device.type != "cuda":
+            self.counter.__exit__(None, None, None)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class WSCOptions:
     probes: int = key(1, "`hessian`: random vectors of Hutchinson's estimate", low=1)
     betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, high=1)
     score_abs: bool = key(False, "first moment of the absolute gradient rather than of the gradient")
-    rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
+    rank_scope: str = key("global", "rank over all parameters together (`global`) or within each `tensor`", choices=("global", "tensor"))
     reset: str = key("blend", "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all, `continual_backprop` (units, all through the task), or `none`", choices=("blend", "revert", "random", "shrink_perturb", "continual_backprop", "none"))
     shrink: float = key(0.6, "`shrink_perturb`: factor of the current weights", low=0, high=1)
     perturb: float = key(0.01, "`shrink_perturb`: factor of the random initial values that are added", low=0)
@@ -49,11 +49,11 @@ class WSCOptions:
     reset_buffers: bool = key(False, "blend batch-norm statistics at the reset too")
     average: bool = key(True, "average the weights from the reset on")
     average_every: int = key(5, "interval of the average (the paper's j)", low=1)
-    average_unit: str = key("epoch", "unit of `average_every`", choices=("epoch", "iteration"))
+    average_unit: str = key("epoch", "unit of `average_every`: `epoch` or `iteration`", choices=("epoch", "iteration"))
     average_start: str = key("reset", "the first weights averaged: those just `reset`, or those of the `first` interval after", choices=("reset", "first"))
     average_count: str = key("since_reset", "`since_reset` is a plain mean, `absolute` the paper's n = i/j with i from the task's start", choices=("since_reset", "absolute"))
     average_last: bool = key(True, "the task's last weights enter the average")
-    average_lr: float | None = key(0.1, "learning rate held after the reset; null keeps the schedule (the average then loses, see above)", low=0)
+    average_lr: float | None = key(0.1, "learning rate held after the reset; null keeps the schedule (in a prototype's single runs the average then lost, see above)", low=0)
     average_anneal: int = key(5, "epochs in which the rate goes over to `average_lr` (cosine)", low=0)
     bn_update: str = key("recompute", "batch-norm statistics of the average: a pass over the data, a `copy` of the last, or their `average`", choices=("recompute", "copy", "average"))
     first_task: bool = key(False, "consolidate in the first task too")
@@ -91,7 +91,7 @@ class Config:
     momentum: float = key(0.9, "SGD's momentum", low=0, high=1)
     batch_size: int = key(128, "images in a batch", low=1)
     replay_ratio: float | None = key(None, "share of each batch that the current task has, the rest being exemplars; null: all are shuffled together", low=0, high=1)
-    exemplars: str = key("herding", "how exemplars are chosen", choices=ExemplarMemory.strategies)
+    exemplars: str = key("herding", "how exemplars are chosen: `herding`, `random` or `reservoir`", choices=ExemplarMemory.strategies)
     validation_split: float = key(0.0, "share of each class's training samples held out by `seed` and tested on in place of the test set", low=0, high=0.5)
     nme: bool = key(True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)")
 
@@ -101,7 +101,7 @@ class Config:
     flip: bool | None = key(None, "mirror training images at random; null: the data set's own")
     brightness: float | None = key(None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0)
 
-    precision: str = key("auto", "`auto` is bf16 where the processor or GPU computes it natively", choices=("auto", "fp32", "bf16"))
+    precision: str = key("auto", "`fp32`, `bf16`, or `auto`: bf16 where the processor or GPU computes it natively", choices=("auto", "fp32", "bf16"))
     deterministic: bool = key(False, "on a GPU use algorithms that give the same numbers each time, to the bit; on the CPU they always do")
     cuda_graph: bool = key(False, "on a GPU launch each step's forward and backward pass as one CUDA graph (not measured yet)")
     num_workers: int = key(4, "processes that decode image files", low=0)
@@ -126,8 +126,13 @@ class Config:
 
     def identity(self):
         """What decides the result: ``to_dict`` without the places, and without the memory key that does not count."""
-        skipped = PLACES | {"memory_size" if self.fixed_memory else "memory_per_class"}
+        skipped = PLACES | ({self._other_memory_key} - self.learner.also_reads(self))
         return {name: value for name, value in self.to_dict().items() if name not in skipped}
+
+    @property
+    def _other_memory_key(self):
+        """The one that does not say how many exemplars there are."""
+        return "memory_size" if self.fixed_memory else "memory_per_class"
 
     @property
     def learner(self):
@@ -143,7 +148,7 @@ class Config:
     @property
     def run_folder(self):
         """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<model_name>[+wsc]/m<memory>/seed<seed>[-<hash of what else differs>]``"""
-        usual = resolve({name: getattr(self, name) for name in IN_PATH}).identity()
+        usual = resolve({name: getattr(self, name) for name in IN_PATH if name != self._other_memory_key}).identity()
         memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
         dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
         return Path(self.out, self.prefix, f"{dataset}-b{self.init_cls}-inc{self.increment}", self.method, memory, f"seed{self.seed}{digest(self.identity(), usual)}")

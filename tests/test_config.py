@@ -153,6 +153,19 @@ def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
     assert again == run and again.run_folder == run.run_folder
 
 
+@pytest.mark.parametrize("name, options, other, counts", [
+    ("replay", {}, "memory_size", False),
+    ("replay", {"fixed_memory": False}, "memory_per_class", False),
+    ("bic", {}, "memory_size", True),
+    ("bic", {"validation": "per_class"}, "memory_size", False),
+    ("bic", {"validation": "per_class", "fixed_memory": False}, "memory_per_class", True),
+    ("bic", {"fixed_memory": False}, "memory_per_class", False),
+])  # fmt: skip
+def test_bics_held_out_samples_make_the_other_memory_key_count(name, options, other, counts):
+    plain, changed = (resolve({"model_name": name} | options | more) for more in ({}, {other: 500}))
+    assert [plain.run_folder != changed.run_folder, plain.identity() != changed.identity()] == [counts, counts]
+
+
 def test_only_what_decides_the_result_makes_a_new_run():
     usual = resolve({}).run_folder
     assert usual == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")

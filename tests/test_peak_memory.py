@@ -20,7 +20,7 @@ def peaks(name):
 @pytest.mark.parametrize("name", ["icarl", "wa", "bic", "der", "foster"])
 def test_old_networks_leave_no_activations(name):
     first, *later = peaks(name)
-    assert max(later) < 1.02 * first
+    assert max(later) < 1.05 * first
 
 
 def test_the_old_blocks_of_memo_do_because_its_trunk_learns_through_them():

@@ -120,6 +120,11 @@ class BaseLearner(nn.Module):
         """What is wrong with the learner's own options, in a line, or None."""
 
     @classmethod
+    def also_reads(cls, config):
+        """Of ``memory_size`` and ``memory_per_class`` those that count whichever of them says how many exemplars there are."""
+        return set()
+
+    @classmethod
     def planned_epochs(cls, config, task):
         """Passes over a task's training data, for the cost that ``--dry-run`` states."""
         values = vars(config) | vars(config.options)

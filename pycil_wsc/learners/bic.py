@@ -30,6 +30,10 @@ class BiC(WA):
     def check(cls, config):
         return None if config.options.validation in ("pycil", "per_class") else "validation: expected 'pycil' or 'per_class'"
 
+    @classmethod
+    def also_reads(cls, config):
+        return {"memory_size" if config.options.validation == "pycil" else "memory_per_class"}
+
     def phases(self, task):
         held_out = self.held_out(task)
         main = self.main_phase(task, [*self.network.backbone.parameters(), *self.network.head.parameters()])
