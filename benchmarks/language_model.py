@@ -10,12 +10,12 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from roofline import now
 
 from pycil_wsc.config import resolve
 from pycil_wsc.llm.corpus import Epoch
@@ -90,12 +90,6 @@ def timed(method, args, device):
     seconds = now(device) - started
     parameters = sum(parameter.numel() for parameter in training.parameters.values())
     return {"tokens": training.counts["tokens"] - before, "seconds": seconds, "memory": peak_memory(device), "parameters": parameters, "precision": training.precision}
-
-
-def now(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def summary(records, peak):

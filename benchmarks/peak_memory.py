@@ -39,10 +39,10 @@ def main():
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    args.images = 4 * CLASSES
-    device, dataset = resolved_device(args.device), random_images(args)
+    device, dataset = resolved_device(args.device), random_images(args.tasks, 2)
     peaks = {name: measured(name, dataset, device, args) for name in args.methods}
-    record = {"peak_bytes": peaks, "batch_size": args.batch_size, "precision": resolved_precision(args.precision, device), "device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    record = {"peak_bytes": peaks, "batch_size": args.batch_size, "precision": resolved_precision(args.precision, device)}
+    record |= {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
     print("MiB by task".ljust(12) + "".join(f"{task:>7}" for task in range(1, args.tasks + 1)))
     for name, peak in peaks.items():
         print(name.ljust(12) + "".join(f"{value / 2**20:7.0f}" for value in peak))

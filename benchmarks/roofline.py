@@ -1,5 +1,6 @@
 """The least time that a step's operators can take on a machine: each by its operations or by the bytes it reads and writes."""
 
+import functools
 import statistics
 import time
 
@@ -44,6 +45,7 @@ def is_free(func):
     return views or func.overloadpacket.__name__.startswith(("empty", "new_empty", "_unsafe_view"))
 
 
+@functools.cache
 def machine_rates(device, precision, repeats=7):
     """Measured: (operations per second of a large matrix product, bytes per second of a large copy)."""
     side, dtype = (8192 if device.type == "cuda" else 2048), {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
@@ -58,14 +60,14 @@ def median_seconds(function, device, repeats):
     """The median of ``repeats`` calls after a first one."""
     seconds = []
     for _ in range(repeats + 1):
-        synchronise(device)
-        start = time.perf_counter()
+        start = now(device)
         function()
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(now(device) - start)
     return statistics.median(seconds[1:])
 
 
-def synchronise(device):
+def now(device):
+    """Seconds, when the device has done all that it was given; one clock for all processes of a machine."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -2,7 +2,8 @@
 
     python benchmarks/run_cost.py --methods replay wsc --out results/run-cost-cpu.json
 
-Whole runs on random CIFAR-shaped images (100 test images of each class), one of each method in turn, as often as asked for. Each part is what its functions took in the tasks after the first; "overhead" is all that is not training.
+Whole runs on random CIFAR-shaped images (100 test images of each class), one of each method in turn, as often as asked for. Each part is
+what its functions took in the tasks after the first; "overhead" is all that is not training.
 """
 
 import argparse
@@ -16,15 +17,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
+from throughput import random_images
 
 from pycil_wsc.config import resolve
 from pycil_wsc.machine import commit
 from pycil_wsc.trainer import Run
 from utils import factory
-from utils.data import Dataset, DatasetInfo, Split
 
-CLASSES, TEST = 10, 100  # classes of a task, test images of a class
+TEST = 100  # test images of a class
 
 
 def main():
@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    dataset, timings = random_images(args.tasks, args.images), {name: [] for name in args.methods}
+    dataset, timings = random_images(args.tasks, args.images, TEST), {name: [] for name in args.methods}
     for _ in range(args.repeats):
         for name in args.methods:
             result, parts = timed_run(name, dataset, args)
@@ -101,16 +101,6 @@ def summary(parts):
     shares = [each["overhead"] / each["task"] for each in parts]
     record = {part: {"median": statistics.median(values), "min": min(values), "max": max(values)} for part, values in seconds.items()}
     return {"seconds": record, "overhead_share": {"median": statistics.median(shares), "min": min(shares), "max": max(shares)}}
-
-
-def random_images(tasks, images):
-    rng, splits = np.random.default_rng(0), []
-    for count in (images, TEST):
-        targets = np.repeat(np.arange(tasks * CLASSES), count)
-        splits.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
-    classes = tuple(map(str, range(tasks * CLASSES)))
-    info = DatasetInfo("random", classes, 32, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop="pad", padding=4, flip=True, brightness=63 / 255)
-    return Dataset(info, *splits)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from PIL import Image
-from roofline import Roofline, machine_rates, synchronise
+from roofline import Roofline, machine_rates, now
 from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -62,7 +61,7 @@ def main():
     args = parser.parse_args()
     device = resolved_device(args.device)
     with tempfile.TemporaryDirectory() as folder:
-        dataset = random_images(args) if args.shape == "cifar" else random_files(args, Path(folder))
+        dataset = random_images(args.tasks, per_class(args)) if args.shape == "cifar" else random_files(args, Path(folder))
         records = {name: compared(name, dataset, device, args) for name in args.methods}
         if args.side_by_side:
             for name in args.methods:
@@ -84,13 +83,12 @@ def compared(name, dataset, device, args):
     for repeat in range(args.repeats + 1):
         for way, timed in ways.items():
             reset_peak_memory(device)
-            synchronise(device)
-            start = time.perf_counter()
+            start = now(device)
             images = timed.epoch()
-            synchronise(device)
+            seconds = now(device) - start
             peaks[way] = peak_memory(device)
             if repeat:  # the first round warms up
-                speeds[way].append(images / (time.perf_counter() - start))
+                speeds[way].append(images / seconds)
     medians = {way: statistics.median(values) for way, values in speeds.items()}
     record = {"images_per_second": {way: {"median": medians[way], "min": min(v), "max": max(v)} for way, v in speeds.items()}}
     record |= {f"engine_over_{way}": medians["engine"] / median for way, median in medians.items() if way != "engine"}
@@ -116,11 +114,9 @@ def one_of_several(_, name, dataset, args, threads, start, spans):
     engine = Engine(learner, task)
     engine.epoch()  # warms up
     for repeat in range(args.repeats):
-        synchronise(learner.device)
         start.wait()
-        begin, images = time.perf_counter(), engine.epoch()  # one clock for all processes of a machine
-        synchronise(learner.device)
-        spans.put((repeat, begin, time.perf_counter(), images))
+        begin, images = now(learner.device), engine.epoch()
+        spans.put((repeat, begin, now(learner.device), images))
 
 
 def last_task(name, dataset, args, precision):
@@ -141,14 +137,14 @@ def last_task(name, dataset, args, precision):
     return learner, task
 
 
-def random_images(args):
-    """As many images in the last task and its memory as asked for, whatever the number of tasks."""
-    rng, split = np.random.default_rng(0), []
-    for _ in ("train", "test"):
-        targets = np.concatenate([np.tile(np.arange(task * CLASSES, (task + 1) * CLASSES), per_class(args)) for task in range(args.tasks)])
-        split.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
-    classes = tuple(map(str, range(args.tasks * CLASSES)))
-    return Dataset(DatasetInfo("random", classes, 32, MEAN, STD, crop="pad", padding=4, flip=True, brightness=63 / 255), *split)
+def random_images(tasks, train, test=1):
+    """CIFAR-shaped, ``train`` and ``test`` images of each class."""
+    rng, splits = np.random.default_rng(0), []
+    for count in (train, test):
+        targets = np.repeat(np.arange(tasks * CLASSES), count)
+        splits.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
+    classes = tuple(map(str, range(tasks * CLASSES)))
+    return Dataset(DatasetInfo("random", classes, 32, MEAN, STD, crop="pad", padding=4, flip=True, brightness=63 / 255), *splits)
 
 
 def random_files(args, folder):
@@ -164,7 +160,7 @@ def random_files(args, folder):
 
 
 def per_class(args):
-    """Half of an epoch is new data where there is a memory."""
+    """As many images in the last task and its memory as asked for: half of an epoch is new data where there is a memory."""
     return args.images // (CLASSES * (2 if args.tasks > 1 else 1))
 
 

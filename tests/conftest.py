@@ -7,7 +7,8 @@ import synthetic
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a hub, and none waits for one
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from small_llm import small_settings  # noqa: E402
 from small_runs import small_data  # noqa: E402
 

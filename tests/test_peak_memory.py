@@ -1,20 +1,16 @@
 """What a training step holds while old networks work beside the new one."""
 
 import argparse
-import sys
 
+import peak_memory
 import pytest
+import throughput
 import torch
-from small_runs import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import peak_memory  # noqa: E402
-import throughput  # noqa: E402
 
 
 def peaks(name):
-    args = argparse.Namespace(tasks=3, images=40, batch_size=32, precision="fp32", device="cpu")
-    return peak_memory.measured(name, throughput.random_images(args), torch.device("cpu"), args)
+    args = argparse.Namespace(tasks=3, batch_size=32, precision="fp32", device="cpu")
+    return peak_memory.measured(name, throughput.random_images(args.tasks, 2), torch.device("cpu"), args)
 
 
 @pytest.mark.parametrize("name", ["icarl", "wa", "bic", "der", "foster"])
