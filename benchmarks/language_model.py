@@ -22,7 +22,7 @@ from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.llm.training import Training
-from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, device_name, keep_freed_memory, peak_memory, reset_peak_memory, resolved_device
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 
@@ -72,6 +72,7 @@ def timed(method, args, device):
     """Tokens, seconds, peak memory and parameters of one task."""
     sizes = {f"llm.{name}": getattr(args, name) for name in (*SIZES, "micro_tokens")}
     config = resolve({"llm.model": "tiny-llama", "llm.method": method, "llm.batch_size": args.items, "device": args.device, **sizes})
+    keep_freed_memory(device)
     reset_peak_memory(device)
     training = Training(config, Vocabulary(args.vocabulary), Processes(), device)
     generator = torch.Generator().manual_seed(0)

@@ -26,7 +26,7 @@ class BasicBlock(nn.Module):
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         if self.stride > 1:
-            x = x[:, :, :: self.stride, :: self.stride]
+            x = F.avg_pool2d(x, 1, self.stride)  # every second pixel; in one operator, forward and backward
         if self.new_channels:
             x = F.pad(x, (0, 0, 0, 0, 0, self.new_channels))  # zero channels after the real ones
         return F.relu(out + x, inplace=True)

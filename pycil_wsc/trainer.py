@@ -10,7 +10,7 @@ import torch
 from pycil_wsc import first_task, saved
 from pycil_wsc.analysis import Records
 from pycil_wsc.learners.base import Resume
-from pycil_wsc.machine import commit, deterministic, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, deterministic, device_name, keep_freed_memory, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import TaskBar, open_log, print_task
 from pycil_wsc.scalars import Scalars
 from utils import metrics
@@ -59,6 +59,7 @@ class Run:
         deterministic(self.config.deterministic)
         self.log = open_log(self.folder)
         write_json(self.folder / "config.json", self.config.to_dict())
+        keep_freed_memory(self.device)
         reset_peak_memory(self.device)
         first, resume = self._restore()
         self.scalars = Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history)) if self.config.tensorboard else None

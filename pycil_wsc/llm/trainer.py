@@ -15,7 +15,7 @@ from pycil_wsc.llm.metrics import VERSIONS, score, summary
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training
-from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, device_name, keep_freed_memory, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import INTERVAL, Progress, open_log, print_task
 from pycil_wsc.trainer import TrainingDiverged
 from utils.errors import UnusableRun, UserError
@@ -37,6 +37,7 @@ class Run:
             torch.set_num_threads(config.threads)
         self.processes = Processes()
         self.device = self.processes.device(resolved_device(config.device))
+        keep_freed_memory(self.device)
         reset_peak_memory(self.device)
         self.training = Training(config, corpus.tokenizer, self.processes, self.device)
         self.epochs = [corpus.epochs(config, index) for index in range(len(corpus.tasks))]

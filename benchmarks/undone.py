@@ -1,0 +1,156 @@
+"""What each part of the engine is worth: images per second of the whole, and of the whole with one part undone.
+
+    python benchmarks/undone.py --out results/undone-cpu.json
+    python benchmarks/undone.py --shape imagenet --images 512 --parts whole memory --out results/undone-imagenet-cpu.json
+
+Each way is a process of its own that trains an epoch to warm up and one that is timed; the ways take turns, as often as asked for. Medians
+and ranges, and the medians over that of the whole.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import throughput
+import torch
+from roofline import now
+from torch import multiprocessing
+from torch.utils.data import DataLoader
+
+from pycil_wsc.machine import commit, device_name, resolved_device
+from utils import factory
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--method", default="replay", choices=sorted(factory.learners))
+    parser.add_argument("--shape", default="cifar", choices=("cifar", "imagenet"))
+    parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
+    parser.add_argument("--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--cuda-graph", action="store_true", help="the engine's passes as a CUDA graph")
+    parser.add_argument("--workers", type=int, default=4, help="processes that decode (PyCIL's Replay has 4)")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    args.tasks, speeds = 1, {part: [] for part in args.parts}
+    with tempfile.TemporaryDirectory() as folder:
+        per_class = throughput.per_class(args)
+        dataset = throughput.random_images(1, per_class) if args.shape == "cifar" else throughput.random_files(args, Path(folder))
+        told = multiprocessing.get_context("spawn").SimpleQueue()
+        for _ in range(args.repeats):
+            for part in args.parts:
+                multiprocessing.spawn(in_its_process, (part, dataset, args, told))
+                speeds[part].append(told.get())
+    medians = {part: statistics.median(values) for part, values in speeds.items()}
+    parts = {part: {"undone": WAYS[part].__doc__, "median": medians[part], "min": min(values), "max": max(values)} for part, values in speeds.items()}
+    for part, record in parts.items():
+        record["over_whole"] = medians[part] / medians["whole"] if "whole" in medians else None
+    record = {"images_per_second": parts, "method": args.method, "shape": args.shape, "images": args.images, "cuda_graph": args.cuda_graph}
+    record |= {"cache_images": args.cache_images, "device": device_name(resolved_device(args.device)), "torch": torch.__version__, "commit": commit()}
+    print(json.dumps(record, indent=2))
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def in_its_process(_, part, dataset, args, told):
+    way = WAYS[part]()
+    way.before(args)
+    learner, task = throughput.last_task(args.method, dataset, args, args.precision)
+    way.after(learner, dataset.train, args)
+    engine = throughput.Engine(learner, task)
+    engine.epoch()
+    start = now(learner.device)
+    images = engine.epoch()
+    told.put(images / (now(learner.device) - start))
+
+
+class Whole:
+    """nothing"""
+
+    def before(self, args):
+        """Before the learner is made."""
+
+    def after(self, learner, split, args):
+        """When it has learned all tasks but the one that is timed."""
+
+
+class Memory(Whole):
+    """keeping freed memory: the C library does what it does by itself"""
+
+    def before(self, args):
+        throughput.keep_freed_memory = lambda device: None
+
+
+class Precision(Whole):
+    """bf16: fp32"""
+
+    def before(self, args):
+        args.precision = "fp32"
+
+
+class Layout(Whole):
+    """channels-last: channels before rows and columns"""
+
+    def after(self, learner, split, args):
+        batches = learner.training_batches
+        learner.to(memory_format=torch.contiguous_format)
+        learner.training_batches = lambda *address: ((images.contiguous(), targets) for images, targets in batches(*address))
+
+
+class Augmentation(Whole):
+    """batched augmentation: PIL's, image by image, in workers that start again each epoch"""
+
+    def after(self, learner, split, args):
+        transform = throughput.pil_transform(learner.train_source.info, split)
+
+        def batches(indices, *_):
+            images = throughput.PilImages(split, indices, learner.manager.train_targets, transform)
+            for images, targets in DataLoader(images, learner.config.batch_size, shuffle=True, num_workers=args.workers):
+                yield images.to(learner.device, memory_format=torch.channels_last), targets.to(learner.device)
+
+        learner.training_batches = batches
+
+
+class Optimizer(Whole):
+    """the fused optimiser: SGD tensor by tensor"""
+
+    def after(self, learner, split, args):
+        def sgd(parameters, weight_decay):
+            return torch.optim.SGD(parameters, lr=0.0, momentum=learner.config.momentum, weight_decay=weight_decay, foreach=False)
+
+        learner.sgd = sgd
+
+
+class Waiting(Whole):
+    """never waiting for the device: loss and count are read back each step"""
+
+    def after(self, learner, split, args):
+        whole = learner.passes
+
+        def passes(phase):
+            inner = whole(phase)
+
+            class ReadBack:
+                clear = inner.clear
+
+                def __call__(self, images, targets):
+                    return tuple(torch.tensor(value.item()) for value in inner(images, targets))
+
+            return ReadBack()
+
+        learner.passes = passes
+
+
+WAYS = {way.__name__.lower(): way for way in (Whole, Memory, Precision, Layout, Augmentation, Optimizer, Waiting)}
+
+
+if __name__ == "__main__":
+    main()
