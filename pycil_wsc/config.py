@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pycil_wsc import analysis  # noqa: F401  registers the analyses
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
-from pycil_wsc.keys import checked, digest, expand, key, takes_list, typed
+from pycil_wsc.keys import PLACES, checked, digest, expand, key, takes_list, typed
 from pycil_wsc.learners.consolidating import consolidated  # the package registers the learners, and with them the backbones
 from utils import factory
 from utils.errors import UserError, did_you_mean
@@ -156,7 +156,6 @@ class Config:
 
 FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
 KINDS = typing.get_type_hints(Config) | {f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()}
-PLACES = {"prefix", "device", "cuda_graph", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard", "analyse"}
 DIRECTIVES = {"budget"}  # read while loading; what they decide is in other keys
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # PyCIL's names in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # of PyCIL's memo.json: nothing here to turn on

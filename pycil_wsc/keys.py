@@ -10,6 +10,8 @@ from dataclasses import field
 
 from utils.errors import UserError
 
+PLACES = {"prefix", "device", "cuda_graph", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard", "analyse"}  # keys that change no result
+
 
 def key(default, doc, low=None, high=None, choices=None):
     """A field with its documentation and the values it may have."""

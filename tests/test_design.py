@@ -32,7 +32,7 @@ ALLOWED = {  # what a module may import of ours; the longest matching name count
     "pycil_wsc.saved": ["pycil_wsc.config", "pycil_wsc.machine", "utils"],
     "pycil_wsc.first_task": ["utils"],
     "pycil_wsc.trainer": [f"pycil_wsc.{name}" for name in ("analysis", "first_task", "learners", "machine", "progress", "saved", "scalars")] + ["utils"],
-    "pycil_wsc.report": ["pycil_wsc.report", "utils"],
+    "pycil_wsc.report": ["pycil_wsc.report", "pycil_wsc.keys", "utils"],
     "pycil_wsc.llm": [f"pycil_wsc.{name}" for name in ("llm", "consolidation", "keys", "learners", "machine", "progress", "trainer")]
     + [f"utils.{name}" for name in ("errors", "factory", "files", "metrics", "seeding")],
     "pycil_wsc.attempt": [f"pycil_wsc.llm.{name}" for name in ("corpus", "trainer")] + [f"pycil_wsc.{name}" for name in ("config", "machine", "progress", "trainer")] + ["pycil_wsc.report", "utils"],

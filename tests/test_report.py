@@ -12,9 +12,8 @@ import pytest
 import synthetic
 from synthetic import HERE, lines_of
 
-from pycil_wsc import config, report
+from pycil_wsc import report
 from pycil_wsc.report import __main__ as command
-from pycil_wsc.report import groups
 from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.runs import Record
 from utils.errors import UnusableRun
@@ -249,7 +248,3 @@ def test_several_folders_go_into_one_report(tmp_path, capsys, undrawn):
 
 def test_a_sweep_whose_runs_all_failed_gets_a_page_that_says_so(tmp_path):
     assert "No finished run was found." in report.write_report(tmp_path).read_text()
-
-
-def test_keys_that_change_no_result_are_the_configurations():
-    assert groups.PLACES == config.PLACES

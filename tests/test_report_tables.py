@@ -280,8 +280,7 @@ def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
     assert rows_of(old, new) == ["wsc"]
 
 
-def test_the_report_knows_the_configurations_places_and_defaults():
-    assert configuration.PLACES <= groups.PLACES
+def test_the_report_knows_the_configurations_defaults():
     assert {name: value for name, value in groups.STUDIED.items() if name in configuration.FIELDS} == {n: f.default for n, f in configuration.FIELDS.items() if n in groups.STUDIED}
 
 

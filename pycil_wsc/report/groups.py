@@ -4,9 +4,9 @@ import json
 import re
 from collections import Counter, defaultdict
 
+from pycil_wsc.keys import PLACES
 from pycil_wsc.report import paper
 
-PLACES = {"prefix", "device", "cuda_graph", "num_workers", "threads", "cache_first_task", "data_root", "out", "save_weights", "tensorboard", "analyse"}
 SAME_ROW = PLACES | {"model_name", "consolidate", "memory_size", "memory_per_class", "fixed_memory", "seed"}
 STUDIED = {"wsc.importance": "moment", "wsc.reset": "blend", "wsc.reset_every": "once", "wsc.average": True, "wsc.retain": 0.2, "exemplars": "herding"}
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
