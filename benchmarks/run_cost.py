@@ -11,12 +11,12 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from roofline import now
 from throughput import random_images
 
 from pycil_wsc.config import resolve
@@ -68,29 +68,29 @@ def timed_run(name, dataset, args):
             ("test", run, "_test"),
             ("checkpoints", run, "_checkpoint"),
         ):
-            setattr(owner, function, clocked(getattr(owner, function), seconds, part))
+            setattr(owner, function, clocked(getattr(owner, function), seconds, part, learner.device))
 
         def learn(task, *arguments, **named):
             if task.index == 1:  # the first task is another matter
                 seconds.clear()
-                seconds["start"] = time.perf_counter()
+                seconds["start"] = now(learner.device)
             return whole(task, *arguments, **named)
 
         learner.learn = learn
         result = run.execute()
-        seconds["task"] = time.perf_counter() - seconds.pop("start")
+        seconds["task"] = now(learner.device) - seconds.pop("start")
     seconds["training"] -= seconds["checkpoints"]  # an epoch ends with one; those after the tasks are few
     seconds["overhead"] = seconds["task"] - seconds["training"]
     return result, {part: value / (args.tasks - 1) for part, value in seconds.items()}
 
 
-def clocked(function, seconds, part):
+def clocked(function, seconds, part, device):
     def timed(*arguments, **named):
-        start = time.perf_counter()
+        start = now(device)
         try:
             return function(*arguments, **named)
         finally:
-            seconds[part] += time.perf_counter() - start
+            seconds[part] += now(device) - start
 
     return timed
 

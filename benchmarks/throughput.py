@@ -3,10 +3,10 @@
     python benchmarks/throughput.py --out results/throughput-cpu.json
     python benchmarks/throughput.py --methods replay der foster memo --tasks 6
     python benchmarks/throughput.py --shape imagenet --images 512 --cache-images
-    python benchmarks/throughput.py --cuda-graph --side-by-side 8
+    python benchmarks/throughput.py --cuda-graph --side-by-side 8 --images 50000 --epochs 5
 
 * engine: the learner's own ``fit``, everything included that an epoch has: gathering, augmentation, meters;
-* bare: forward, backward and step of the same losses at the same precision on one batch that is always the same;
+* bare: forward, backward and step of the same losses at the same precision on one batch that is always the same, never as a CUDA graph;
 * plain: fp32, contiguous layout, PIL transforms in DataLoader workers that start again each epoch, losses read back each step;
 * decode (ImageNet shape): the engine's batches without training;
 * in turn (ImageNet shape): what bare and decode make together when one waits for the other, the most where the same cores do both;
@@ -55,6 +55,7 @@ def main():
     parser.add_argument("--shape", default="cifar", choices=("cifar", "imagenet"), help="32x32 in memory and ResNet-32, or JPEG files and ResNet-18")
     parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
     parser.add_argument("--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256")
+    parser.add_argument("--epochs", type=int, default=1, help="of the engine each time: a phase's first steps are counted, and recorded for a CUDA graph")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
@@ -70,7 +71,7 @@ def main():
         if args.side_by_side:
             for name in args.methods:
                 records[name]["images_per_second"]["side_by_side"] = side_by_side(name, dataset, args)
-    record = {"shape": args.shape, "tasks": args.tasks, "images": args.images, "cache_images": args.cache_images, "workers": args.workers, "methods": records}
+    record = {"shape": args.shape, "tasks": args.tasks, "images": args.images, "epochs": args.epochs, "cache_images": args.cache_images, "workers": args.workers, "methods": records}
     record |= {"cuda_graph": args.cuda_graph, "side_by_side": args.side_by_side}
     record |= {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
     print(json.dumps(record, indent=2))
@@ -81,7 +82,7 @@ def main():
 def compared(name, dataset, device, args):
     """The ways of training of one method, in turn: a record."""
     ours, plain = (last_task(name, dataset, args, precision) for precision in (args.precision, "fp32"))
-    ways = {"engine": Engine(*ours), "plain": Plain(*plain, dataset.train, args.workers), "bare": Bare(*ours)}
+    ways = {"engine": Engine(*ours, args.epochs), "plain": Plain(*plain, dataset.train, args.workers), "bare": Bare(*ours)}
     ways |= {"decode": Decode(*ours)} if args.shape == "imagenet" else {}
     speeds, peaks = {way: [] for way in ways}, {}
     for repeat in range(args.repeats + 1):
@@ -119,7 +120,7 @@ def side_by_side(name, dataset, args):
 def one_of_several(_, name, dataset, args, threads, start, spans):
     torch.set_num_threads(threads)
     learner, task = last_task(name, dataset, args, args.precision)
-    engine = Engine(learner, task)
+    engine = Engine(learner, task, args.epochs)
     engine.epoch()  # warms up
     for repeat in range(args.repeats):
         start.wait()
@@ -186,6 +187,8 @@ class Silent:
 class Way:
     """A way to train the task's phases for an epoch each."""
 
+    epochs = 1
+
     def __init__(self, learner, task, *_):
         self.learner, self.task = learner, task
 
@@ -194,14 +197,19 @@ class Way:
         images = 0
         for number, phase in enumerate(self.learner.phases(self.task)):
             self.train(number, phase)
-            images += len(phase.indices)
+            images += self.epochs * len(phase.indices)
         return images
 
 
 class Engine(Way):
-    """The learner's own loop."""
+    """The learner's own loop, for several epochs where asked."""
+
+    def __init__(self, learner, task, epochs=1):
+        super().__init__(learner, task)
+        self.epochs = epochs
 
     def train(self, number, phase):
+        phase.epochs = self.epochs
         self.learner.fit(self.task, number, phase, 0, Silent())
 
 

@@ -3,7 +3,7 @@
     python benchmarks/undone.py --out results/undone-cpu.json
     python benchmarks/undone.py --shape imagenet --images 512 --parts whole memory --out results/undone-imagenet-cpu.json
 
-Each way is a process of its own that trains an epoch to warm up and one that is timed; the ways take turns, as often as asked for. Medians
+Each way is a process of its own that trains an epoch (or as many as asked for) to warm up and again for the clock; the ways take turns, as often as asked for. Medians
 and ranges, and the medians over that of the whole.
 """
 
@@ -33,6 +33,7 @@ def main():
     parser.add_argument("--shape", default="cifar", choices=("cifar", "imagenet"))
     parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
     parser.add_argument("--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256")
+    parser.add_argument("--epochs", type=int, default=1, help="to warm up, and timed")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
@@ -53,7 +54,7 @@ def main():
     parts = {part: {"undone": WAYS[part].__doc__, "median": medians[part], "min": min(values), "max": max(values)} for part, values in speeds.items()}
     for part, record in parts.items():
         record["over_whole"] = medians[part] / medians["whole"] if "whole" in medians else None
-    record = {"images_per_second": parts, "method": args.method, "shape": args.shape, "images": args.images, "cuda_graph": args.cuda_graph}
+    record = {"images_per_second": parts, "method": args.method, "shape": args.shape, "images": args.images, "epochs": args.epochs, "cuda_graph": args.cuda_graph}
     record |= {"cache_images": args.cache_images, "device": device_name(resolved_device(args.device)), "torch": torch.__version__, "commit": commit()}
     print(json.dumps(record, indent=2))
     if args.out:
@@ -65,7 +66,7 @@ def in_its_process(_, part, dataset, args, told):
     way.before(args)
     learner, task = throughput.last_task(args.method, dataset, args, args.precision)
     way.after(learner, dataset.train, args)
-    engine = throughput.Engine(learner, task)
+    engine = throughput.Engine(learner, task, args.epochs)
     engine.epoch()
     start = now(learner.device)
     images = engine.epoch()

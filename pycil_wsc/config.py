@@ -109,6 +109,7 @@ class Config:
     cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
+    checkpoint_seconds: float = key(10.0, "least time between checkpoints within a task, each at the end of an epoch", low=0)
     save_weights: bool | str = key(False, "keep the weights for `pycil_wsc.load`: `true` those after the last task, `\"every\"` those after each", choices=(False, True, "every"))
     tensorboard: bool = key(False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)")
     analyse: tuple[str, ...] = key((), "what to record for the report: `gradients`, `drift`, `flatness`, `dormant`")

@@ -59,7 +59,8 @@ def key(run, dataset):
     """A digest of all that decides the first task of ``run``."""
     task, manager, config = run.manager.tasks[0], run.manager, run.config
     decisive = {name: getattr(config, name) for name in DECISIVE}
-    decisive |= {"classes": manager.class_order[: task.num_seen], "data": fingerprint(dataset), "device": run.device.type, "threads": torch.get_num_threads()}
+    decisive |= {"classes": manager.class_order[: task.num_seen], "data": fingerprint(dataset), "device": run.device.type}
+    decisive |= {"threads": torch.get_num_threads()} if run.device.type == "cpu" else {"deterministic": config.deterministic, "cuda_graph": config.cuda_graph}
     decisive |= {"precision": run.learner.precision, "torch": torch.__version__, "code": code()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
 

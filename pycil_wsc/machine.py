@@ -13,6 +13,8 @@ import torch
 
 from utils.errors import UserError
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `deterministic` needs; read when a GPU computes its first product
+
 
 def resolved_device(name):
     """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is none."""
@@ -32,8 +34,6 @@ def resolved_device(name):
 
 def deterministic(wanted):
     """Let torch use, or no longer use, only algorithms that give the same numbers each time; what has none raises RuntimeError."""
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU computes its first product
     torch.use_deterministic_algorithms(wanted)
 
 

@@ -64,7 +64,7 @@ class Run:
         first, resume = self._restore()
         self.scalars = Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history)) if self.config.tensorboard else None
         self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
-        self.mark = time.perf_counter()
+        self.mark = self.saved_at = time.perf_counter()
         for task in self.manager.tasks[first:]:
             self.bar = TaskBar(self.report, task, len(self.manager.tasks))
             self._learn(task, resume)
@@ -140,7 +140,8 @@ class Run:
         self.curves["train_loss"].append(loss)
         self.curves["train_accuracy"].append(accuracy)
         self.records.epoch_ended(task)
-        self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
+        if self.mark - self.saved_at >= self.config.checkpoint_seconds:
+            self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
 
     def task_trained(self, task):
         self.records.task_trained(task)
@@ -155,6 +156,7 @@ class Run:
         state |= {"clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
         save_tensors(self.folder / "checkpoint.pt", state)
         self._tick()  # saving is no training
+        self.saved_at = self.mark
 
     def _restore(self):
         """(index of the task to go on with, where in it or None)."""
@@ -162,7 +164,7 @@ class Run:
         if not path.exists():
             return 0, None
         try:
-            state = torch.load(path, map_location=self.device, weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
             position, self.curves, self.confusion, records = (state[name] for name in ("position", "curves", "confusion", "records"))
         except Exception as error:
             raise UnusableRun(f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again") from None

@@ -21,6 +21,7 @@ def settings(tmp_path):
     return {
         "dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
         "model_name": "wsc", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 3, "epochs": 4, "batch_size": 8, "wsc.average_every": 1,
+        "checkpoint_seconds": 0,
     }  # fmt: skip
 
 

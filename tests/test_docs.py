@@ -86,6 +86,28 @@ def run_language_models(tmp_path):
         assert load(ROOT / args.config, dict(map(parse_override, args.set)))
 
 
+@runs("results.md")
+def run_results(tmp_path):
+    """Hours: their files load."""
+    from pycil_wsc.config import load
+
+    commands = "".join(code for _, code in blocks("results.md"))
+    files = re.findall(r"^python main\.py --config (\S+)$", commands, re.MULTILINE)
+    assert len(files) == len(commands.splitlines()) >= 3
+    for file in files:
+        assert load(ROOT / file)
+
+
+@runs("speed.md")
+def run_speed(tmp_path):
+    """Minutes each, some on a GPU: their options are there."""
+    commands = re.findall(r"python (benchmarks/\w+\.py)([^`\n]*)", (ROOT / "docs" / "speed.md").read_text())
+    for script in {script for script, _ in commands}:
+        told = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True).stdout
+        for option in {option for other, options in commands if other == script for option in re.findall(r"--[\w-]+", options)}:
+            assert option in told, (script, option)
+
+
 @runs("huggingface.md")
 def run_huggingface(tmp_path):
     transformers = pytest.importorskip("transformers")

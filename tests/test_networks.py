@@ -1,5 +1,6 @@
 """Backbones have the published shapes, and a growing head keeps what it knows."""
 
+import pytest
 import torch
 from torch import nn
 from torchvision.models import resnet18 as torchvision_resnet18
@@ -45,6 +46,17 @@ def test_features_are_vectors_of_the_stated_size_and_not_negative():
         net = backbones[name]()
         features = net(torch.randn(3, 3, side, side))
         assert features.shape == (3, net.out_dim) and (features >= 0).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_new_rows_are_the_same_on_every_device():
+    heads = []
+    for device in ("cpu", "cuda"):
+        with seeded(1, "weights"):
+            head = IncrementalHead(4, 2).to(device)
+            head.grow(5, 6)
+        heads.append(head.weight.cpu())
+    assert torch.equal(*heads)
 
 
 def test_head_growth_keeps_old_rows_to_the_bit():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
+SPEED = ROOT / "docs" / "speed.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MEASURES = {  # what a column of a table of runs says of a run; others (names, the paper's values) are not numbers of ours
     "average accuracy": lambda run, runs: with_student(run),
@@ -94,3 +95,61 @@ def test_every_run_of_the_comparison_of_all_methods_is_in_its_table():
 
 def test_there_are_such_tables():
     assert {folder.name for _, folder, _, _ in ALL} >= {"cifar100_short", "cifar100_short_all", "cifar100_short_study", "cifar100_short_precision"}
+
+
+def says(cell, *values):
+    """Whether the numbers in ``cell`` are ``values``, to as many places as it gives."""
+    told = re.findall(r"\d[\d,]*(?:\.\d+)?", cell)
+    return told == [f"{value:,.{len(number.partition('.')[2])}f}" for number, value in zip(told, values, strict=True)]
+
+
+def speeds(record, name, column):
+    """What a table of speeds says of a method: one value, or the ends of a range."""
+    method, replay = record["methods"][name], record["methods"]["replay"]
+    rates = method["images_per_second"]
+    if column == "range":
+        return rates["engine"]["min"], rates["engine"]["max"]
+    if column in ("bare", "plain", "decode"):
+        return (rates[column]["median"],)
+    return {
+        "images per second": (rates["engine"]["median"],),
+        "time over Replay's": (replay["images_per_second"]["engine"]["median"] / rates["engine"]["median"],),
+        "peak memory, MiB": (method["peak_memory_bytes"]["engine"] / 2**20,),
+    }.get(column) or (method["engine_" + column.replace(" ", "_")],)
+
+
+def parts(record, name, column):
+    (part,) = (part for part in record["images_per_second"].values() if part["undone"] == name)
+    return {"images per second": (part["median"],), "range": (part["min"], part["max"]), "over the whole": (part["over_whole"],)}[column]
+
+
+def costs(record, name, column):
+    method = record["methods"][name]
+    if column == "range":
+        return method["seconds"]["task"]["min"], method["seconds"]["task"]["max"]
+    if column == "overhead":
+        return (100 * method["overhead_share"]["median"],)
+    return (method["over_replay"],) if column == "over Replay" else (method["seconds"][column]["median"],)
+
+
+def peaks(record, names, column):
+    values = {record["peak_bytes"][name][int(column) - 1] / 2**20 for name in names.split(", ")}
+    return (min(values),) if max(values) - min(values) < 1 else (min(values), max(values))
+
+
+@pytest.mark.parametrize(
+    "record, first, value",
+    [
+        ("throughput-methods-cpu", "method", speeds), ("throughput-imagenet-cpu", "method", speeds), ("throughput-imagenet-cached-cpu", "method", speeds),
+        ("undone-cpu", "undone", parts), ("undone-imagenet-cpu", "undone", parts),
+        ("run-cost-cpu", "method", costs), ("run-cost-short-cpu", "method", costs), ("peak-memory-cpu", "method", peaks),
+    ],
+)  # fmt: skip
+def test_tables_of_speed_and_memory_are_the_records(record, first, value):
+    after = SPEED.read_text().partition(f"results/{record}.json")[2]
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in re.search(r"(?:^\|.*\|\n)+", after, re.MULTILINE)[0].strip().split("\n"))
+    record = json.loads((ROOT / "results" / f"{record}.json").read_text())
+    assert header[0] == first and rows
+    for name, *cells in rows:
+        for column, cell in zip(header[1:], cells, strict=True):
+            assert says(cell, *value(record, name, column)), (name, column, cell)

@@ -31,8 +31,10 @@ class IncrementalHead(nn.Linear):
         rows, columns = self.out_features, self.in_features
         wide = in_features or columns
         bound = math.sqrt(3 / wide)
-        below = self.weight.new_empty(num_classes - rows, wide).uniform_(-bound, bound)
-        beside = self.weight.new_empty(rows, wide - columns).uniform_(-bound, bound)
+        below, beside = (
+            torch.empty(shape, dtype=self.weight.dtype).uniform_(-bound, bound).to(self.weight.device)  # the same on every device
+            for shape in ((num_classes - rows, wide), (rows, wide - columns))
+        )
         self.weight = nn.Parameter(torch.cat([torch.cat([self.weight, beside], 1), below]))
         self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(num_classes - rows)]))
         self.out_features, self.in_features = num_classes, wide

@@ -44,7 +44,7 @@ def between(weights, previous):
 def differences(weights, previous):
     """By name, in the part that both have: a head or a layer may have grown."""
     common = {name: tuple(slice(min(sizes)) for sizes in zip(weights[name].shape, previous[name].shape)) for name in weights if name in previous}
-    return {name: weights[name][part] - previous[name][part] for name, part in common.items()}
+    return {name: weights[name][part] - previous[name][part].to(weights[name].device) for name, part in common.items()}
 
 
 def layer_norms(tensors):

@@ -41,6 +41,7 @@ def _collect(model, norms, batches):
         raise ValueError("no batch to recompute batch-norm statistics from: `batches` is empty, or an iterator already used up")
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # torch's name for a cumulative mean: each batch has the same weight
-    for batch in chain([first], batches):
+    for number, batch in enumerate(chain([first], batches), 1):
+        for norm in norms:
+            norm.momentum = 1 / number  # a cumulative mean, as by None, for which torch reads the number back from the device
         model(batch[0] if isinstance(batch, (tuple, list)) else batch)

@@ -1,5 +1,7 @@
 """What must hold of the tensors that a consolidation follows; each error says what to do."""
 
+from collections import defaultdict
+
 import torch
 
 from pycil_wsc.consolidation.ranking import blocks
@@ -60,9 +62,16 @@ def check_saved_shapes(saved, own):
 
 
 def check_finite(scores):
-    """``scores``: {name: scores}. Waits for the device."""
+    """``scores``: {name: scores}. Waits for their devices, once each."""
+    finite = defaultdict(dict)  # by device
     for name, score in scores.items():
-        if not all(score[index].isfinite().all() for index in blocks(score.shape)):
-            raise RuntimeError(
-                f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: lower the learning rate or clip"
-            )
+        for index in blocks(score.shape):
+            part = score[index].isfinite().all()
+            before = finite[score.device].get(name)
+            finite[score.device][name] = part if before is None else before & part
+    for parts in finite.values():
+        for name, fine in zip(parts, torch.stack(list(parts.values())).tolist()):
+            if not fine:
+                raise RuntimeError(
+                    f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: lower the learning rate or clip"
+                )

@@ -106,23 +106,24 @@ class _Layer:
             raise ValueError(f"units: '{incoming}' has {number} outputs, '{outgoing}' takes {weight.shape[1]}")
         self.utility = torch.zeros(number, dtype=wide(weight.dtype), device=weight.device)
         self.born = torch.zeros(number, dtype=torch.int64, device=weight.device)
-        self.births, self.owed, self.magnitude = [], 0.0, None
+        self.magnitude = torch.full_like(self.utility, -1)  # mean |h| of the last forward pass; negative where there was none
+        self.births, self.owed = [], 0.0
 
     @torch.no_grad()
     def see(self, outgoing, inputs):
-        """The mean |h| of each unit: (units,)."""
+        """The mean |h| of each unit, (units,), into the same memory each time: a CUDA graph writes there too."""
         if outgoing.training:
             h = inputs[0]
             channels = -1 if isinstance(outgoing, nn.Linear) else 1
             others = [d for d in range(h.dim()) if d != channels % h.dim()]
-            self.magnitude = torch.linalg.vector_norm(h, 1, dim=others, dtype=wide(h.dtype)) / (h.numel() / len(self.utility))
+            self.magnitude.copy_(torch.linalg.vector_norm(h, 1, dim=others, dtype=wide(h.dtype)) / (h.numel() / len(self.utility)))
 
     def update_utility(self, decay):
         """A step without a forward pass in training mode tells nothing of the units."""
-        if self.magnitude is not None:
-            leading_on = self.outgoing.weight.abs().transpose(0, 1).flatten(1).sum(1)
-            self.utility.lerp_((self.magnitude * leading_on).to(self.utility), 1 - decay)
-            self.magnitude = None
+        leading_on = self.outgoing.weight.abs().transpose(0, 1).flatten(1).sum(1)
+        told = torch.where(self.magnitude < 0, self.utility, (self.magnitude * leading_on).to(self.utility))
+        self.utility.lerp_(told, 1 - decay)
+        self.magnitude.fill_(-1)
 
     def due(self, step, rate, maturity):
         """How many units to replace after this step."""

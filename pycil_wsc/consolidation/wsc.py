@@ -295,11 +295,17 @@ class WeightSpaceConsolidation:
             return OwnMoments(self._params, options.betas, options.score_abs, score)
         return OptimizerMoments(self._params, score, options.moments == "carried")
 
+    def _now(self):
+        """Seconds, when the devices have done all that they were given."""
+        for device in {param.device for param in self._params.values() if param.is_cuda}:
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     def _reset(self, optimizer):
         options = self.options
-        start = time.perf_counter()
+        start = self._now()
         scores = self._scores(optimizer)
-        self._scoring_seconds += time.perf_counter() - start
+        self._scoring_seconds += self._now() - start
         check_finite(scores)
         names = list(scores)
         others = self._fresh() if options.reset in ("random", "shrink_perturb") else self._previous

@@ -1,6 +1,7 @@
 """The only training loop. A method says what its loss is; everything else happens here, once."""
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import Callable
 
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 from pycil_wsc.learners.cost import StepCost
-from pycil_wsc.learners.graphs import Passes, RecordedPasses
+from pycil_wsc.learners.graphs import Passes, RecordedPasses, cuda_graph
+from pycil_wsc.learners.precision import resolved_precision
 from pycil_wsc.learners.schedules import cosine_lr, step_lr
 from utils import seeding
 from utils.inc_net import IncrementalNet
@@ -202,9 +204,14 @@ class BaseLearner(nn.Module):
             with self.autocast():
                 return phase.loss(images, targets)
 
-        if self.config.cuda_graph and self.device.type == "cuda":
-            return RecordedPasses(compute, phase.optimizer, [p for p in self.parameters() if p.requires_grad])
+        if self.records_passes:
+            learning = [p for p in self.parameters() if p.requires_grad]
+            return RecordedPasses(compute, phase.optimizer, learning, functools.partial(cuda_graph, self.device))
         return Passes(compute, phase.optimizer)
+
+    @property
+    def records_passes(self):
+        return self.config.cuda_graph and self.device.type == "cuda"
 
     def training_batches(self, indices, *address):
         """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone, which begins with the task's index."""
@@ -295,14 +302,3 @@ class BaseLearner(nn.Module):
     def set_extra_state(self, state):
         self.memory.load_state_dict(state["memory"])
         self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
-
-
-def resolved_precision(precision, device):
-    """``auto`` becomes ``bf16`` where the device computes it natively, else ``fp32``."""
-    if precision != "auto":
-        return precision
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if native else "fp32"

@@ -143,8 +143,6 @@ class Consolidated:
         scores = function(batches)
         for module, mode in modes.items():
             module.training = mode
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
         self.scoring["importance_passes"] += batches.images / len(self.training_indices(task))
         return scores
 
@@ -154,6 +152,8 @@ class Consolidated:
         with PeakBytes() as memory:
             function(batches.first())
         self.scoring["importance_bytes"] = memory.peak
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.scoring["importance_seconds"] -= time.perf_counter() - start
 
     def _fresh(self, task):

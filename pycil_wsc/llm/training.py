@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 from pycil_wsc.consolidation import WeightSpaceConsolidation
-from pycil_wsc.learners.base import resolved_precision
+from pycil_wsc.learners.precision import resolved_precision
 from pycil_wsc.llm.merging import merges
 from pycil_wsc.llm.model import load_model, token_losses
 from pycil_wsc.llm.placing import Sharded, Whole
