@@ -14,7 +14,7 @@ from pycil_wsc.trainer import Run
 from utils.data import load_dataset
 
 SETTINGS = {"dataset": "digits", "model_name": "replay", "memory_per_class": 2, "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "device": "cpu",
-            "init_epoch": 3, "epochs": 2, "batch_size": 256, "init_milestones": [1, 2], "milestones": [1], "threads": 1}  # fmt: skip
+            "init_epoch": 3, "epochs": 2, "batch_size": 256, "init_milestones": [1, 2], "milestones": [1], "threads": 1, "checkpoint_seconds": 0}  # fmt: skip
 
 
 @pytest.fixture
