@@ -48,7 +48,7 @@ def main():
         told = multiprocessing.get_context("spawn").SimpleQueue()
         for _ in range(args.repeats):
             for part in args.parts:
-                multiprocessing.spawn(in_its_process, (part, dataset, args, told))
+                multiprocessing.spawn(in_its_process, (part, dataset, args, multiprocessing.get_start_method(), told))
                 speeds[part].append(told.get())
     medians = {part: statistics.median(values) for part, values in speeds.items()}
     parts = {part: {"undone": WAYS[part].__doc__, "median": medians[part], "min": min(values), "max": max(values)} for part, values in speeds.items()}
@@ -61,7 +61,8 @@ def main():
         args.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def in_its_process(_, part, dataset, args, told):
+def in_its_process(_, part, dataset, args, start_method, told):
+    multiprocessing.set_start_method(start_method, force=True)  # of workers that load images, as in the process that started this one
     way = WAYS[part]()
     way.before(args)
     learner, task = throughput.last_task(args.method, dataset, args, args.precision)
