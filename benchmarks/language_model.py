@@ -22,7 +22,8 @@ from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.llm.training import Training
-from pycil_wsc.machine import commit, device_name, keep_freed_memory, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from utils.allocator import keep_freed_memory
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 

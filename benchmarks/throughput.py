@@ -37,8 +37,9 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from pycil_wsc.config import resolve
-from pycil_wsc.machine import commit, device_name, keep_freed_memory, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
 from utils import factory
+from utils.allocator import keep_freed_memory, return_freed_memory
 from utils.data import Dataset, DatasetInfo, Split, load_dataset
 from utils.data_manager import DataManager
 from utils.loader import open_source
@@ -270,6 +271,7 @@ class Plain(Way):
         images = PilImages(self.split, phase.indices, learner.manager.train_targets, self.transform)
         learner.eval()
         phase.network.train()
+        return_freed_memory()
         for images, targets in DataLoader(images, learner.config.batch_size, shuffle=True, num_workers=self.workers):
             images, targets = images.to(learner.device), targets.to(learner.device)
             loss, logits = phase.loss(images, targets)

@@ -1,16 +1,15 @@
 """What a run computes on: its device, the memory it takes there, and the commit of the code."""
 
-import ctypes
 import logging
 import os
 import re
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
+from utils.allocator import return_freed_memory
 from utils.errors import UserError
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `deterministic` needs; read when a GPU computes its first product
@@ -37,21 +36,6 @@ def deterministic(wanted):
     torch.use_deterministic_algorithms(wanted)
 
 
-def keep_freed_memory(device):
-    """On the CPU, let the C library keep what is freed: a step's tensors are then made of the last step's memory.
-
-    glibc gives large blocks back to the system, which clears every page again when the next step asks for them. Elsewhere, and on
-    a GPU, where torch keeps memory itself, nothing changes.
-    """
-    if device.type == "cpu" and (libc := _libc()) and hasattr(libc, "mallopt"):
-        libc.mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped by itself
-        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap is never cut
-
-
-def _libc():
-    return ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
 def device_name(device):
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -63,8 +47,7 @@ def reset_peak_memory(device):
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif Path("/proc/self/clear_refs").exists():
-        if hasattr(_libc(), "malloc_trim"):
-            _libc().malloc_trim(0)  # what was kept of earlier runs is not this one's
+        return_freed_memory()  # what was kept of earlier runs is not this one's
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again at the present size
 
 

@@ -10,10 +10,11 @@ import torch
 from pycil_wsc import first_task, saved
 from pycil_wsc.analysis import Records
 from pycil_wsc.learners.base import Resume
-from pycil_wsc.machine import commit, deterministic, device_name, keep_freed_memory, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, deterministic, device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import TaskBar, open_log, print_task
 from pycil_wsc.scalars import Scalars
 from utils import metrics
+from utils.allocator import keep_freed_memory
 from utils.data_manager import DataManager
 from utils.errors import UnusableRun
 from utils.files import save_tensors, write_atomically, write_json

@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 IN_A_PROCESS_OF_ITS_OWN = """
 import resource, torch
-from pycil_wsc.machine import keep_freed_memory, peak_memory, reset_peak_memory
+from pycil_wsc.machine import peak_memory, reset_peak_memory
+from utils.allocator import keep_freed_memory
 
 def faults_of_steps():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

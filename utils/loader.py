@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from utils import augment
+from utils.allocator import return_freed_memory
 from utils.data import decode
 from utils.errors import UserError
 
@@ -60,6 +61,7 @@ class FolderSource:
     def __init__(self, info, split, device, num_workers):
         self.info, self.device = info, device
         self.normalise = augment.Normalise(info.mean, info.std, device)
+        self.started = False  # the workers, with the first epoch
         self.plan = []  # the batches of the epoch under way; the workers' loader reads it anew each epoch
         self.loader = DataLoader(
             DecodedImages(split.images, info.image_size),
@@ -78,6 +80,9 @@ class FolderSource:
         self.plan[:] = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
         generator = torch.Generator(self.device).manual_seed(seed)
         labels = torch.from_numpy(targets[order]).to(self.device)
+        if not self.started:
+            return_freed_memory()
+            self.started = True
         for number, images in enumerate(self.loader):
             if isinstance(images, str):
                 raise UserError(images)

@@ -15,9 +15,10 @@ from pycil_wsc.llm.metrics import VERSIONS, score, summary
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training
-from pycil_wsc.machine import commit, device_name, keep_freed_memory, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.progress import INTERVAL, Progress, open_log, print_task
 from pycil_wsc.trainer import TrainingDiverged
+from utils.allocator import keep_freed_memory
 from utils.errors import UnusableRun, UserError
 from utils.files import write_atomically, write_json
 
