@@ -89,13 +89,13 @@ def run_language_models(tmp_path):
 @runs("results.md")
 def run_results(tmp_path):
     """Hours: their files load."""
-    from pycil_wsc.config import load
+    from pycil_wsc.config import load, parse_override
 
     commands = "".join(code for _, code in blocks("results.md"))
-    files = re.findall(r"^python main\.py --config (\S+)$", commands, re.MULTILINE)
-    assert len(files) == len(commands.splitlines()) >= 3
-    for file in files:
-        assert load(ROOT / file)
+    found = re.findall(r"^python main\.py --config (\S+)(?: --set (\S+))?$", commands, re.MULTILINE)
+    assert len(found) == len(commands.splitlines()) >= 3
+    for file, override in found:
+        assert load(ROOT / file, dict(map(parse_override, [override] if override else [])))
 
 
 @runs("speed.md")
