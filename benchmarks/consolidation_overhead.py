@@ -18,11 +18,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from record import origin, write
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.consolidation import WeightSpaceConsolidation
 from pycil_wsc.learners.cost import PeakBytes
-from pycil_wsc.trainer import commit, device_name, resolved_device
+from pycil_wsc.machine import resolved_device
 from utils.inc_net import IncrementalNet
 
 OPTIMIZERS = {
@@ -54,9 +55,8 @@ def main():
         record["ways"][name] = result | {"peak_bytes": with_it, "peak_over_without": with_it / without, "extra_copies": (with_it - without) / weights}
         print(name, json.dumps(record["ways"][name]))
     record |= {name: getattr(args, name) for name in ("backbone", "batch_size", "image_size", "steps", "repeats")}
-    record |= {"weight_bytes": weights, "device": device_name(device), "torch": torch.__version__, "commit": commit()}
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+    record |= {"weight_bytes": weights} | origin(device)
+    write(record, args.out)
 
 
 def network(args, device):

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from record import origin, write
 from roofline import now
 
 from pycil_wsc.config import resolve
@@ -22,7 +23,7 @@ from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.llm.training import Training
-from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import peak_memory, reset_peak_memory, resolved_device
 from utils.allocator import keep_freed_memory
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
@@ -63,10 +64,9 @@ def main():
     for record in methods.values():
         record[f"time_over_{args.methods[0]}"] = methods[args.methods[0]]["tokens_per_second"] / record["tokens_per_second"]
     sizes = {name: getattr(args, name) for name in (*SIZES, "vocabulary", "steps", "items", "longest", "micro_tokens")}
-    record = {"methods": methods, **sizes, "device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    record = {"methods": methods, **sizes} | origin(device)
     print(json.dumps(record, indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+    write(record, args.out)
 
 
 def timed(method, args, device):

@@ -9,19 +9,19 @@ PyCIL has it; tasks are of ten classes.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from record import origin, write
 from throughput import CLASSES, Bare, Silent, random_images
 
 from pycil_wsc.config import resolve
 from pycil_wsc.learners.cost import PeakBytes
 from pycil_wsc.learners.precision import resolved_precision
-from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import peak_memory, reset_peak_memory, resolved_device
 from utils import factory
 from utils.data_manager import DataManager
 from utils.loader import open_source
@@ -42,12 +42,11 @@ def main():
     device, dataset = resolved_device(args.device), random_images(args.tasks, 2)
     peaks = {name: measured(name, dataset, device, args) for name in args.methods}
     record = {"peak_bytes": peaks, "batch_size": args.batch_size, "precision": resolved_precision(args.precision, device)}
-    record |= {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    record |= origin(device)
     print("MiB by task".ljust(12) + "".join(f"{task:>7}" for task in range(1, args.tasks + 1)))
     for name, peak in peaks.items():
         print(name.ljust(12) + "".join(f"{value / 2**20:7.0f}" for value in peak))
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+    write(record, args.out)
 
 
 def measured(name, dataset, device, args):

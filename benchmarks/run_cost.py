@@ -8,7 +8,6 @@ what its functions took in the tasks after the first; "overhead" is all that is 
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from collections import defaultdict
@@ -16,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from record import spread, write
 from roofline import now
 from throughput import random_images
 
@@ -50,8 +50,7 @@ def main():
     record = {"methods": methods, "tasks": args.tasks, "epochs": args.epochs, "images_per_class": args.images, "memory_per_class": args.memory}
     record |= {"device": result["device"], "precision": result["precision"], "torch": result["torch"], "commit": commit()}
     print(json.dumps(record, indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+    write(record, args.out)
 
 
 def timed_run(name, dataset, args):
@@ -79,7 +78,7 @@ def timed_run(name, dataset, args):
         learner.learn = learn
         result = run.execute()
         seconds["task"] = now(learner.device) - seconds.pop("start")
-    seconds["training"] -= seconds["checkpoints"]  # an epoch ends with one; those after the tasks are few
+    seconds["training"] -= seconds["checkpoints"]  # an epoch may end with one; those after the tasks are few
     seconds["overhead"] = seconds["task"] - seconds["training"]
     return result, {part: value / (args.tasks - 1) for part, value in seconds.items()}
 
@@ -99,8 +98,8 @@ def summary(parts):
     """Medians and ranges of the seconds of a task, and the overhead's share of it."""
     seconds = {part: [each[part] for each in parts] for part in parts[0]}
     shares = [each["overhead"] / each["task"] for each in parts]
-    record = {part: {"median": statistics.median(values), "min": min(values), "max": max(values)} for part, values in seconds.items()}
-    return {"seconds": record, "overhead_share": {"median": statistics.median(shares), "min": min(shares), "max": max(shares)}}
+    record = {part: spread(values) for part, values in seconds.items()}
+    return {"seconds": record, "overhead_share": spread(shares)}
 
 
 if __name__ == "__main__":

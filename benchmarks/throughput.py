@@ -31,13 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from PIL import Image
+from record import origin, spread, write
 from roofline import Roofline, machine_rates, now
 from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from pycil_wsc.config import resolve
-from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.machine import peak_memory, reset_peak_memory, resolved_device
 from utils import factory
 from utils.allocator import keep_freed_memory, return_freed_memory
 from utils.data import Dataset, DatasetInfo, Split, load_dataset
@@ -53,6 +54,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=["replay"], choices=sorted(factory.learners))
     parser.add_argument("--tasks", type=int, default=1, help="tasks of ten classes; the last is timed")
+    parser.add_argument("--side-by-side", type=int, metavar="N", help="also train in N processes at once")
+    add_options(parser)
+    args = parser.parse_args()
+    device = resolved_device(args.device)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = random_dataset(args, Path(folder))
+        records = {name: compared(name, dataset, device, args) for name in args.methods}
+        if args.side_by_side:
+            for name in args.methods:
+                records[name]["images_per_second"]["side_by_side"] = side_by_side(name, dataset, args)
+    record = {"methods": records, "tasks": args.tasks, "side_by_side": args.side_by_side} | given(args) | origin(device)
+    print(json.dumps(record, indent=2))
+    write(record, args.out)
+
+
+def add_options(parser):
+    """What to train on, where and how long."""
     parser.add_argument("--shape", default="cifar", choices=("cifar", "imagenet"), help="32x32 in memory and ResNet-32, or JPEG files and ResNet-18")
     parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
     parser.add_argument("--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256")
@@ -61,23 +79,13 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--cuda-graph", action="store_true", help="the engine's passes as a CUDA graph")
-    parser.add_argument("--side-by-side", type=int, metavar="N", help="also train in N processes at once")
     parser.add_argument("--workers", type=int, default=4, help="processes that decode (PyCIL's Replay has 4)")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    device = resolved_device(args.device)
-    with tempfile.TemporaryDirectory() as folder:
-        dataset = random_images(args.tasks, per_class(args)) if args.shape == "cifar" else random_files(args, Path(folder))
-        records = {name: compared(name, dataset, device, args) for name in args.methods}
-        if args.side_by_side:
-            for name in args.methods:
-                records[name]["images_per_second"]["side_by_side"] = side_by_side(name, dataset, args)
-    record = {"shape": args.shape, "tasks": args.tasks, "images": args.images, "epochs": args.epochs, "cache_images": args.cache_images, "workers": args.workers, "methods": records}
-    record |= {"cuda_graph": args.cuda_graph, "side_by_side": args.side_by_side}
-    record |= {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
-    print(json.dumps(record, indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def given(args):
+    """Of these options those that a record states."""
+    return {name: getattr(args, name) for name in ("shape", "images", "cache_images", "epochs", "workers", "cuda_graph")}
 
 
 def compared(name, dataset, device, args):
@@ -98,7 +106,7 @@ def compared(name, dataset, device, args):
             else:
                 peaks[way] = peak_memory(device)
     medians = {way: statistics.median(values) for way, values in speeds.items()}
-    record = {"images_per_second": {way: {"median": medians[way], "min": min(v), "max": max(v)} for way, v in speeds.items()}}
+    record = {"images_per_second": {way: spread(values) for way, values in speeds.items()}}
     if "decode" in ways:
         medians["in_turn"] = 1 / (1 / medians["bare"] + 1 / medians["decode"])
     record |= {f"engine_over_{way}": medians["engine"] / median for way, median in medians.items() if way != "engine"}
@@ -115,7 +123,7 @@ def side_by_side(name, dataset, args):
     told = [spans.get() for _ in range(number * args.repeats)]
     rounds = [[span for at, *span in told if at == repeat] for repeat in range(args.repeats)]
     speeds = [sum(images for _, _, images in spans) / (max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)) for spans in rounds]
-    return {"median": statistics.median(speeds), "min": min(speeds), "max": max(speeds)}
+    return spread(speeds)
 
 
 def one_of_several(_, name, dataset, args, threads, start, spans):
@@ -146,6 +154,11 @@ def last_task(name, dataset, args, precision):
     learner.grow_for(task)
     learner.begin_task(task)
     return learner, task
+
+
+def random_dataset(args, folder):
+    """Of the shape asked for; files go below ``folder``."""
+    return random_images(args.tasks, per_class(args)) if args.shape == "cifar" else random_files(args, folder)
 
 
 def random_images(tasks, train, test=1):

@@ -9,7 +9,6 @@ and ranges, and the medians over that of the whole.
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -18,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import throughput
 import torch
+from record import origin, spread, write
 from roofline import now
 from torch import multiprocessing
 from torch.utils.data import DataLoader
 
-from pycil_wsc.machine import commit, device_name, resolved_device
+from pycil_wsc.machine import resolved_device
 from utils import factory
 
 
@@ -30,35 +30,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--method", default="replay", choices=sorted(factory.learners))
-    parser.add_argument("--shape", default="cifar", choices=("cifar", "imagenet"))
-    parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
-    parser.add_argument("--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256")
-    parser.add_argument("--epochs", type=int, default=1, help="to warm up, and timed")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--cuda-graph", action="store_true", help="the engine's passes as a CUDA graph")
-    parser.add_argument("--workers", type=int, default=4, help="processes that decode (PyCIL's Replay has 4)")
-    parser.add_argument("--out", type=Path)
+    throughput.add_options(parser)
     args = parser.parse_args()
     args.tasks, speeds = 1, {part: [] for part in args.parts}
     with tempfile.TemporaryDirectory() as folder:
-        per_class = throughput.per_class(args)
-        dataset = throughput.random_images(1, per_class) if args.shape == "cifar" else throughput.random_files(args, Path(folder))
+        dataset = throughput.random_dataset(args, Path(folder))
         told = multiprocessing.get_context("spawn").SimpleQueue()
         for _ in range(args.repeats):
             for part in args.parts:
                 multiprocessing.spawn(in_its_process, (part, dataset, args, multiprocessing.get_start_method(), told))
                 speeds[part].append(told.get())
-    medians = {part: statistics.median(values) for part, values in speeds.items()}
-    parts = {part: {"undone": WAYS[part].__doc__, "median": medians[part], "min": min(values), "max": max(values)} for part, values in speeds.items()}
-    for part, record in parts.items():
-        record["over_whole"] = medians[part] / medians["whole"] if "whole" in medians else None
-    record = {"images_per_second": parts, "method": args.method, "shape": args.shape, "images": args.images, "epochs": args.epochs, "cuda_graph": args.cuda_graph}
-    record |= {"cache_images": args.cache_images, "device": device_name(resolved_device(args.device)), "torch": torch.__version__, "commit": commit()}
+    parts = {part: {"undone": WAYS[part].__doc__} | spread(values) for part, values in speeds.items()}
+    for record in parts.values():
+        record["over_whole"] = record["median"] / parts["whole"]["median"] if "whole" in parts else None
+    record = {"images_per_second": parts, "method": args.method} | throughput.given(args) | origin(resolved_device(args.device))
     print(json.dumps(record, indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+    write(record, args.out)
 
 
 def in_its_process(_, part, dataset, args, start_method, told):

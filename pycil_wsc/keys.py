@@ -10,7 +10,8 @@ from dataclasses import field
 
 from utils.errors import UserError
 
-PLACES = {"prefix", "device", "cuda_graph", "num_workers", "threads", "cache_first_task", "checkpoint_seconds", "data_root", "out", "save_weights", "tensorboard", "analyse"}  # keys that change no result
+# Keys that change no result.
+PLACES = {"prefix", "device", "cuda_graph", "num_workers", "threads", "cache_first_task", "checkpoint_seconds", "data_root", "out", "save_weights", "tensorboard", "analyse"}
 
 
 def key(default, doc, low=None, high=None, choices=None):

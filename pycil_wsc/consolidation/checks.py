@@ -1,7 +1,5 @@
 """What must hold of the tensors that a consolidation follows; each error says what to do."""
 
-from collections import defaultdict
-
 import torch
 
 from pycil_wsc.consolidation.ranking import blocks
@@ -62,16 +60,11 @@ def check_saved_shapes(saved, own):
 
 
 def check_finite(scores):
-    """``scores``: {name: scores}. Waits for their devices, once each."""
-    finite = defaultdict(dict)  # by device
-    for name, score in scores.items():
-        for index in blocks(score.shape):
-            part = score[index].isfinite().all()
-            before = finite[score.device].get(name)
-            finite[score.device][name] = part if before is None else before & part
-    for parts in finite.values():
-        for name, fine in zip(parts, torch.stack(list(parts.values())).tolist()):
-            if not fine:
-                raise RuntimeError(
-                    f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: lower the learning rate or clip"
-                )
+    """``scores``: {name: scores}. Waits for the device, once."""
+    parts = [(name, score[index].isfinite().all()) for name, score in scores.items() for index in blocks(score.shape)]
+    fine = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []
+    for (name, _), finite in zip(parts, fine):
+        if not finite:
+            raise RuntimeError(
+                f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: lower the learning rate or clip"
+            )
