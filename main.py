@@ -19,15 +19,43 @@ Starting the same command again goes on where it stopped and skips what is finis
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, metavar="FILE", help="JSON file of the experiment; a list where one value is expected is an axis of the sweep")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the file (JSON value; repeatable; nested keys with a dot)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="JSON file of the experiment; a list where one value is expected is an axis of the sweep",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the file (JSON value; repeatable; nested keys with a dot)",
+    )
     parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
     parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs)")
     parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard beside each run's results (needs tensorboard)")
-    parser.add_argument("--workers", type=int, metavar="N", help="runs at a time, in processes that share cores and GPUs (default: 1); with --ray on each GPU, or each node without one")
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here (needs requirements-cluster.txt)")
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write scalars for TensorBoard beside each run's results (needs tensorboard)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="runs at a time, in processes that share cores and GPUs (default: 1); with --ray on each GPU, or each node without one",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here (needs requirements-cluster.txt)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
     return parser.parse_args(argv)
 
@@ -42,9 +70,9 @@ def main(argv=None):
 
 
 def work(args):
-    from pycil_wsc.config import load, parse_override  # after parsing: --help need not wait for torch
-    from pycil_wsc.sweep import dry_run, sweep
-    from utils.errors import UserError
+    from pycil_wsc.config.loading import load, parse_override  # after parsing: --help need not wait for torch
+    from pycil_wsc.errors import UserError
+    from pycil_wsc.runs.sweep import dry_run, sweep
 
     logging.raiseExceptions = False  # a log line that cannot be written stops nothing
     try:

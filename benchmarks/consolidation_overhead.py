@@ -22,15 +22,19 @@ from record import origin, write
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.consolidation import WeightSpaceConsolidation
-from pycil_wsc.learners.cost import PeakBytes
-from pycil_wsc.machine import resolved_device
-from utils.inc_net import IncrementalNet
+from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.step_cost import PeakBytes
+from pycil_wsc.networks.nets import IncrementalNet
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3, fused=True),
 }
-WAYS = {"sgd, own moments": ("sgd", "own"), "adamw, own moments": ("adamw", "own"), "adamw, its moments": ("adamw", "optimizer")}
+WAYS = {
+    "sgd, own moments": ("sgd", "own"),
+    "adamw, own moments": ("adamw", "own"),
+    "adamw, its moments": ("adamw", "optimizer"),
+}
 
 
 def main():
@@ -38,7 +42,9 @@ def main():
     parser.add_argument("--backbone", default="resnet32")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=40, help="steps of a task; a quarter is warm-up, and ten samples are averaged")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="steps of a task; a quarter is warm-up, and ten samples are averaged"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
@@ -46,13 +52,20 @@ def main():
     if args.steps < 12:
         parser.error("--steps: give at least 12, so that there are steps to time before and after the reset")
     device = resolved_device(args.device)
-    batch = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device), torch.arange(args.batch_size, device=device) % 100
+    batch = (
+        torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device),
+        torch.arange(args.batch_size, device=device) % 100,
+    )
     weights = sum(p.nbytes for p in network(args, device).parameters())
     record = {"ways": {}}
     for name, (optimizer, moments) in WAYS.items():
         result = timed(args, device, batch, optimizer, moments)
         without, with_it = (peak(args, device, batch, optimizer, each) for each in (None, moments))
-        record["ways"][name] = result | {"peak_bytes": with_it, "peak_over_without": with_it / without, "extra_copies": (with_it - without) / weights}
+        record["ways"][name] = result | {
+            "peak_bytes": with_it,
+            "peak_over_without": with_it / without,
+            "extra_copies": (with_it - without) / weights,
+        }
         print(name, json.dumps(record["ways"][name]))
     record |= {name: getattr(args, name) for name in ("backbone", "batch_size", "image_size", "steps", "repeats")}
     record |= {"weight_bytes": weights} | origin(device)
@@ -73,7 +86,11 @@ class Task:
         self.net, self.batch = network(args, device), batch
         self.optimizer = OPTIMIZERS[optimizer](self.net.parameters())
         schedule = {"warmup_steps": args.steps // 4, "average_every": max(1, (args.steps - args.steps // 4) // 10)}
-        self.wsc = WeightSpaceConsolidation(self.net.named_parameters(), moments=moments, **schedule).attach(self.optimizer) if moments else None
+        self.wsc = (
+            WeightSpaceConsolidation(self.net.named_parameters(), moments=moments, **schedule).attach(self.optimizer)
+            if moments
+            else None
+        )
 
     def step(self):
         """-> seconds of forward and backward pass, and of the optimiser's step."""

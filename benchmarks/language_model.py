@@ -18,13 +18,13 @@ import torch
 from record import origin, write
 from roofline import now
 
-from pycil_wsc.config import resolve
+from pycil_wsc.allocator import keep_freed_memory
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.llm.training import Training
-from pycil_wsc.machine import peak_memory, reset_peak_memory, resolved_device
-from utils.allocator import keep_freed_memory
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 
@@ -49,10 +49,14 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--items", type=int, default=64, help="sequences of a step")
-    parser.add_argument("--longest", type=int, default=1536, help="tokens of the longest sequence; a third of each is the answer")
+    parser.add_argument(
+        "--longest", type=int, default=1536, help="tokens of the longest sequence; a third of each is the answer"
+    )
     parser.add_argument("--micro-tokens", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--peak", type=float, help="the device's peak in floating-point operations per second, at the precision used")
+    parser.add_argument(
+        "--peak", type=float, help="the device's peak in floating-point operations per second, at the precision used"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -62,7 +66,9 @@ def main():
             timings[name].append(timed(name, args, device))
     methods = {name: summary(records, args.peak) for name, records in timings.items()}
     for record in methods.values():
-        record[f"time_over_{args.methods[0]}"] = methods[args.methods[0]]["tokens_per_second"] / record["tokens_per_second"]
+        record[f"time_over_{args.methods[0]}"] = (
+            methods[args.methods[0]]["tokens_per_second"] / record["tokens_per_second"]
+        )
     sizes = {name: getattr(args, name) for name in (*SIZES, "vocabulary", "steps", "items", "longest", "micro_tokens")}
     record = {"methods": methods, **sizes} | origin(device)
     print(json.dumps(record, indent=2))
@@ -72,13 +78,20 @@ def main():
 def timed(method, args, device):
     """Tokens, seconds, peak memory and parameters of one task."""
     sizes = {f"llm.{name}": getattr(args, name) for name in (*SIZES, "micro_tokens")}
-    config = resolve({"llm.model": "tiny-llama", "llm.method": method, "llm.batch_size": args.items, "device": args.device, **sizes})
+    config = resolve(
+        {"llm.model": "tiny-llama", "llm.method": method, "llm.batch_size": args.items, "device": args.device, **sizes}
+    )
     keep_freed_memory(device)
     reset_peak_memory(device)
     training = Training(config, Vocabulary(args.vocabulary), Processes(), device)
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(args.longest // 4, args.longest + 1, ((args.steps + 2) * args.items,), generator=generator).tolist()
-    examples = [Example(tuple(torch.randint(3, args.vocabulary, (length,), generator=generator).tolist()), length - length // 3) for length in lengths]
+    lengths = torch.randint(
+        args.longest // 4, args.longest + 1, ((args.steps + 2) * args.items,), generator=generator
+    ).tolist()
+    examples = [
+        Example(tuple(torch.randint(3, args.vocabulary, (length,), generator=generator).tolist()), length - length // 3)
+        for length in lengths
+    ]
     warm, examples = examples[: 2 * args.items], examples[2 * args.items :]
     for start in range(0, len(warm), args.items):
         training.step(warm[start : start + args.items])
@@ -91,7 +104,13 @@ def timed(method, args, device):
     training.end_task()
     seconds = now(device) - started
     parameters = sum(parameter.numel() for parameter in training.parameters.values())
-    return {"tokens": training.counts["tokens"] - before, "seconds": seconds, "memory": peak_memory(device), "parameters": parameters, "precision": training.precision}
+    return {
+        "tokens": training.counts["tokens"] - before,
+        "seconds": seconds,
+        "memory": peak_memory(device),
+        "parameters": parameters,
+        "precision": training.precision,
+    }
 
 
 def summary(records, peak):
@@ -99,8 +118,14 @@ def summary(records, peak):
     speeds = [record["tokens"] / record["seconds"] for record in records]
     speed = statistics.median(speeds)
     share = 6 * records[0]["parameters"] * speed / peak if peak else None
-    return {"tokens_per_second": speed, "range": [min(speeds), max(speeds)], "share_of_peak": share, "peak_memory_bytes": max(record["memory"] for record in records),
-            "parameters": records[0]["parameters"], "precision": records[0]["precision"]}  # fmt: skip
+    return {
+        "tokens_per_second": speed,
+        "range": [min(speeds), max(speeds)],
+        "share_of_peak": share,
+        "peak_memory_bytes": max(record["memory"] for record in records),
+        "parameters": records[0]["parameters"],
+        "precision": records[0]["precision"],
+    }
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ import torch
 from record import origin, write
 from throughput import CLASSES, Bare, Silent, random_images
 
-from pycil_wsc.config import resolve
-from pycil_wsc.learners.cost import PeakBytes
-from pycil_wsc.learners.precision import resolved_precision
-from pycil_wsc.machine import peak_memory, reset_peak_memory, resolved_device
-from utils import factory
-from utils.data_manager import DataManager
-from utils.loader import open_source
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.engine.precision import resolved_precision
+from pycil_wsc.engine.step_cost import PeakBytes
 
 STEPS = 4
 METHODS = ["finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", "wsc"]
@@ -32,7 +32,7 @@ METHODS = ["finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=sorted(factory.learners))
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=sorted(registry.learners))
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--device", default="auto")
@@ -41,7 +41,11 @@ def main():
     args = parser.parse_args()
     device, dataset = resolved_device(args.device), random_images(args.tasks, 2)
     peaks = {name: measured(name, dataset, device, args) for name in args.methods}
-    record = {"peak_bytes": peaks, "batch_size": args.batch_size, "precision": resolved_precision(args.precision, device)}
+    record = {
+        "peak_bytes": peaks,
+        "batch_size": args.batch_size,
+        "precision": resolved_precision(args.precision, device),
+    }
     record |= origin(device)
     print("MiB by task".ljust(12) + "".join(f"{task:>7}" for task in range(1, args.tasks + 1)))
     for name, peak in peaks.items():
@@ -51,7 +55,13 @@ def main():
 
 def measured(name, dataset, device, args):
     """Bytes, of each task's most demanding phase."""
-    keys = {"model_name": name, "precision": args.precision, "device": args.device, "batch_size": args.batch_size, "memory_per_class": 1}
+    keys = {
+        "model_name": name,
+        "precision": args.precision,
+        "device": args.device,
+        "batch_size": args.batch_size,
+        "memory_per_class": 1,
+    }
     keys |= {"init_epoch": STEPS, "epochs": STEPS, "wsc.warmup": 0.5}  # an epoch is one batch
     config, manager = resolve(keys), DataManager(dataset, False, 0, CLASSES, CLASSES)
     learner, peaks = config.learner(config, manager, open_source(dataset.info, dataset.train, device, 0), device), []
@@ -71,7 +81,9 @@ class Steps(Silent):
     def task_started(self, task):
         """From here on, since some keep the weights from before the task."""
         if self.device.type == "cuda":
-            torch.ones(1, 1, device=self.device) @ torch.ones(1, 1, device=self.device)  # the library takes its memory with the first product
+            torch.ones(1, 1, device=self.device) @ torch.ones(
+                1, 1, device=self.device
+            )  # the library takes its memory with the first product
             self.before = torch.cuda.memory_allocated(self.device)
             reset_peak_memory(self.device)
         else:

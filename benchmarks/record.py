@@ -5,7 +5,7 @@ import statistics
 
 import torch
 
-from pycil_wsc.machine import commit, device_name
+from pycil_wsc.engine.environment import commit, device_name
 
 
 def spread(values):

@@ -32,7 +32,11 @@ class Roofline(TorchDispatchMode):
         result = func(*args, **kwargs)
         count = flop_registry.get(func.overloadpacket)
         operations = count(*args, **kwargs, out_val=result) if count else 0
-        moved = 0 if is_free(func) else sum(t.nbytes for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor))
+        moved = (
+            0
+            if is_free(func)
+            else sum(t.nbytes for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor))
+        )
         self.operations += operations
         self.bytes += moved
         self.seconds += max(operations / self.rates[0], moved / self.rates[1])
@@ -50,10 +54,15 @@ def machine_rates(device, precision, repeats=7):
     """Measured: (operations per second of a large matrix product, bytes per second of a large copy)."""
     side, dtype = (8192 if device.type == "cuda" else 2048), {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32  # as convolutions multiply
+    tf32, torch.backends.cuda.matmul.allow_tf32 = (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+    )  # as convolutions multiply
     source = torch.zeros(2**28 if device.type == "cuda" else 2**26, device=device)
     target = torch.zeros_like(source)
-    product, copy = (median_seconds(function, device, repeats) for function in (lambda: a @ b, lambda: target.copy_(source)))
+    product, copy = (
+        median_seconds(function, device, repeats) for function in (lambda: a @ b, lambda: target.copy_(source))
+    )
     torch.backends.cuda.matmul.allow_tf32 = tf32
     return 2 * side**3 / product, 2 * source.nbytes / copy
 

@@ -19,17 +19,17 @@ from record import spread, write
 from roofline import now
 from throughput import random_images
 
-from pycil_wsc.config import resolve
-from pycil_wsc.machine import commit
-from pycil_wsc.trainer import Run
-from utils import factory
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.engine.environment import commit
+from pycil_wsc.runs.run import Run
 
 TEST = 100  # test images of a class
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["replay", "wsc"], choices=sorted(factory.learners))
+    parser.add_argument("--methods", nargs="+", default=["replay", "wsc"], choices=sorted(registry.learners))
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=8, help="of each task after the first, which has one")
     parser.add_argument("--images", type=int, default=500, help="training images of a class")
@@ -47,15 +47,33 @@ def main():
     first = methods[args.methods[0]]["seconds"]["task"]["median"]
     for record in methods.values():
         record[f"over_{args.methods[0]}"] = record["seconds"]["task"]["median"] / first
-    record = {"methods": methods, "tasks": args.tasks, "epochs": args.epochs, "images_per_class": args.images, "memory_per_class": args.memory}
-    record |= {"device": result["device"], "precision": result["precision"], "torch": result["torch"], "commit": commit()}
+    record = {
+        "methods": methods,
+        "tasks": args.tasks,
+        "epochs": args.epochs,
+        "images_per_class": args.images,
+        "memory_per_class": args.memory,
+    }
+    record |= {
+        "device": result["device"],
+        "precision": result["precision"],
+        "torch": result["torch"],
+        "commit": commit(),
+    }
     print(json.dumps(record, indent=2))
     write(record, args.out)
 
 
 def timed_run(name, dataset, args):
     """A whole run: its result, and the seconds of each part."""
-    keys = {"model_name": name, "device": args.device, "memory_per_class": args.memory, "init_epoch": 1, "epochs": args.epochs, "wsc.average_every": 1}
+    keys = {
+        "model_name": name,
+        "device": args.device,
+        "memory_per_class": args.memory,
+        "init_epoch": 1,
+        "epochs": args.epochs,
+        "wsc.average_every": 1,
+    }
     with tempfile.TemporaryDirectory() as folder:
         run = Run(resolve(keys | {"out": folder, "cache_first_task": False}), dataset, report=lambda progress: None)
         seconds = defaultdict(float)

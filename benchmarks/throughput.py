@@ -37,14 +37,14 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from pycil_wsc.config import resolve
-from pycil_wsc.machine import peak_memory, reset_peak_memory, resolved_device
-from utils import factory
-from utils.allocator import keep_freed_memory, return_freed_memory
-from utils.data import Dataset, DatasetInfo, Split, load_dataset
-from utils.data_manager import DataManager
-from utils.loader import open_source
-from utils.resized import resized
+from pycil_wsc import registry
+from pycil_wsc.allocator import keep_freed_memory, return_freed_memory
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
+from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.resized import resized
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # of a task
@@ -52,7 +52,7 @@ CLASSES = 10  # of a task
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["replay"], choices=sorted(factory.learners))
+    parser.add_argument("--methods", nargs="+", default=["replay"], choices=sorted(registry.learners))
     parser.add_argument("--tasks", type=int, default=1, help="tasks of ten classes; the last is timed")
     parser.add_argument("--side-by-side", type=int, metavar="N", help="also train in N processes at once")
     add_options(parser)
@@ -71,10 +71,22 @@ def main():
 
 def add_options(parser):
     """What to train on, where and how long."""
-    parser.add_argument("--shape", default="cifar", choices=("cifar", "imagenet"), help="32x32 in memory and ResNet-32, or JPEG files and ResNet-18")
+    parser.add_argument(
+        "--shape",
+        default="cifar",
+        choices=("cifar", "imagenet"),
+        help="32x32 in memory and ResNet-32, or JPEG files and ResNet-18",
+    )
     parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
-    parser.add_argument("--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256")
-    parser.add_argument("--epochs", type=int, default=1, help="of the engine each time: a phase's first steps are counted, and recorded for a CUDA graph")
+    parser.add_argument(
+        "--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=1,
+        help="of the engine each time: a phase's first steps are counted, and recorded for a CUDA graph",
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
@@ -85,13 +97,19 @@ def add_options(parser):
 
 def given(args):
     """Of these options those that a record states."""
-    return {name: getattr(args, name) for name in ("shape", "images", "cache_images", "epochs", "workers", "cuda_graph")}
+    return {
+        name: getattr(args, name) for name in ("shape", "images", "cache_images", "epochs", "workers", "cuda_graph")
+    }
 
 
 def compared(name, dataset, device, args):
     """The ways of training of one method, in turn: a record."""
     ours, plain = (last_task(name, dataset, args, precision) for precision in (args.precision, "fp32"))
-    ways = {"engine": Engine(*ours, args.epochs), "plain": Plain(*plain, dataset.train, args.workers), "bare": Bare(*ours)}
+    ways = {
+        "engine": Engine(*ours, args.epochs),
+        "plain": Plain(*plain, dataset.train, args.workers),
+        "bare": Bare(*ours),
+    }
     ways |= {"decode": Decode(*ours)} if args.shape == "imagenet" else {}
     speeds, peaks = {way: [] for way in ways}, {}
     for repeat in range(args.repeats + 1):
@@ -112,7 +130,11 @@ def compared(name, dataset, device, args):
     record |= {f"engine_over_{way}": medians["engine"] / median for way, median in medians.items() if way != "engine"}
     floor = Floor(*ours).record()
     record |= {"floor": floor, "engine_over_floor": medians["engine"] / floor["images_per_second"]}
-    return record | {"peak_memory_bytes": peaks, "batch_size": ours[0].config.batch_size, "precision": ours[0].precision}
+    return record | {
+        "peak_memory_bytes": peaks,
+        "batch_size": ours[0].config.batch_size,
+        "precision": ours[0].precision,
+    }
 
 
 def side_by_side(name, dataset, args):
@@ -122,7 +144,10 @@ def side_by_side(name, dataset, args):
     multiprocessing.spawn(one_of_several, (name, dataset, args, max(1, os.cpu_count() // number), start, spans), number)
     told = [spans.get() for _ in range(number * args.repeats)]
     rounds = [[span for at, *span in told if at == repeat] for repeat in range(args.repeats)]
-    speeds = [sum(images for _, _, images in spans) / (max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)) for spans in rounds]
+    speeds = [
+        sum(images for _, _, images in spans) / (max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans))
+        for spans in rounds
+    ]
     return spread(speeds)
 
 
@@ -140,10 +165,19 @@ def one_of_several(_, name, dataset, args, threads, start, spans):
 def last_task(name, dataset, args, precision):
     """A learner that has learned all tasks but the last, for an epoch, and the last task, for which it has grown."""
     convnet = {"cifar": "resnet32", "imagenet": "resnet18"}[args.shape]
-    keys = {"model_name": name, "convnet_type": convnet, "precision": precision, "device": args.device, "init_epoch": 1, "epochs": 1}
+    keys = {
+        "model_name": name,
+        "convnet_type": convnet,
+        "precision": precision,
+        "device": args.device,
+        "init_epoch": 1,
+        "epochs": 1,
+    }
     keys |= {"cuda_graph": args.cuda_graph}
     keys |= {"compression_epochs": 1} if name == "foster" else {}
-    config = resolve(keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"})
+    config = resolve(
+        keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"}
+    )
     manager, device = DataManager(dataset, False, 0, CLASSES, CLASSES), resolved_device(args.device)
     keep_freed_memory(device)
     source = open_source(dataset.info, dataset.train, device, args.workers)
@@ -168,7 +202,9 @@ def random_images(tasks, train, test=1):
         targets = np.repeat(np.arange(tasks * CLASSES), count)
         splits.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
     classes = tuple(map(str, range(tasks * CLASSES)))
-    return Dataset(DatasetInfo("random", classes, 32, MEAN, STD, crop="pad", padding=4, flip=True, brightness=63 / 255), *splits)
+    return Dataset(
+        DatasetInfo("random", classes, 32, MEAN, STD, crop="pad", padding=4, flip=True, brightness=63 / 255), *splits
+    )
 
 
 def random_files(args, folder):
@@ -179,7 +215,9 @@ def random_files(args, folder):
             (folder / part / f"{label:03}").mkdir(parents=True)
             for number in range(count):
                 noise = Image.fromarray(rng.integers(0, 256, (94, 125, 3), dtype=np.uint8))
-                noise.resize((500, 375), Image.Resampling.BICUBIC).save(folder / part / f"{label:03}" / f"{number}.jpg", quality=90)
+                noise.resize((500, 375), Image.Resampling.BICUBIC).save(
+                    folder / part / f"{label:03}" / f"{number}.jpg", quality=90
+                )
     dataset = load_dataset(f"folder:{folder}", ".")
     return resized(dataset, folder, args.workers) if args.cache_images else dataset
 
@@ -239,10 +277,14 @@ class Bare(Way):
     def batch(self, phase):
         learner, batch_size = self.learner, self.learner.config.batch_size
         side = learner.train_source.info.image_size
-        images = torch.randn((batch_size, 3, side, side), device=learner.device).contiguous(memory_format=torch.channels_last)
+        images = torch.randn((batch_size, 3, side, side), device=learner.device).contiguous(
+            memory_format=torch.channels_last
+        )
         learner.eval()
         phase.network.train()
-        return images, torch.from_numpy(np.resize(learner.manager.train_targets[phase.indices], batch_size)).to(learner.device)
+        return images, torch.from_numpy(np.resize(learner.manager.train_targets[phase.indices], batch_size)).to(
+            learner.device
+        )
 
     def step(self, phase, images, targets):
         with self.learner.autocast():
@@ -256,9 +298,18 @@ class Floor(Bare):
     """What the operators of the bare step need at the machine's rates."""
 
     def record(self):
-        self.rates, self.seconds, self.operations, self.bytes = machine_rates(self.learner.device, self.learner.precision), 0, 0, 0
+        self.rates, self.seconds, self.operations, self.bytes = (
+            machine_rates(self.learner.device, self.learner.precision),
+            0,
+            0,
+            0,
+        )
         images = self.epoch()
-        floor = {"images_per_second": images / self.seconds, "operations_per_image": self.operations / images, "bytes_per_image": self.bytes / images}
+        floor = {
+            "images_per_second": images / self.seconds,
+            "operations_per_image": self.operations / images,
+            "bytes_per_image": self.bytes / images,
+        }
         return floor | dict(zip(("operations_per_second", "bytes_per_second"), self.rates))
 
     def train(self, number, phase):
@@ -298,7 +349,11 @@ class Plain(Way):
 def pil_transform(info, split):
     """PyCIL's training transform for CIFAR or ImageNet."""
     if split.in_memory:
-        crop = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ColorJitter(63 / 255)]
+        crop = [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.ColorJitter(63 / 255),
+        ]
     else:
         crop = [transforms.RandomResizedCrop(info.image_size), transforms.RandomHorizontalFlip()]
     return transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(info.mean, info.std)])
@@ -313,7 +368,11 @@ class PilImages:
 
     def __getitem__(self, place):
         index = self.indices[place]
-        image = Image.fromarray(self.split.images[index]) if self.split.in_memory else Image.open(self.split.images[index]).convert("RGB")
+        image = (
+            Image.fromarray(self.split.images[index])
+            if self.split.in_memory
+            else Image.open(self.split.images[index]).convert("RGB")
+        )
         return self.transform(image), int(self.targets[index])
 
 

@@ -1,12 +1,13 @@
 """A toolbox for continual learning with abundant memory, built around Weight Space Consolidation.
 
 Importing the package imports nothing else of it, so that ``pycil_wsc.consolidation`` fits into any code base.
-``pycil_wsc.load`` (of ``pycil_wsc.saved``) is there when it is asked for.
+``pycil_wsc.load`` (of ``pycil_wsc.runs.weights``) is there when it is asked for.
 """
 
 
 def __getattr__(name):
     if name == "load":
-        from pycil_wsc.saved import load
+        from pycil_wsc.runs.weights import load
+
         return load
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -19,10 +19,20 @@ torch.set_num_threads(1)  # the networks are tiny: more threads only wait for ea
 def settings(tmp_path):
     """Three tasks of two classes, a schedule of seconds."""
     return {
-        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
-        "model_name": "wsc", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 3, "epochs": 4, "batch_size": 8, "wsc.average_every": 1,
+        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}",
+        "out": str(tmp_path / "runs"),
+        "memory_per_class": 4,
+        "init_cls": 2,
+        "increment": 2,
+        "model_name": "wsc",
+        "convnet_type": "resnet8",
+        "device": "cpu",
+        "init_epoch": 3,
+        "epochs": 4,
+        "batch_size": 8,
+        "wsc.average_every": 1,
         "checkpoint_seconds": 0,
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -38,7 +48,10 @@ def made(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("runs")
     results = synthetic.main_table(memories=(20, 200), methods=("der", "replay", "bic", "wsc"))
-    results += [*synthetic.studies(memories=(20, 200), methods=("der", "replay", "wsc")), synthetic.result("icarl+wsc", 20, confusion=True)]
+    results += [
+        *synthetic.studies(memories=(20, 200), methods=("der", "replay", "wsc")),
+        synthetic.result("icarl+wsc", 20, confusion=True),
+    ]
     synthetic.write(folder, *results)
     return report.write_report(folder).parent, results
 

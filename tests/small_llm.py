@@ -2,7 +2,7 @@
 
 import json
 
-from pycil_wsc.config import resolve
+from pycil_wsc.config.loading import resolve
 
 COLOURS = ["red", "blue", "green"]
 
@@ -11,7 +11,11 @@ def write_tasks(root):
     """Tasks ``colours`` and ``shapes``, and a pool, below ``root``: a letter for each colour, and another in the other task."""
     nouns = ["ball", "box", "hat", "cup", "car", "pen", "key", "bag"]
     for name, letters in (("colours", "ABC"), ("shapes", "BCA")):
-        rows = [{"prompt": f"A {word} {noun} in the {name}. Which:", "answer": letter} for word, letter in zip(COLOURS, letters) for noun in nouns]
+        rows = [
+            {"prompt": f"A {word} {noun} in the {name}. Which:", "answer": letter}
+            for word, letter in zip(COLOURS, letters)
+            for noun in nouns
+        ]
         write_rows(root / name, rows, rows[::2])
     write_rows(root / "Lima", [{"prompt": f"Say {noun}.", "answer": f"{noun} {noun}"} for noun in nouns[:4]], [])
 
@@ -26,10 +30,23 @@ def small_settings(folder):
     """Two tasks, a schedule of a second."""
     write_tasks(folder / "data" / "small")
     return {
-        "data_root": str(folder / "data"), "out": str(folder / "runs"), "device": "cpu", "precision": "fp32", "llm.model": "tiny-llama",
-        "llm.vocab_size": 300, "llm.hidden_size": 32, "llm.mlp_size": 64, "llm.data": "small", "llm.tasks": ["colours", "shapes"], "llm.epochs": [2, 2],
-        "llm.method": "replay", "llm.replay_ratio": 0.5, "llm.batch_size": 8, "llm.lr": 0.005, "llm.max_new_tokens": 4,
-    }  # fmt: skip
+        "data_root": str(folder / "data"),
+        "out": str(folder / "runs"),
+        "device": "cpu",
+        "precision": "fp32",
+        "llm.model": "tiny-llama",
+        "llm.vocab_size": 300,
+        "llm.hidden_size": 32,
+        "llm.mlp_size": 64,
+        "llm.data": "small",
+        "llm.tasks": ["colours", "shapes"],
+        "llm.epochs": [2, 2],
+        "llm.method": "replay",
+        "llm.replay_ratio": 0.5,
+        "llm.batch_size": 8,
+        "llm.lr": 0.005,
+        "llm.max_new_tokens": 4,
+    }
 
 
 def configured(settings, **changes):

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from pycil_wsc.trainer import Run
+from pycil_wsc.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "importance_seconds", "peak_memory_bytes"}
@@ -27,7 +27,9 @@ def small_data(path, classes=6, per_class=12, size=8):
     arrays = {}
     for split in ("train", "test"):
         targets = np.repeat(np.arange(classes), per_class)
-        arrays[f"{split}_x"] = (templates[targets] + rng.integers(0, 56, (len(targets), size, size, 3))).astype(np.uint8)
+        arrays[f"{split}_x"] = (templates[targets] + rng.integers(0, 56, (len(targets), size, size, 3))).astype(
+            np.uint8
+        )
         arrays[f"{split}_y"] = targets
     np.savez(path, **arrays)
     return path
@@ -50,8 +52,18 @@ def without_measurements(result):
 def command(tmp_path, settings, *options):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings), *options]
-    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits that it is ignored
-    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=listen)
+    listen = functools.partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # a shell's background job inherits that it is ignored
+    return subprocess.Popen(
+        arguments,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=listen,
+    )
 
 
 def wait_until(reached, process):

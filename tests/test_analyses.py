@@ -13,14 +13,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from main import main
-from pycil_wsc import report
+from pycil_wsc import registry, report
 from pycil_wsc.analysis.dormant import mean_activations
 from pycil_wsc.analysis.flatness import Flatness, filter_normalised
 from pycil_wsc.analysis.observer import Observer
-from pycil_wsc.config import resolve
-from pycil_wsc.trainer import Run
-from utils import factory
-from utils.data import load_dataset
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.runs.run import Run
 
 ALL = ["gradients", "drift", "flatness", "dormant"]
 
@@ -71,7 +70,7 @@ class Snapshots(Observer):
 @pytest.fixture
 def observed(monkeypatch, settings):
     """name -> (a finished run with all analyses, its records, what there was to see)."""
-    monkeypatch.setitem(factory.analyses, "snapshots", Snapshots)
+    monkeypatch.setitem(registry.analyses, "snapshots", Snapshots)
 
     def observe(name, **keys):
         run = run_of(settings, model_name=name, analyse=[*ALL, "snapshots"], **keys)
@@ -99,10 +98,18 @@ def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
     for task, record, network, past in zip(run.manager.tasks, records, seen.started, seen.memory):
         network.eval()
         new = raw_gradient(run, network, task.train_indices)
-        found, share = record["gradients"], ratio if ratio and len(past) else len(task.train_indices) / (len(task.train_indices) + len(past))
+        found, share = (
+            record["gradients"],
+            ratio if ratio and len(past) else len(task.train_indices) / (len(task.train_indices) + len(past)),
+        )
         assert found["norm_new"] == pytest.approx(np.linalg.norm(new), rel=1e-4) and record["share_new"] == share
         if not task.index:
-            assert len(past) == 0 and found["cosine"] is None and found["norm_past"] is None and found["norm"] == found["norm_new"]
+            assert (
+                len(past) == 0
+                and found["cosine"] is None
+                and found["norm_past"] is None
+                and found["norm"] == found["norm_new"]
+            )
             continue
         assert len(past) == 4 * task.num_old
         old = raw_gradient(run, network, past)
@@ -117,7 +124,14 @@ def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settin
     run.execute()
     saved = [torch.load(run.folder / f"weights-task{task}.pt", weights_only=True)["learner"] for task in range(3)]
     trainable = {name for name, _ in run.learner.network.named_parameters()}
-    weights = [{key.removeprefix("network."): value.double().numpy() for key, value in state.items() if key.removeprefix("network.") in trainable} for state in saved]
+    weights = [
+        {
+            key.removeprefix("network."): value.double().numpy()
+            for key, value in state.items()
+            if key.removeprefix("network.") in trainable
+        }
+        for state in saved
+    ]
     records = [record["drift"]["between"] for record in recorded(run)]
     assert records[0] is None
     for before, after, record in zip(weights, weights[1:], records[1:]):
@@ -127,7 +141,9 @@ def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settin
             squares[layer] += np.sum((after[key][: len(old)] - old) ** 2)  # the head's old rows
             norms[layer] += np.sum(old**2)
         assert record["layers"] == pytest.approx({layer: value**0.5 for layer, value in squares.items()})
-        assert record["relative"] == pytest.approx({layer: (value / norms[layer]) ** 0.5 for layer, value in squares.items()})
+        assert record["relative"] == pytest.approx(
+            {layer: (value / norms[layer]) ** 0.5 for layer, value in squares.items()}
+        )
         assert record["norm"] == pytest.approx(sum(squares.values()) ** 0.5)
 
 
@@ -135,7 +151,9 @@ def test_drift_within_a_task_is_the_way_from_epoch_to_epoch(observed):
     _, records, seen = observed("wsc")
     for record, path in zip(records, seen.weights, strict=True):
         steps = [{key: after[key] - before[key] for key in after} for before, after in zip(path, path[1:])]
-        assert record["drift"]["within"]["norm"] == pytest.approx([np.sqrt(sum(np.sum(d**2) for d in step.values())) for step in steps])
+        assert record["drift"]["within"]["norm"] == pytest.approx(
+            [np.sqrt(sum(np.sum(d**2) for d in step.values())) for step in steps]
+        )
         head = sum(np.sqrt(np.sum(step["head.weight"] ** 2) + np.sum(step["head.bias"] ** 2)) for step in steps)
         assert record["drift"]["within"]["layers"]["head"] == pytest.approx(head)
     assert [len(record["drift"]["within"]["norm"]) for record in records] == [3, 4, 4]
@@ -163,7 +181,9 @@ def test_the_loss_around_a_solution_is_that_of_the_moved_network(observed, monke
     run, records, seen = observed("replay", precision="fp32")
     network, task, record = seen.trained[-1].eval(), run.manager.tasks[-1], records[-1]["flatness"]
     exemplars = np.concatenate([run.learner.memory.classes[c] for c in range(task.num_old)])
-    images, targets = next(run.train_source.batches(np.concatenate([task.train_indices, exemplars]), run.manager.train_targets, 1000))
+    images, targets = next(
+        run.train_source.batches(np.concatenate([task.train_indices, exemplars]), run.manager.train_targets, 1000)
+    )
     assert record["distance"] == [-0.5, 0, 0.5] and len(record["loss"]) == Flatness.directions == len(directions) / 3
     for losses, direction in zip(record["loss"], directions[-2:]):
         for distance, loss in zip(record["distance"], losses):
@@ -187,7 +207,11 @@ def test_the_share_of_dormant_units_is_over_all_layers(observed):
     run, records, seen = observed("replay", precision="fp32")
     network, kept = seen.trained[0].eval(), []
     batches = list(run.train_source.batches(run.manager.tasks[0].train_indices, run.manager.train_targets, 8))
-    hooks = [module.register_forward_hook(lambda module, args, output: kept.append(output.detach().clone().relu())) for name, module in network.named_modules() if name == "backbone.stem.2"]
+    hooks = [
+        module.register_forward_hook(lambda module, args, output: kept.append(output.detach().clone().relu()))
+        for name, module in network.named_modules()
+        if name == "backbone.stem.2"
+    ]
     with torch.no_grad():
         for images, _ in batches:
             network(images)
@@ -217,16 +241,18 @@ class Meddler(Observer):
         return {"seen": int(task.num_seen)}
 
 
-@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("name", sorted(registry.learners))
 def test_results_are_equal_to_the_bit_with_and_without(name, settings, tmp_path, monkeypatch):
-    monkeypatch.setitem(factory.analyses, "meddler", Meddler)
+    monkeypatch.setitem(registry.analyses, "meddler", Meddler)
     settings |= {"cache_first_task": False, "exemplars": "random"}
     with_all = run_of(settings, model_name=name, analyse=[*ALL, "meddler"], save_weights=True)
     without = run_of(settings, model_name=name, analyse=[], save_weights=True, out=str(tmp_path / "without"))
     assert without_measurements(with_all.execute()) == without_measurements(without.execute())
     states = [torch.load(run.folder / "weights.pt", weights_only=True)["learner"] for run in (with_all, without)]
     tensors = [{key: value for key, value in state.items() if isinstance(value, torch.Tensor)} for state in states]
-    assert tensors[0].keys() == tensors[1].keys() and all(torch.equal(tensors[0][key], tensors[1][key]) for key in tensors[0])
+    assert tensors[0].keys() == tensors[1].keys() and all(
+        torch.equal(tensors[0][key], tensors[1][key]) for key in tensors[0]
+    )
     assert not (without.folder / "analyses.jsonl").exists()
     lines = recorded(with_all)
     assert [line["task"] for line in lines] == [0, 1, 2] and [line["meddler"]["seen"] for line in lines] == [2, 4, 6]
@@ -262,7 +288,11 @@ def test_an_analysis_that_is_asked_for_on_going_on_starts_with_the_next_task(set
         run_of(settings, analyse=["gradients"]).execute()
     again = run_of(settings, analyse=["dormant", "gradients", "drift"])
     again.execute()
-    assert [sorted(set(line) - {"task", "share_new"}) for line in recorded(again)] == [["gradients"], ["gradients"], ["dormant", "drift", "gradients"]]
+    assert [sorted(set(line) - {"task", "share_new"}) for line in recorded(again)] == [
+        ["gradients"],
+        ["gradients"],
+        ["dormant", "drift", "gradients"],
+    ]
 
 
 @pytest.mark.parametrize("analyse", [["gradients", "flatness", "dormant"], ["drift"]])
@@ -274,7 +304,9 @@ def test_a_first_task_that_another_run_trained_gives_the_same_records(analyse, s
     shared = run_of(settings, analyse=analyse)
     result = shared.execute()
     assert recorded(shared) == recorded(alone) and result["curve"] == expected["curve"]
-    assert (result["train_seconds_spent"] < result["train_seconds"]) is ("drift" not in analyse), "what watches epochs must see them"
+    assert (result["train_seconds_spent"] < result["train_seconds"]) is ("drift" not in analyse), (
+        "what watches epochs must see them"
+    )
 
 
 # ---- the command and the report ----------------------------------------------------------------------------------------
@@ -283,10 +315,16 @@ def test_a_first_task_that_another_run_trained_gives_the_same_records(analyse, s
 def test_the_report_draws_what_was_recorded_and_a_broken_record_is_named(settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings | {"analyse": ALL})]) == 0
     page = (tmp_path / "runs" / "run" / "report" / "index.html").read_text()
-    assert all(f'<figure id="figure-{name}-' in page for name in ("gradients", "drift", "drift-layers", "drift-within", "flatness", "dormant"))
+    assert all(
+        f'<figure id="figure-{name}-' in page
+        for name in ("gradients", "drift", "drift-layers", "drift-within", "flatness", "dormant")
+    )
     ((run, _),) = results(settings).items()
     lines = (run / "analyses.jsonl").read_text().splitlines()
-    for spoilt, said in (("{", "line 2 is not whole"), ('{"task": 1, "share_new": 0.5, "drift": 3}', "line 2 is of another version (no task, or an analysis")):
+    for spoilt, said in (
+        ("{", "line 2 is not whole"),
+        ('{"task": 1, "share_new": 0.5, "drift": 3}', "line 2 is of another version (no task, or an analysis"),
+    ):
         (run / "analyses.jsonl").write_text("\n".join([lines[0], spoilt, lines[2]]))
         ((path, flaw),) = report.find_runs([run]).problems
         assert path == run / "analyses.jsonl" and said in flaw
@@ -306,18 +344,37 @@ def test_figures_show_the_recorded_numbers(settings):
     cosines = [line["gradients"]["cosine"] for line in lines[1:]]
     memory, similarity, ratio, moved = (axes.lines[0] for axes in plots["gradients"])
     assert memory.get_xdata() == [4] and memory.get_ydata() == pytest.approx([np.mean(cosines)])
-    assert list(similarity.get_xdata()) == pytest.approx([100 * 24 / 32, 100 * 24 / 40]) and list(similarity.get_ydata()) == cosines
-    assert list(ratio.get_ydata()) == pytest.approx([line["gradients"]["norm"] / line["gradients"]["norm_new"] for line in lines[1:]])
+    assert (
+        list(similarity.get_xdata()) == pytest.approx([100 * 24 / 32, 100 * 24 / 40])
+        and list(similarity.get_ydata()) == cosines
+    )
+    assert list(ratio.get_ydata()) == pytest.approx(
+        [line["gradients"]["norm"] / line["gradients"]["norm_new"] for line in lines[1:]]
+    )
     between = [line["drift"]["between"] for line in lines[1:]]
     assert list(moved.get_ydata()) == [line["norm"] for line in between] == list(plots["drift"][0].lines[0].get_ydata())
     assert list(plots["drift"][0].lines[0].get_xdata()) == [2, 3]
     relative = [np.mean([line["relative"][layer] for line in between]) for layer in between[0]["relative"]]
     assert list(plots["drift-layers"][0].lines[0].get_ydata()) == pytest.approx(relative)
-    assert list(plots["drift-within"][0].lines[0].get_ydata()) == pytest.approx(sum((line["drift"]["within"]["norm"] for line in lines), []))
-    assert list(plots["flatness"][0].lines[0].get_ydata()) == pytest.approx(np.mean(lines[-1]["flatness"]["loss"], axis=0))
-    assert list(plots["dormant"][0].lines[0].get_ydata()) == pytest.approx([100 * line["dormant"]["share"] for line in lines])
-    labels = {label for slug in ("gradients", "drift", "drift-layers", "drift-within", "flatness", "dormant") for axes in plots[slug] for label in (axes.get_xlabel(), axes.get_ylabel())}
-    assert all(re.search(r"\(.+\)", label) for label in labels - {"", "task", "tasks learned", "layer, from the input on", "exemplars per class"})
+    assert list(plots["drift-within"][0].lines[0].get_ydata()) == pytest.approx(
+        sum((line["drift"]["within"]["norm"] for line in lines), [])
+    )
+    assert list(plots["flatness"][0].lines[0].get_ydata()) == pytest.approx(
+        np.mean(lines[-1]["flatness"]["loss"], axis=0)
+    )
+    assert list(plots["dormant"][0].lines[0].get_ydata()) == pytest.approx(
+        [100 * line["dormant"]["share"] for line in lines]
+    )
+    labels = {
+        label
+        for slug in ("gradients", "drift", "drift-layers", "drift-within", "flatness", "dormant")
+        for axes in plots[slug]
+        for label in (axes.get_xlabel(), axes.get_ylabel())
+    }
+    assert all(
+        re.search(r"\(.+\)", label)
+        for label in labels - {"", "task", "tasks learned", "layer, from the input on", "exemplars per class"}
+    )
 
 
 def test_a_finished_run_without_the_record_is_named_and_not_done_again(settings, tmp_path, capsys, undrawn):
@@ -331,14 +388,27 @@ def test_a_finished_run_without_the_record_is_named_and_not_done_again(settings,
     assert len(results(settings)) == 1
 
 
-def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a_fresh_start(settings, tmp_path, undrawn):
+def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a_fresh_start(
+    settings, tmp_path, undrawn
+):
     """exps/figure_training_loss.json, on less data."""
     data = small_data(tmp_path / "hundred.npz", classes=100, per_class=2)
-    options = {key: value for key, value in settings.items() if key in ("out", "device", "convnet_type")} | {"dataset": f"npz:{data}", "init_epoch": 1, "epochs": 2, "milestones": [1]}
-    arguments = [part for key, value in options.items() for part in ("--set", f"{key}={json.dumps(value) if isinstance(value, list) else value}")]
+    options = {key: value for key, value in settings.items() if key in ("out", "device", "convnet_type")} | {
+        "dataset": f"npz:{data}",
+        "init_epoch": 1,
+        "epochs": 2,
+        "milestones": [1],
+    }
+    arguments = [
+        part
+        for key, value in options.items()
+        for part in ("--set", f"{key}={json.dumps(value) if isinstance(value, list) else value}")
+    ]
     assert main(["--config", "exps/figure_training_loss.json", "--set", "seed=1993", *arguments]) == 0
     found = report.find_runs([settings["out"]]).records
     lines = drawn(found)["training-loss"][0].lines
     assert len(found) == 2 and [len(line.get_xdata()) for line in lines] == [1 + 19 * 2] * 2
     by_method = {record.method: np.concatenate(record.data["train_loss"]) for record in found}
-    assert [list(line.get_ydata()) for line in lines] == [pytest.approx(by_method[name]) for name in ("replay", "joint")]
+    assert [list(line.get_ydata()) for line in lines] == [
+        pytest.approx(by_method[name]) for name in ("replay", "joint")
+    ]

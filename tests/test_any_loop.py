@@ -47,7 +47,9 @@ def loops(draw):
     )
     if moments == "own":
         options |= dict(betas=draw(st.sampled_from([(0.9, 0.999), (0.5, 0.7), (0, 0)])), score_abs=draw(st.booleans()))
-    narrow = moments == "own"  # Adam keeps its moments in the weights' type: in bf16 they are not those of the equations
+    narrow = (
+        moments == "own"
+    )  # Adam keeps its moments in the weights' type: in bf16 they are not those of the equations
     loop = dict(
         optimizer=optimizer,
         fused=draw(st.booleans()),
@@ -62,8 +64,13 @@ def loops(draw):
 
 
 def make_optimizer(params, name, fused):
-    own = dict(momentum=0.0 if fused else 0.9) if name == "SGD" else {}  # fused SGD cannot begin a momentum in a later step than others
-    groups = [{"params": [params[n] for n in names]} | ({} if name == "SGD" else {"betas": betas}) for names, betas in zip(GROUPS, BETAS)]
+    own = (
+        dict(momentum=0.0 if fused else 0.9) if name == "SGD" else {}
+    )  # fused SGD cannot begin a momentum in a later step than others
+    groups = [
+        {"params": [params[n] for n in names]} | ({} if name == "SGD" else {"betas": betas})
+        for names, betas in zip(GROUPS, BETAS)
+    ]
     return getattr(torch.optim, name)(groups, lr=0.1, weight_decay=0.1 if name == "AdamW" else 0.0, fused=fused, **own)
 
 
@@ -80,7 +87,10 @@ def compare_with_reference(options, loop):
     """One task: the fast version attached to an optimiser, and beside it the same optimiser's twin, whose weights the slow version changes."""
     rng = random.Random(loop["seed"])
     dtype, tolerance = loop["dtype"], {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2**-5}[loop["dtype"]]
-    params = {name: nn.Parameter(gaussian(rng, shape, dtype), requires_grad=name != "frozen") for name, shape in SHAPES.items()}
+    params = {
+        name: nn.Parameter(gaussian(rng, shape, dtype), requires_grad=name != "frozen")
+        for name, shape in SHAPES.items()
+    }
     buffers = {"mean": torch.ones(3, dtype=dtype), "count": torch.tensor(0)}
     twins, twin_buffers = copy.deepcopy(params), {"mean": copy.deepcopy(buffers["mean"])}
     optimizer, twin_optimizer = (make_optimizer(each, loop["optimizer"], loop["fused"]) for each in (params, twins))
@@ -91,11 +101,21 @@ def compare_with_reference(options, loop):
     named = [(loop["prefix"] + name, p) for name, p in [*params.items(), ("shared", params["matrix"])]]
     eligible = {loop["prefix"] + "matrix": torch.tensor(mask).view(3, 4)} if loop["eligible"] else {}
     initial = {name: gaussian(rng, shape, dtype) for name, shape in SHAPES.items()}
-    fast = WeightSpaceConsolidation(named, named_buffers=buffers.items(), eligible=eligible, fresh=lambda: initial, **options).attach(optimizer)
+    fast = WeightSpaceConsolidation(
+        named, named_buffers=buffers.items(), eligible=eligible, fresh=lambda: initial, **options
+    ).attach(optimizer)
     trained = [name for name in SHAPES if name != "frozen"]
-    betas = {name: b for names, b in zip(GROUPS, BETAS) for name in names} if options["moments"] == "optimizer" else options["betas"]
-    slow = ReferenceConsolidation(lists(twins, trained), **options | {"betas": betas, "fresh": lists(initial)}, buffers=lists(twin_buffers),
-                                  eligible={"matrix": mask} if loop["eligible"] else {})  # fmt: skip
+    betas = (
+        {name: b for names, b in zip(GROUPS, BETAS) for name in names}
+        if options["moments"] == "optimizer"
+        else options["betas"]
+    )
+    slow = ReferenceConsolidation(
+        lists(twins, trained),
+        **options | {"betas": betas, "fresh": lists(initial)},
+        buffers=lists(twin_buffers),
+        eligible={"matrix": mask} if loop["eligible"] else {},
+    )
 
     def assert_same():
         for name in SHAPES:
@@ -104,9 +124,14 @@ def compare_with_reference(options, loop):
 
     real = 0
     while real < options["warmup_steps"] + 3 * options["average_every"] + 1:
-        gradients = {name: None if name in ("unused", "frozen") else random_gradient(rng, shape, dtype) for name, shape in SHAPES.items()}
+        gradients = {
+            name: None if name in ("unused", "frozen") else random_gradient(rng, shape, dtype)
+            for name, shape in SHAPES.items()
+        }
         skipped = loop["scaler"] and rng.random() < 0.3
-        gradients["bias"] = torch.full((5,), float("inf") if skipped else rng.random(), dtype=dtype)  # at least one has a gradient
+        gradients["bias"] = torch.full(
+            (5,), float("inf") if skipped else rng.random(), dtype=dtype
+        )  # at least one has a gradient
         for each in params, twins:
             for name, gradient in gradients.items():
                 each[name].grad = None if gradient is None else gradient * scaler.get_scale()
@@ -116,14 +141,23 @@ def compare_with_reference(options, loop):
         scaler.step(twin_optimizer)
         scaler.update()
         weights, means = lists(twins, trained), lists(twin_buffers)
-        slow.step(weights, {n: None if g is None else g.double().flatten().tolist() for n, g in gradients.items()}, means, skipped)
+        slow.step(
+            weights,
+            {n: None if g is None else g.double().flatten().tolist() for n, g in gradients.items()},
+            means,
+            skipped,
+        )
         write(twins, weights)
         write(twin_buffers, means)
         assert_same()
         real += not skipped
         if rng.random() < 0.3:  # to ask for it settles the count; not to ask must not matter
             assert fast.steps == slow.i
-    if options["average"] and not (options["average_start"] == "reset" or options["average_last"]) and slow.mean is None:
+    if (
+        options["average"]
+        and not (options["average_start"] == "reset" or options["average_last"])
+        and slow.mean is None
+    ):
         return
     fast.finish()
     weights, means = lists(twins, trained), lists(twin_buffers)
@@ -219,7 +253,9 @@ def test_the_optimisers_moments_rank_like_own_ones_of_the_same_decay(optimizer):
 def test_narrow_moments_of_the_optimiser_are_widened_before_they_are_multiplied():
     weight = nn.Parameter(torch.zeros(20_000, dtype=torch.bfloat16))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments="optimizer", average=False).attach(optimizer)
+    wsc = WeightSpaceConsolidation(
+        [("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments="optimizer", average=False
+    ).attach(optimizer)
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         weight.grad = torch.randn(20_000, generator=generator).bfloat16()
@@ -254,7 +290,9 @@ def test_a_compiled_model_is_followed_like_the_plain_one_and_has_its_state():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3).attach(optimizer)
         train(model, optimizer, range(2))
-        other = WeightSpaceConsolidation((net if compiled else torch.compile(net, backend="eager")).named_parameters(), warmup_steps=3)
+        other = WeightSpaceConsolidation(
+            (net if compiled else torch.compile(net, backend="eager")).named_parameters(), warmup_steps=3
+        )
         other.load_state_dict(wsc.state_dict())
         wsc.detach()
         other.attach(optimizer)
@@ -278,17 +316,28 @@ def scaled_step(optimizer, scaler, weight, gradient):
 def test_skipped_steps_do_not_count(fused, moments):
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([weight], lr=1.0, weight_decay=0.0, fused=fused)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments=moments).attach(optimizer)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments=moments).attach(
+        optimizer
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     resets = []
-    for gradient in [9.0, float("inf")], [float("nan"), 0.0], [1.0, 2.0], [float("inf"), 0.0], [1.0, 2.0], [float("inf"), 0.0]:
+    for gradient in (
+        [9.0, float("inf")],
+        [float("nan"), 0.0],
+        [1.0, 2.0],
+        [float("inf"), 0.0],
+        [1.0, 2.0],
+        [float("inf"), 0.0],
+    ):
         scaled_step(optimizer, scaler, weight, gradient)
         resets.append(wsc.resets)
     assert resets == [0, 0, 0, 0, 1, 1]
     assert (wsc.steps, wsc.averaged) == (2, 1)
     torch.testing.assert_close(weight.detach(), torch.tensor([0.0, -2.0]))  # the nine was never taken in
     wsc.finish()
-    torch.testing.assert_close(weight.detach(), torch.tensor([0.0, -2.0]))  # one sample, the last step being a skipped one
+    torch.testing.assert_close(
+        weight.detach(), torch.tensor([0.0, -2.0])
+    )  # one sample, the last step being a skipped one
 
 
 class HostReads(TorchDispatchMode):
@@ -306,7 +355,10 @@ def test_under_a_scaler_that_skips_on_the_device_only_steps_with_something_due_w
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([weight], lr=1.0, fused=True)
     WeightSpaceConsolidation([("w", weight)], warmup_steps=4, average_every=3, moments=moments).attach(optimizer)
-    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # as a GradScaler sets them around the step
+    optimizer.grad_scale, optimizer.found_inf = (
+        torch.ones(()),
+        torch.zeros(()),
+    )  # as a GradScaler sets them around the step
     waits = []
     for _ in range(10):
         weight.grad = torch.ones(2)
@@ -331,16 +383,27 @@ class Live(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.existing:
-                self.storages[storage._cdata] = torch.multiprocessing.reductions.StorageWeakRef(storage), storage.nbytes()
+                self.storages[storage._cdata] = (
+                    torch.multiprocessing.reductions.StorageWeakRef(storage),
+                    storage.nbytes(),
+                )
         self.storages = {key: (ref, size) for key, (ref, size) in self.storages.items() if not ref.expired()}
         self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
         return result
 
 
-@pytest.mark.parametrize("dtype, moments, copies", [
-    (torch.float32, "optimizer", 1), (torch.bfloat16, "optimizer", 2), (torch.float32, "own", 3), (torch.bfloat16, "own", 5),
-])  # fmt: skip
-def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_are_read(monkeypatch, dtype, moments, copies):
+@pytest.mark.parametrize(
+    "dtype, moments, copies",
+    [
+        (torch.float32, "optimizer", 1),
+        (torch.bfloat16, "optimizer", 2),
+        (torch.float32, "own", 3),
+        (torch.bfloat16, "own", 5),
+    ],
+)
+def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_are_read(
+    monkeypatch, dtype, moments, copies
+):
     """Copies in bytes of the weights: the average of bf16 is in fp32, own moments too."""
     monkeypatch.setattr(ranking, "BLOCK", 500)
     monkeypatch.setattr(ranking, "DIGIT", 8)
@@ -350,7 +413,9 @@ def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_a
     for p in params:
         p.grad = torch.randn(p.shape).to(dtype)
     with Live([*params, *(p.grad for p in params)]) as live:
-        wsc = WeightSpaceConsolidation([(str(i), p) for i, p in enumerate(params)], warmup_steps=2, average_every=2, moments=moments).attach(optimizer)
+        wsc = WeightSpaceConsolidation(
+            [(str(i), p) for i, p in enumerate(params)], warmup_steps=2, average_every=2, moments=moments
+        ).attach(optimizer)
         for _ in range(6):
             optimizer.step()
         wsc.finish()
@@ -393,13 +458,17 @@ def test_a_state_from_before_there_was_a_choice_of_moments_is_one_with_own_momen
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_an_optimiser_without_moments_is_refused_when_attached(optimizer):
-    with pytest.raises(ValueError, match=f"reads Adam's moments, {optimizer.__name__} has none: use Adam or AdamW, or moments='own'"):
+    with pytest.raises(
+        ValueError, match=f"reads Adam's moments, {optimizer.__name__} has none: use Adam or AdamW, or moments='own'"
+    ):
         start(optimizer, warmup_steps=3, moments="optimizer")
 
 
 def test_an_optimiser_with_other_moments_is_refused_at_its_first_step():
     net, optimizer, _ = start(torch.optim.Adamax, warmup_steps=3, moments="optimizer")
-    with pytest.raises(RuntimeError, match="the state of Adamax has no 'exp_avg_sq': use Adam or AdamW, or moments='own'"):
+    with pytest.raises(
+        RuntimeError, match="the state of Adamax has no 'exp_avg_sq': use Adam or AdamW, or moments='own'"
+    ):
         train(net, optimizer, [0])
 
 
@@ -408,7 +477,10 @@ def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset
     optimizer = torch.optim.AdamW(net.parameters())
     train(net, optimizer, range(5))
     wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=3, moments="optimizer")
-    with pytest.raises(ValueError, match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use moments='carried'"):
+    with pytest.raises(
+        ValueError,
+        match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use moments='carried'",
+    ):
         wsc.attach(optimizer)
     other = torch.optim.AdamW(net.parameters())
     wsc.attach(other)
@@ -432,7 +504,9 @@ def test_what_only_own_moments_have_is_refused_with_the_optimisers(options):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["reset", "first"]), st.booleans(), st.integers(1, 9))
 def test_whether_a_task_can_be_finished_is_known_before_it_begins(warmup, every, begin, last, steps):
-    net, optimizer, wsc = start(torch.optim.SGD, warmup_steps=warmup, average_every=every, average_start=begin, average_last=last)
+    net, optimizer, wsc = start(
+        torch.optim.SGD, warmup_steps=warmup, average_every=every, average_start=begin, average_last=last
+    )
     refused = False
     try:
         wsc.options.check_fits(steps)

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import functional as F
 
-from utils import augment
-from utils.augment import Normalise
+from pycil_wsc.data import augment
+from pycil_wsc.data.augment import Normalise
 
 
 def images(count=64, side=32):
@@ -31,7 +31,9 @@ def test_brightness_is_pils_eight_bit_blend():
     factors[:3] = torch.tensor([0.0, 1.0, 2.0])
     ours = augment.brightness(images(), factors)
     for image, factor, result in zip(images(), factors, ours):
-        assert np.array_equal(result.numpy(), np.array(F.adjust_brightness(Image.fromarray(image.numpy()), float(factor))))
+        assert np.array_equal(
+            result.numpy(), np.array(F.adjust_brightness(Image.fromarray(image.numpy()), float(factor)))
+        )
 
 
 def test_normalisation_is_torchvisions_and_channels_last():

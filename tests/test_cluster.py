@@ -11,17 +11,20 @@ from filelock import FileLock
 from small_runs import results, without_measurements, write
 
 from main import main
-from pycil_wsc import cluster
-from pycil_wsc.attempt import Datasets, Job, attempt
-from pycil_wsc.config import resolve
-from pycil_wsc.progress import Mailbox
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.runs import ray_cluster
+from pycil_wsc.runs.attempt import Datasets, Job, attempt
+from pycil_wsc.runs.progress import Mailbox
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}
 
 
 def in_all(settings):
-    return {folder.relative_to(settings["out"]): without_measurements(result) for folder, result in results(settings).items()}
+    return {
+        folder.relative_to(settings["out"]): without_measurements(result)
+        for folder, result in results(settings).items()
+    }
 
 
 @pytest.fixture
@@ -31,14 +34,20 @@ def two_nodes():
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    second = nodes.add_node(num_cpus=1, node_ip_address="127.0.0.2")  # the driver joins the node with its own address, the first
+    second = nodes.add_node(
+        num_cpus=1, node_ip_address="127.0.0.2"
+    )  # the driver joins the node with its own address, the first
     yield nodes, second
     nodes.shutdown()
 
 
 def in_the_middle(settings):
     """Runs that have begun and have a good part before them, as far as the output folder tells."""
-    logs = [path.read_text() for path in Path(settings["out"]).rglob("log.txt") if not (path.parent / "result.json").exists()]
+    logs = [
+        path.read_text()
+        for path in Path(settings["out"]).rglob("log.txt")
+        if not (path.parent / "result.json").exists()
+    ]
     return sum(2 <= log.count(": loss") < 60 for log in logs)
 
 
@@ -55,7 +64,7 @@ def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, 
     undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
     if not shared:
-        monkeypatch.setattr(cluster.Cluster, "_mark", lambda self, out: str(tmp_path / "nobody sees this"))
+        monkeypatch.setattr(ray_cluster.Cluster, "_mark", lambda self, out: str(tmp_path / "nobody sees this"))
     killer = threading.Thread(target=kill_when, args=(2, 2 if shared else 0, settings, nodes, second), daemon=True)
     killer.start()
     assert main(["--config", write(tmp_path, settings), "--ray", nodes.address]) == 0
@@ -87,7 +96,9 @@ class Local:
 
 def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings, tmp_path, monkeypatch):
     config = resolve(settings)
-    undisturbed = attempt(Job(1, 1, resolve(settings | {"out": str(tmp_path / "undisturbed")})), Datasets(), print).result
+    undisturbed = attempt(
+        Job(1, 1, resolve(settings | {"out": str(tmp_path / "undisturbed")})), Datasets(), print
+    ).result
 
     class Stopped(BaseException):
         pass
@@ -100,29 +111,43 @@ def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings,
         attempt(Job(1, 1, config), Datasets(), stop)
     monkeypatch.chdir(tmp_path)
     mailbox = Local()
-    outcome, files = cluster.work_on_node(Job(1, 1, config), str(tmp_path), str(tmp_path / "unseen"), cluster.read_files(config.run_folder), 1, mailbox)
+    outcome, files = ray_cluster.work_on_node(
+        Job(1, 1, config),
+        str(tmp_path),
+        str(tmp_path / "unseen"),
+        ray_cluster.read_files(config.run_folder),
+        1,
+        mailbox,
+    )
     assert not (config.run_folder / "result.json").exists(), "it worked elsewhere"
-    cluster.deliver(config, files)
-    assert without_measurements(json.loads((config.run_folder / "result.json").read_text())) == without_measurements(undisturbed)
+    ray_cluster.deliver(config, files)
+    assert without_measurements(json.loads((config.run_folder / "result.json").read_text())) == without_measurements(
+        undisturbed
+    )
     assert outcome.result["curve"] == undisturbed["curve"] and not (config.run_folder / "checkpoint.pt").exists()
     log = (config.run_folder / "log.txt").read_text()
     assert "going on with task 1" in log and log.count("task 0 train epoch 1/3") == 1
-    assert [line.line[:8] for _, line in mailbox.box.take() if line.line] == ["task 2/3", "task 3/3"] and mailbox.box.take() == []
+    assert [line.line[:8] for _, line in mailbox.box.take() if line.line] == [
+        "task 2/3",
+        "task 3/3",
+    ] and mailbox.box.take() == []
 
 
 def test_a_node_that_sees_the_folder_writes_there(settings, tmp_path, monkeypatch):
     config, mark = resolve(settings | {"model_name": "finetune"}), tmp_path / "mark"
     mark.touch()
     monkeypatch.chdir(tmp_path)
-    outcome, files = cluster.work_on_node(Job(1, 1, config), str(tmp_path), str(mark), {}, 1, Local())
-    assert files == {} and json.loads((config.run_folder / "result.json").read_text())["curve"] == outcome.result["curve"]
+    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), str(mark), {}, 1, Local())
+    assert (
+        files == {} and json.loads((config.run_folder / "result.json").read_text())["curve"] == outcome.result["curve"]
+    )
 
 
 def test_a_result_that_another_process_finished_is_kept(settings):
     config = resolve(settings)
     config.run_folder.mkdir(parents=True)
     (config.run_folder / "result.json").write_text("{}")
-    cluster.deliver(config, {"result.json": b"another", "log.txt": b"another"})
+    ray_cluster.deliver(config, {"result.json": b"another", "log.txt": b"another"})
     assert (config.run_folder / "result.json").read_text() == "{}" and not (config.run_folder / "log.txt").exists()
     with FileLock(config.run_folder / ".lock").acquire(timeout=0):
         pass
@@ -130,13 +155,16 @@ def test_a_result_that_another_process_finished_is_kept(settings):
 
 @pytest.mark.parametrize("share", [1, 1 / 3, 1 / 6, 2 / 7])
 def test_fractions_of_a_gpu_fit_on_it(share):
-    assert cluster.fraction(share) * round(2 / share) <= 2 and share - cluster.fraction(share) < 1e-4
+    assert ray_cluster.fraction(share) * round(2 / share) <= 2 and share - ray_cluster.fraction(share) < 1e-4
 
 
 def test_without_ray_the_option_says_how_to_get_it(settings, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["--config", write(tmp_path, settings), "--ray"]) == 2
-    assert capsys.readouterr().err == "error: --ray needs Ray, which is not installed: pip install -r requirements-cluster.txt\n"
+    assert (
+        capsys.readouterr().err
+        == "error: --ray needs Ray, which is not installed: pip install -r requirements-cluster.txt\n"
+    )
 
 
 def test_an_address_without_a_cluster_is_one_line(settings, tmp_path, capsys):

@@ -7,16 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from pycil_wsc import config as configuration
-from pycil_wsc.config import FIELDS, load, parse_override, resolve
-from utils.errors import UserError
+from pycil_wsc.config import loading as configuration
+from pycil_wsc.config.loading import FIELDS, load, parse_override, resolve
+from pycil_wsc.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 
 STOCK_REPLAY = {
-    "prefix": "reproduce", "dataset": "cifar100", "memory_size": 2000, "memory_per_class": 20, "fixed_memory": False, "shuffle": True,
-    "init_cls": 10, "increment": 10, "model_name": "replay", "convnet_type": "resnet32", "device": ["0", "1", "2", "3"], "seed": [1993],
-}  # fmt: skip
+    "prefix": "reproduce",
+    "dataset": "cifar100",
+    "memory_size": 2000,
+    "memory_per_class": 20,
+    "fixed_memory": False,
+    "shuffle": True,
+    "init_cls": 10,
+    "increment": 10,
+    "model_name": "replay",
+    "convnet_type": "resnet32",
+    "device": ["0", "1", "2", "3"],
+    "seed": [1993],
+}
 
 
 def write(tmp_path, values):
@@ -36,20 +46,60 @@ def test_a_stock_pycil_file_is_one_run_with_pycils_schedule(tmp_path):
 
 STOCK = {
     "icarl": {"convnet_type": "resnet32"},
-    "foster": {"fixed_memory": True, "init_cls": 50, "device": ["0"], "beta1": 0.96, "beta2": 0.97, "oofc": "ft", "is_teacher_wa": False, "is_student_wa": False,
-               "lambda_okd": 1, "wa_value": 1, "init_epochs": 200, "init_lr": 0.1, "init_weight_decay": 5e-4, "boosting_epochs": 170, "compression_epochs": 130,
-               "lr": 0.1, "batch_size": 128, "weight_decay": 5e-4, "num_workers": 8, "T": 2},
-    "memo": {"convnet_type": "memo_resnet32", "train_base": True, "train_adaptive": False, "debug": False, "skip": False, "scheduler": "steplr", "init_epoch": 200,
-             "t_max": None, "init_lr": 0.1, "init_weight_decay": 5e-4, "init_lr_decay": 0.1, "init_milestones": [60, 120, 170], "milestones": [80, 120, 150],
-             "epochs": 170, "lrate": 0.1, "batch_size": 128, "weight_decay": 2e-4, "lrate_decay": 0.1, "alpha_aux": 1.0},
-}  # fmt: skip
+    "foster": {
+        "fixed_memory": True,
+        "init_cls": 50,
+        "device": ["0"],
+        "beta1": 0.96,
+        "beta2": 0.97,
+        "oofc": "ft",
+        "is_teacher_wa": False,
+        "is_student_wa": False,
+        "lambda_okd": 1,
+        "wa_value": 1,
+        "init_epochs": 200,
+        "init_lr": 0.1,
+        "init_weight_decay": 5e-4,
+        "boosting_epochs": 170,
+        "compression_epochs": 130,
+        "lr": 0.1,
+        "batch_size": 128,
+        "weight_decay": 5e-4,
+        "num_workers": 8,
+        "T": 2,
+    },
+    "memo": {
+        "convnet_type": "memo_resnet32",
+        "train_base": True,
+        "train_adaptive": False,
+        "debug": False,
+        "skip": False,
+        "scheduler": "steplr",
+        "init_epoch": 200,
+        "t_max": None,
+        "init_lr": 0.1,
+        "init_weight_decay": 5e-4,
+        "init_lr_decay": 0.1,
+        "init_milestones": [60, 120, 170],
+        "milestones": [80, 120, 150],
+        "epochs": 170,
+        "lrate": 0.1,
+        "batch_size": 128,
+        "weight_decay": 2e-4,
+        "lrate_decay": 0.1,
+        "alpha_aux": 1.0,
+    },
+}
 
 
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_files_with_hyper_parameters_give_the_methods_own_defaults(name, tmp_path):
     stock = STOCK_REPLAY | {"model_name": name} | STOCK[name]
     (run,) = load(write(tmp_path, stock))
-    plain = resolve({key: stock[key] for key in ("memory_size", "fixed_memory", "init_cls", "model_name")} | {"device": "gpu:0", "prefix": "reproduce"})
+    plain = resolve(
+        {key: stock[key] for key in ("memory_size", "fixed_memory", "init_cls", "model_name")}
+        | {"device": "gpu:0", "prefix": "reproduce"}
+    )
     assert run.identity() == plain.identity()
 
 
@@ -58,8 +108,15 @@ def test_schedules_are_pycils():
     for name in ("replay", "wsc", "icarl", "bic", "wa", "der", "foster", "memo"):
         run = resolve({"model_name": name})
         usual[name] = (run.epochs, run.milestones, run.weight_decay)
-        assert (run.init_epoch, run.init_milestones, run.init_weight_decay) == ((170, (60, 100, 140), 2e-4) if name == "bic" else first)
-        assert run.scheduler == ("cosine" if name == "foster" else "steplr") and (run.lrate, run.lrate_decay, run.momentum, run.batch_size) == (0.1, 0.1, 0.9, 128)
+        assert (run.init_epoch, run.init_milestones, run.init_weight_decay) == (
+            (170, (60, 100, 140), 2e-4) if name == "bic" else first
+        )
+        assert run.scheduler == ("cosine" if name == "foster" else "steplr") and (
+            run.lrate,
+            run.lrate_decay,
+            run.momentum,
+            run.batch_size,
+        ) == (0.1, 0.1, 0.9, 128)
     assert usual["replay"] == usual["wsc"] == (70, (30, 50), 2e-4)
     assert usual["icarl"] == (170, (80, 120), 2e-4) and usual["bic"] == usual["wa"] == (170, (60, 100, 140), 2e-4)
     assert usual["der"] == usual["memo"] == (170, (80, 120, 150), 2e-4) and usual["foster"][::2] == (170, 5e-4)
@@ -70,10 +127,12 @@ def test_schedules_are_pycils():
 @pytest.mark.parametrize("given, first, later", [({}, 200, 70), ({"epochs": 7, "init_epoch": 20}, 20, 7)])
 def test_a_budget_gives_every_method_as_many_passes_in_each_task(name, given, first, later):
     run = resolve({"model_name": name, "budget": {"updates_like": "replay"}} | given)
-    learner, tasks = configuration.factory.learners[name], [SimpleNamespace(index=index) for index in (0, 1)]
+    learner, tasks = configuration.registry.learners[name], [SimpleNamespace(index=index) for index in (0, 1)]
     assert [learner.planned_epochs(run, task) for task in tasks] == [first, later]
     usual = resolve({"model_name": name})
-    assert [m / run.epochs for m in run.milestones] == pytest.approx([m / usual.epochs for m in usual.milestones], abs=0.5 / run.epochs)
+    assert [m / run.epochs for m in run.milestones] == pytest.approx(
+        [m / usual.epochs for m in usual.milestones], abs=0.5 / run.epochs
+    )
 
 
 def test_a_budget_is_an_axis_and_leaves_its_mark_in_the_epochs_alone(tmp_path):
@@ -89,7 +148,10 @@ def test_fosters_second_phase_keeps_its_share_when_only_the_epochs_are_given():
     assert resolve({"model_name": "foster", "epochs": 17, "compression_epochs": 2}).options.compression_epochs == 2
 
 
-@pytest.mark.parametrize("given, device", [(["0"], "gpu:0"), ([1, 0], "gpu:1"), ([-1], "cpu"), (["-1"], "cpu"), (2, "gpu:2"), ("cuda:1", "cuda:1")])
+@pytest.mark.parametrize(
+    "given, device",
+    [(["0"], "gpu:0"), ([1, 0], "gpu:1"), ([-1], "cpu"), (["-1"], "cpu"), (2, "gpu:2"), ("cuda:1", "cuda:1")],
+)
 def test_pycils_device_lists_are_understood(given, device, tmp_path):
     (run,) = load(write(tmp_path, {"device": given}))
     assert run.device == device
@@ -97,7 +159,9 @@ def test_pycils_device_lists_are_understood(given, device, tmp_path):
 
 def test_lists_are_axes_with_seeds_outermost(tmp_path):
     runs = load(write(tmp_path, {"model_name": ["replay", "wsc"], "memory_per_class": [20, 200], "seed": [1, 2]}))
-    assert [(r.seed, r.model_name, r.memory_per_class) for r in runs] == [(s, n, m) for s in (1, 2) for n in ("replay", "wsc") for m in (20, 200)]
+    assert [(r.seed, r.model_name, r.memory_per_class) for r in runs] == [
+        (s, n, m) for s in (1, 2) for n in ("replay", "wsc") for m in (20, 200)
+    ]
     assert len({r.run_folder for r in runs}) == 8
 
 
@@ -128,7 +192,12 @@ def test_points_that_are_the_same_run_are_done_once(tmp_path):
 
 def test_runs_lists_irregular_sets_over_the_files_keys(tmp_path):
     """Each entry may have axes of its own; all first seeds come before the second, then the file's order; the same run comes once."""
-    entries = [{"model_name": "wsc", "wsc": {"retain": [0.1, 0.5]}, "epochs": 60}, {"model_name": ["finetune", "replay"]}, {"model_name": "replay"}, {"seed": 9}]
+    entries = [
+        {"model_name": "wsc", "wsc": {"retain": [0.1, 0.5]}, "epochs": 60},
+        {"model_name": ["finetune", "replay"]},
+        {"model_name": "replay"},
+        {"seed": 9},
+    ]
     runs = load(write(tmp_path, {"seed": [1, 2], "memory_per_class": 30, "epochs": 50, "runs": entries}))
     methods = [("wsc", 0.1, 60), ("wsc", 0.5, 60), ("finetune", 0.2, 50), ("replay", 0.2, 50)]
     expected = [(1, *m) for m in methods] + [(9, "wsc", 0.2, 50)] + [(2, *m) for m in methods]
@@ -153,14 +222,17 @@ def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
     assert again == run and again.run_folder == run.run_folder
 
 
-@pytest.mark.parametrize("name, options, other, counts", [
-    ("replay", {}, "memory_size", False),
-    ("replay", {"fixed_memory": False}, "memory_per_class", False),
-    ("bic", {}, "memory_size", True),
-    ("bic", {"validation": "per_class"}, "memory_size", False),
-    ("bic", {"validation": "per_class", "fixed_memory": False}, "memory_per_class", True),
-    ("bic", {"fixed_memory": False}, "memory_per_class", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, options, other, counts",
+    [
+        ("replay", {}, "memory_size", False),
+        ("replay", {"fixed_memory": False}, "memory_per_class", False),
+        ("bic", {}, "memory_size", True),
+        ("bic", {"validation": "per_class"}, "memory_size", False),
+        ("bic", {"validation": "per_class", "fixed_memory": False}, "memory_per_class", True),
+        ("bic", {"fixed_memory": False}, "memory_per_class", False),
+    ],
+)
 def test_bics_held_out_samples_make_the_other_memory_key_count(name, options, other, counts):
     plain, changed = (resolve({"model_name": name} | options | more) for more in ({}, {other: 500}))
     assert [plain.run_folder != changed.run_folder, plain.identity() != changed.identity()] == [counts, counts]
@@ -169,9 +241,24 @@ def test_bics_held_out_samples_make_the_other_memory_key_count(name, options, ot
 def test_only_what_decides_the_result_makes_a_new_run():
     usual = resolve({}).run_folder
     assert usual == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")
-    for name, value in {"device": "cpu", "num_workers": 1, "threads": 1, "data_root": "/elsewhere", "save_weights": "every", "tensorboard": True, "analyse": ["drift"]}.items():
+    for name, value in {
+        "device": "cpu",
+        "num_workers": 1,
+        "threads": 1,
+        "data_root": "/elsewhere",
+        "save_weights": "every",
+        "tensorboard": True,
+        "analyse": ["drift"],
+    }.items():
         assert resolve({name: value}).run_folder == usual
-    for name, value in {"lrate": 0.05, "precision": "fp32", "wsc.blend": 0.4, "nme": False, "convnet_type": "resnet20", "shuffle": False}.items():
+    for name, value in {
+        "lrate": 0.05,
+        "precision": "fp32",
+        "wsc.blend": 0.4,
+        "nme": False,
+        "convnet_type": "resnet20",
+        "shuffle": False,
+    }.items():
         assert resolve({name: value}).run_folder != usual
         assert resolve({name: value}).run_folder.parent == usual.parent
 
@@ -244,8 +331,10 @@ def test_the_readmes_table_of_keys_is_the_configuration():
 
 
 def test_a_learners_own_option_is_read_checked_and_part_of_the_run(monkeypatch):
-    monkeypatch.setitem(configuration.factory.learner_defaults, "replay", {"temperature": 2.0})
+    monkeypatch.setitem(configuration.registry.learner_defaults, "replay", {"temperature": 2.0})
     assert resolve({"model_name": "replay", "temperature": 3}).options.temperature == 3.0
-    assert resolve({"model_name": "replay", "temperature": 3}).run_folder != resolve({"model_name": "replay"}).run_folder
+    assert (
+        resolve({"model_name": "replay", "temperature": 3}).run_folder != resolve({"model_name": "replay"}).run_folder
+    )
     with pytest.raises(UserError, match='temperature: expected a number, got "warm"'):
         resolve({"model_name": "replay", "temperature": "warm"})

@@ -6,15 +6,25 @@ import pytest
 import torch
 from small_runs import killed_at, without_measurements
 
-from pycil_wsc.config import resolve
-from pycil_wsc.trainer import Run
-from utils import factory
-from utils.data import load_dataset
-from utils.errors import UserError
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.run import Run
 
-ALL_STEPS = {"wsc.warmup": 0.0, "wsc.reset": "none", "wsc.average_every": 1, "wsc.average_unit": "iteration", "wsc.bn_update": "copy"}
-SILENT = SimpleNamespace(**dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None))
-ONE_PHASE = sorted(name for name, learner in factory.learners.items() if learner.one_phase and not learner.consolidates)
+ALL_STEPS = {
+    "wsc.warmup": 0.0,
+    "wsc.reset": "none",
+    "wsc.average_every": 1,
+    "wsc.average_unit": "iteration",
+    "wsc.bn_update": "copy",
+}
+SILENT = SimpleNamespace(
+    **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
+)
+ONE_PHASE = sorted(
+    name for name, learner in registry.learners.items() if learner.one_phase and not learner.consolidates
+)
 
 
 def run(settings, **keys):
@@ -23,7 +33,10 @@ def run(settings, **keys):
 
 
 def test_replay_with_it_is_wsc_to_the_bit(settings):
-    ours, theirs = run(settings, model_name="replay", consolidate=True).execute(), run(settings, model_name="wsc").execute()
+    ours, theirs = (
+        run(settings, model_name="replay", consolidate=True).execute(),
+        run(settings, model_name="wsc").execute(),
+    )
     assert without_measurements(ours) | {"config": None} == without_measurements(theirs) | {"config": None}
 
 
@@ -36,7 +49,10 @@ def test_what_a_task_ends_with_is_the_mean_over_its_steps_of_what_it_trained(nam
     learner.grow_for(second)
     trained = {n: p for n, p in learner.network.named_parameters() if p.requires_grad}
     learner.grow_for = lambda task: None
-    total, samples = {n: p.detach().double().clone() for n, p in trained.items()}, 1  # the weights before the first step are a sample
+    total, samples = (
+        {n: p.detach().double().clone() for n, p in trained.items()},
+        1,
+    )  # the weights before the first step are a sample
 
     def add():
         nonlocal samples
@@ -71,7 +87,10 @@ def test_where_it_makes_no_sense_one_line_says_so(name, reason):
 
 
 def test_it_has_a_folder_of_its_own_and_its_options_count():
-    plain, ours, other = (resolve({"model_name": "icarl"} | keys) for keys in ({}, {"consolidate": True}, {"consolidate": True, "wsc.retain": 0.5}))
+    plain, ours, other = (
+        resolve({"model_name": "icarl"} | keys)
+        for keys in ({}, {"consolidate": True}, {"consolidate": True, "wsc.retain": 0.5})
+    )
     assert plain.run_folder.parent.parent.name == "icarl" and ours.run_folder.parent.parent.name == "icarl+wsc"
     assert len({config.run_folder for config in (plain, ours, other)}) == 3
     assert resolve(other.to_dict()) == other

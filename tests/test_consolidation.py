@@ -105,7 +105,9 @@ def test_fast_version_follows_the_slow_one_through_a_task(seed):
     options = random_options(rng)
     shapes = {"matrix": (3, 4), "kernel": (2, 1, 2, 2), "bias": (5,), "scale": (), "unused": (4,)}
     gauss = {name: [rng.gauss(0, 1) for _ in range(torch.Size(shape).numel())] for name, shape in shapes.items()}
-    params = {name: nn.Parameter(torch.tensor(gauss[name], dtype=torch.float64).view(shape)) for name, shape in shapes.items()}
+    params = {
+        name: nn.Parameter(torch.tensor(gauss[name], dtype=torch.float64).view(shape)) for name, shape in shapes.items()
+    }
     buffers = {"mean": [rng.gauss(0, 1) for _ in range(3)]}
     fast_buffers = {"mean": torch.tensor(buffers["mean"], dtype=torch.float64), "count": torch.tensor(0)}
     eligible = {"matrix": [rng.random() < 0.6 for _ in range(12)]} if rng.random() < 0.5 else {}
@@ -115,7 +117,9 @@ def test_fast_version_follows_the_slow_one_through_a_task(seed):
     fresh = {name: [rng.gauss(0, 1) for _ in values] for name, values in gauss.items()}
     initial = {name: torch.tensor(fresh[name], dtype=torch.float64).view(shape) for name, shape in shapes.items()}
     options["fresh"] = lambda: initial
-    fast = WeightSpaceConsolidation(params.items(), named_buffers=fast_buffers.items(), eligible=masks, **options).attach(optimizer)
+    fast = WeightSpaceConsolidation(
+        params.items(), named_buffers=fast_buffers.items(), eligible=masks, **options
+    ).attach(optimizer)
     slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options | {"fresh": fresh})
 
     def assert_same():
@@ -124,10 +128,14 @@ def test_fast_version_follows_the_slow_one_through_a_task(seed):
         assert fast_buffers["mean"].tolist() == pytest.approx(buffers["mean"], rel=1e-10)
 
     for _ in range(options["warmup_steps"] + 3 * options["average_every"] + rng.randint(0, 3)):
-        gradients = {name: None if name == "unused" else random_gradient(rng, len(values)) for name, values in gauss.items()}
+        gradients = {
+            name: None if name == "unused" else random_gradient(rng, len(values)) for name, values in gauss.items()
+        }
         gradients["bias"] = gradients["bias"] or [1.0] * 5  # at least one has a gradient
         for name, gradient in gradients.items():
-            params[name].grad = None if gradient is None else torch.tensor(gradient, dtype=torch.float64).view(shapes[name])
+            params[name].grad = (
+                None if gradient is None else torch.tensor(gradient, dtype=torch.float64).view(shapes[name])
+            )
             for e, g in enumerate(gradient or ()):
                 gauss[name][e] -= 0.1 * g
         for e in range(3):
@@ -250,7 +258,9 @@ def test_absolute_score_does_not_let_opposite_gradients_cancel():
 def test_parameters_never_given_a_gradient_are_neither_ranked_nor_reset():
     used, unused = nn.Parameter(torch.ones(10)), nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([used, unused], lr=0.1)
-    WeightSpaceConsolidation([("used", used), ("unused", unused)], warmup_steps=1, retain=0.5, blend=0).attach(optimizer)
+    WeightSpaceConsolidation([("used", used), ("unused", unused)], warmup_steps=1, retain=0.5, blend=0).attach(
+        optimizer
+    )
     with torch.no_grad():
         unused += 1.0  # changed by someone else
     used.grad = torch.arange(1.0, 11.0)
@@ -263,7 +273,9 @@ def test_only_eligible_elements_are_ranked_and_reset():
     weights = nn.Parameter(torch.zeros(4, 2))
     optimizer = torch.optim.SGD([weights], lr=1.0)
     old_rows = torch.tensor([True, True, True, False])[:, None].expand(4, 2)
-    WeightSpaceConsolidation([("w", weights)], warmup_steps=1, retain=0.5, blend=0, eligible={"w": old_rows}).attach(optimizer)
+    WeightSpaceConsolidation([("w", weights)], warmup_steps=1, retain=0.5, blend=0, eligible={"w": old_rows}).attach(
+        optimizer
+    )
     weights.grad = torch.arange(1.0, 9.0).view(4, 2)
     optimizer.step()
     assert (-weights).flatten().tolist() == [0, 0, 0, 4, 5, 6, 7, 8]  # half of six, and the new row untouched
@@ -305,7 +317,9 @@ def marked(masks):
 @pytest.mark.parametrize("seed", range(5))
 def test_mask_marks_the_exact_number_though_most_scores_are_equal(seed, retain):
     generator = torch.Generator().manual_seed(seed)
-    scores = [torch.randint(-1, 3, shape, generator=generator).clamp(min=0).float() for shape in [(5, 3), (), (7,), (2, 2, 3)]]
+    scores = [
+        torch.randint(-1, 3, shape, generator=generator).clamp(min=0).float() for shape in [(5, 3), (), (7,), (2, 2, 3)]
+    ]
     assert marked(top_mask(scores, retain)) == stable_top(scores, round(retain * 35))
     per_tensor = top_mask(scores, retain, "tensor")
     for score, mask in zip(scores, per_tensor):
@@ -354,7 +368,9 @@ def test_blend_is_the_equation_where_not_kept():
 # The average.
 
 
-@pytest.mark.parametrize("begin, every, last", [("reset", 1, True), ("reset", 3, False), ("first", 2, False), ("first", 4, True)])
+@pytest.mark.parametrize(
+    "begin, every, last", [("reset", 1, True), ("reset", 3, False), ("first", 2, False), ("first", 4, True)]
+)
 def test_average_equals_torchs_averaged_model(begin, every, last):
     net, optimizer, wsc = start(lr=0.3, warmup_steps=3, average_every=every, average_start=begin, average_last=last)
     averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
@@ -415,7 +431,9 @@ def test_bf16_network_gets_the_rounded_fp32_average():
     for index, param in enumerate(net.parameters()):
         exact = torch.stack([sample[index] for sample in samples]).mean(0)
         assert param.dtype == torch.bfloat16
-        torch.testing.assert_close(param.detach().double(), exact, rtol=2**-8, atol=1e-6)  # half a unit in the last place
+        torch.testing.assert_close(
+            param.detach().double(), exact, rtol=2**-8, atol=1e-6
+        )  # half a unit in the last place
 
 
 def test_finish_without_average_leaves_the_last_weights():
@@ -444,7 +462,11 @@ def test_buffers_are_reset_and_averaged_only_on_request(reset_buffers, average_b
     optimizer = torch.optim.SGD([weight], lr=0.0)
     named_buffers = [("mean", buffer), ("count", count)]
     wsc = WeightSpaceConsolidation(
-        [("w", weight)], warmup_steps=1, named_buffers=named_buffers, reset_buffers=reset_buffers, average_buffers=average_buffers
+        [("w", weight)],
+        warmup_steps=1,
+        named_buffers=named_buffers,
+        reset_buffers=reset_buffers,
+        average_buffers=average_buffers,
     ).attach(optimizer)
     for _ in range(2):
         buffer += 8.0
@@ -539,7 +561,11 @@ def test_save_load_and_go_on_equals_going_on(options):
         resumed[2].finish()
         for name, tensor in through[0].state_dict().items():
             assert torch.equal(tensor, resumed[0].state_dict()[name]), (moment, name)
-        assert (through[2].steps, through[2].averaged, through[2].resets) == (resumed[2].steps, resumed[2].averaged, resumed[2].resets)
+        assert (through[2].steps, through[2].averaged, through[2].resets) == (
+            resumed[2].steps,
+            resumed[2].averaged,
+            resumed[2].resets,
+        )
 
 
 def test_loaded_state_is_a_copy():
@@ -580,7 +606,11 @@ def test_finished_state_stays_finished():
     [
         (lambda: nn.Sequential(nn.Linear(4, 6)), {}, "'1.bias' is in the state but not in this object"),
         (lambda: nn.Sequential(*small_net(), nn.Linear(3, 1)), {}, "'4.bias' is in this object but not in the state"),
-        (lambda: nn.Sequential(*small_net()[:3], nn.Linear(6, 5)), {}, r"'3.bias' has shape \(5,\), in the state \(3,\)"),
+        (
+            lambda: nn.Sequential(*small_net()[:3], nn.Linear(6, 5)),
+            {},
+            r"'3.bias' has shape \(5,\), in the state \(3,\)",
+        ),
         (small_net, {"retain": 0.3}, "saved with retain=0.2, this object has retain=0.3"),
     ],
 )
@@ -634,7 +664,11 @@ def test_unknown_scope_of_the_mask_is_refused():
     [
         (lambda net: net.parameters(), TypeError, r"pass model.named_parameters\(\)"),
         (lambda net: dict(net.named_parameters()), TypeError, "pairs"),
-        (lambda net: [*net.named_parameters(), *net.named_parameters()], ValueError, "two tensors are named '0.weight'"),
+        (
+            lambda net: [*net.named_parameters(), *net.named_parameters()],
+            ValueError,
+            "two tensors are named '0.weight'",
+        ),
         (lambda net: net.requires_grad_(False).named_parameters(), ValueError, "no parameter that requires a gradient"),
         (lambda net: (), ValueError, "no parameter that requires a gradient"),
     ],

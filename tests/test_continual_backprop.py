@@ -7,14 +7,22 @@ import torch
 from torch import nn
 from torch.nn.functional import batch_norm, cross_entropy, relu
 
-from convs.cifar_resnet import CifarResNet
-from convs.resnet import ResNet18
 from pycil_wsc.consolidation import ContinualBackprop
-from utils.inc_net import ExpandingNet, IncrementalNet, inner_units
+from pycil_wsc.networks.backbones.cifar_resnet import CifarResNet
+from pycil_wsc.networks.backbones.resnet import ResNet18
+from pycil_wsc.networks.nets import ExpandingNet, IncrementalNet, inner_units
 
 
 def new_net():
-    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4, 2)).double()
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 4, 2),
+    ).double()
 
 
 UNITS = [("0", "1", "3")]
@@ -75,7 +83,12 @@ def reference(steps, rate, maturity, decay):
 @torch.no_grad()
 def renew(net, optimizer, unit):
     fresh = initial_values()
-    for name, param in (("0.weight", net[0].weight), ("0.bias", net[0].bias), ("1.weight", net[1].weight), ("1.bias", net[1].bias)):
+    for name, param in (
+        ("0.weight", net[0].weight),
+        ("0.bias", net[0].bias),
+        ("1.weight", net[1].weight),
+        ("1.bias", net[1].bias),
+    ):
         param[unit] = fresh[name][unit]
         optimizer.state[param]["momentum_buffer"][unit] = 0
     net[1].running_mean[unit], net[1].running_var[unit] = 0, 1
@@ -92,7 +105,12 @@ def test_units_are_replaced_as_in_the_algorithm_step_by_step(rate, maturity):
     for (name, ours), theirs in zip(net.state_dict().items(), slow.state_dict().values()):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9, msg=name)
     for ours, theirs in zip(net.parameters(), slow.parameters()):
-        torch.testing.assert_close(optimizer.state[ours]["momentum_buffer"], slow_optimizer.state[theirs]["momentum_buffer"], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            optimizer.state[ours]["momentum_buffer"],
+            slow_optimizer.state[theirs]["momentum_buffer"],
+            rtol=1e-6,
+            atol=1e-9,
+        )
 
 
 def test_what_a_new_unit_leads_to_does_not_change_by_it():
@@ -150,20 +168,31 @@ def test_a_test_in_between_does_not_count():
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), tested.state_dict().values()))
 
 
-@pytest.mark.parametrize("units, message", [
-    ([("1", None, "3")], "'1' is a BatchNorm2d"), ([("3", None, "6")], "'3' has 4 outputs, '6' takes 16"), ([("0", None, "0")], "'0' has 6 outputs, '0' takes 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "units, message",
+    [
+        ([("1", None, "3")], "'1' is a BatchNorm2d"),
+        ([("3", None, "6")], "'3' has 4 outputs, '6' takes 16"),
+        ([("0", None, "0")], "'0' has 6 outputs, '0' takes 3"),
+    ],
+)
 def test_layers_that_do_not_fit_together_are_refused(units, message):
     with pytest.raises(ValueError, match=message):
         ContinualBackprop(new_net(), units, initial_values)
 
 
-@pytest.mark.parametrize("backbone, blocks, channels", [(CifarResNet(8), 3, 112), (CifarResNet(32), 15, 560), (ResNet18(), 8, 1920)])
+@pytest.mark.parametrize(
+    "backbone, blocks, channels", [(CifarResNet(8), 3, 112), (CifarResNet(32), 15, 560), (ResNet18(), 8, 1920)]
+)
 def test_the_units_of_a_residual_network_are_the_channels_inside_its_blocks(backbone, blocks, channels):
     found = inner_units(backbone)
     assert len(found) == blocks and sum(len(backbone.get_submodule(first).weight) for first, _, _ in found) == channels
     for first, norm, then in found:
-        assert backbone.get_submodule(first).out_channels == backbone.get_submodule(norm).num_features == backbone.get_submodule(then).in_channels
+        assert (
+            backbone.get_submodule(first).out_channels
+            == backbone.get_submodule(norm).num_features
+            == backbone.get_submodule(then).in_channels
+        )
 
 
 def test_units_of_all_networks_are_found():

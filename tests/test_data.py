@@ -14,9 +14,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.datasets import ImageFolder
 
-from utils import factory
-from utils.data import _mean_and_std, decode, load_dataset
-from utils.errors import UserError
+from pycil_wsc import registry
+from pycil_wsc.data.datasets import _mean_and_std, decode, load_dataset
+from pycil_wsc.errors import UserError
 
 
 def small_arrays(classes=3, side=8, train=4, test=2, seed=0):
@@ -42,7 +42,9 @@ def write_folder(root, files):
     for name in files:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(path, {".jpg": "JPEG", ".jpeg": "JPEG"}.get(path.suffix.lower(), "PNG"))
+        Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(
+            path, {".jpg": "JPEG", ".jpeg": "JPEG"}.get(path.suffix.lower(), "PNG")
+        )
     return root
 
 
@@ -94,7 +96,9 @@ def test_npz_that_is_not_compressed_is_mapped_so_that_processes_share_it(tmp_pat
     write_npz(tmp_path / "own.npz")
     images, arrays = load_dataset(f"npz:{tmp_path / 'own.npz'}", ".").train.images, np.load(tmp_path / "own.npz")
     mapped = images if isinstance(images, np.memmap) else images.base
-    assert isinstance(mapped, np.memmap) and mapped.mode == "c", "a write, which nothing does, would stay in its process"
+    assert isinstance(mapped, np.memmap) and mapped.mode == "c", (
+        "a write, which nothing does, would stay in its process"
+    )
     assert np.array_equal(images, arrays["train_x"])
 
 
@@ -129,7 +133,9 @@ def test_mean_and_std_are_those_of_the_training_images(tmp_path):
     arrays["train_x"] //= np.array([1, 2, 3], dtype=np.uint8)
     info = load_dataset(f"npz:{write_npz(tmp_path / 'own.npz', **arrays)}", ".").info
     scaled = arrays["train_x"].astype(np.float64) / 255
-    assert np.allclose(info.mean, scaled.mean((0, 1, 2)), rtol=1e-12, atol=0) and np.allclose(info.std, scaled.std((0, 1, 2)), rtol=1e-12, atol=0)
+    assert np.allclose(info.mean, scaled.mean((0, 1, 2)), rtol=1e-12, atol=0) and np.allclose(
+        info.std, scaled.std((0, 1, 2)), rtol=1e-12, atol=0
+    )
     assert info.mean[0] > info.mean[1] > info.mean[2]
     for chunk in (1, 64, 1000, 7777):
         assert _mean_and_std(arrays["train_x"], chunk) == (info.mean, info.std)
@@ -180,7 +186,9 @@ def npy(array):
 def test_a_file_that_cannot_be_read_is_named(defect, tmp_path):
     path = tmp_path / "own.npz"
     UNREADABLE[defect](path)
-    assert complaint(f"npz:{path}").startswith(f"{path}: {'no such file' if defect == 'absent' else 'not a whole npz file'}")
+    assert complaint(f"npz:{path}").startswith(
+        f"{path}: {'no such file' if defect == 'absent' else 'not a whole npz file'}"
+    )
 
 
 GOOD = small_arrays()
@@ -199,7 +207,10 @@ DEFECTS = {  # changed arrays -> what the message says
     "float labels": ({"train_y": GOOD["train_y"] * 1.0}, ["'train_y'", "float64", "integers"]),
     "boolean labels": ({"train_y": GOOD["train_y"] > 1}, ["'train_y'", "bool", "integers"]),
     "one-hot labels": ({"train_y": np.eye(3, dtype=int)[GOOD["train_y"]]}, ["'train_y'", "(12, 3)"]),
-    "a negative label": ({"test_y": np.where(GOOD["test_y"] == 1, -7, GOOD["test_y"])}, ["'test_y'", "label -7", "0..2"]),
+    "a negative label": (
+        {"test_y": np.where(GOOD["test_y"] == 1, -7, GOOD["test_y"])},
+        ["'test_y'", "label -7", "0..2"],
+    ),
     "labels from one": ({"train_y": GOOD["train_y"] + 1, "test_y": GOOD["test_y"] + 1}, ["'train_y'", "class '0'"]),
     "a gap": ({"train_y": GOOD["train_y"] * 2, "test_y": GOOD["test_y"] * 2}, ["'train_y'", "class '1'"]),
     "a huge label": ({"train_y": np.where(GOOD["train_y"] == 2, 2**40, GOOD["train_y"])}, ["'train_y'", "class '2'"]),
@@ -227,7 +238,7 @@ def test_an_unknown_name_lists_or_names_the_known(name):
 
 
 def test_the_documented_names_are_registered():
-    assert {"cifar100", "cifar10", "digits", "imagenet100"} <= set(factory.datasets)
+    assert {"cifar100", "cifar10", "digits", "imagenet100"} <= set(registry.datasets)
 
 
 # CIFAR
@@ -259,19 +270,28 @@ def fake_cifar(monkeypatch):
 
 
 def equal(split, images, targets):
-    return np.array_equal(split.images, images) and np.array_equal(split.targets, targets) and split.targets.dtype == np.int64
+    return (
+        np.array_equal(split.images, images)
+        and np.array_equal(split.targets, targets)
+        and split.targets.dtype == np.int64
+    )
 
 
-@pytest.mark.parametrize("name, classes, mean, std", [
-    ("cifar100", 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-    ("cifar10", 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, classes, mean, std",
+    [
+        ("cifar100", 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+        ("cifar10", 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    ],
+)
 def test_a_cifar_file_at_hand_is_read_without_a_download(name, classes, mean, std, tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets, name.upper(), no_download)
     arrays = small_arrays(classes, 32, 2, 1)
     np.savez(tmp_path / f"{name}.npz", **arrays)
     dataset = load_dataset(name, tmp_path)
-    assert equal(dataset.train, arrays["train_x"], arrays["train_y"]) and equal(dataset.test, arrays["test_x"], arrays["test_y"])
+    assert equal(dataset.train, arrays["train_x"], arrays["train_y"]) and equal(
+        dataset.test, arrays["test_x"], arrays["test_y"]
+    )
     info = dataset.info
     assert (info.name, info.num_classes, info.image_size, info.mean, info.std) == (name, classes, 32, mean, std)
     assert (info.crop, info.padding, info.flip, info.brightness) == ("pad", 4, True, 63 / 255)
@@ -289,20 +309,29 @@ def test_cifar_is_downloaded_once_and_kept(fake_cifar, tmp_path):
         assert all(np.array_equal(file[name], array) for name, array in fake_cifar.arrays.items())
 
 
-@pytest.mark.parametrize("error, says", [
-    (urllib.error.URLError("Name or service not known"), "Name or service not known"),
-    (RuntimeError("File not found or corrupted."), "corrupted"),
-    (PermissionError(13, "Permission denied"), "Permission denied"),
-    (TimeoutError("two\nlines"), "two lines"),
-    (EOFError(), "EOFError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (urllib.error.URLError("Name or service not known"), "Name or service not known"),
+        (RuntimeError("File not found or corrupted."), "corrupted"),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (TimeoutError("two\nlines"), "two lines"),
+        (EOFError(), "EOFError"),
+    ],
+)
 def test_a_failed_download_says_what_to_do(error, says, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise error
 
     monkeypatch.setattr(torchvision.datasets, "CIFAR100", fail)
     message = complaint("cifar100", tmp_path)
-    wanted = [str(tmp_path / "cifar100.npz"), says, "connect to the internet", "copy a file cifar100.npz", "train_x, train_y, test_x, test_y"]
+    wanted = [
+        str(tmp_path / "cifar100.npz"),
+        says,
+        "connect to the internet",
+        "copy a file cifar100.npz",
+        "train_x, train_y, test_x, test_y",
+    ]
     assert [part for part in wanted if part not in message] == []
     assert list(tmp_path.iterdir()) == []
 
@@ -319,12 +348,15 @@ def test_a_full_disk_costs_the_file_but_not_the_run(failing, fake_cifar, tmp_pat
     assert list(tmp_path.iterdir()) == [] and "No space left" in caplog.text and "cifar100.npz" in caplog.text
 
 
-@pytest.mark.parametrize("arrays, says", [
-    (small_arrays(10, 32, 2, 1), "class '10'"),
-    (small_arrays(101, 32, 2, 1), "label 100"),
-    (small_arrays(100, 16, 2, 1), "side 16"),
-    (small_arrays(100, 32, 2, 1) | {"classes": np.array(["a", "b"])}, "100 classes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arrays, says",
+    [
+        (small_arrays(10, 32, 2, 1), "class '10'"),
+        (small_arrays(101, 32, 2, 1), "label 100"),
+        (small_arrays(100, 16, 2, 1), "side 16"),
+        (small_arrays(100, 32, 2, 1) | {"classes": np.array(["a", "b"])}, "100 classes"),
+    ],
+)
 def test_a_file_that_is_not_cifar_is_refused(arrays, says, tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets, "CIFAR100", no_download)
     np.savez(tmp_path / "cifar100.npz", **arrays)
@@ -352,11 +384,21 @@ def test_images_in_memory_are_not_resized(tmp_path):
 def test_digits_are_scikit_learns_each_exactly_once():
     dataset, source = load_dataset("digits", "/nowhere"), load_digits()
     assert len(dataset.train) + len(dataset.test) == len(source.target) == 1797
-    loaded = [(label, *(image[..., 0].ravel() // 15)) for split in (dataset.train, dataset.test) for image, label in zip(split.images, split.targets)]
+    loaded = [
+        (label, *(image[..., 0].ravel() // 15))
+        for split in (dataset.train, dataset.test)
+        for image, label in zip(split.images, split.targets)
+    ]
     original = [(label, *image.ravel().astype(int)) for image, label in zip(source.images, source.target)]
-    assert sorted(loaded) == sorted(original) and len(set(original)) == len(original), "all are different: the parts are disjoint"
+    assert sorted(loaded) == sorted(original) and len(set(original)) == len(original), (
+        "all are different: the parts are disjoint"
+    )
     for split in (dataset.train, dataset.test):
-        assert (split.images == split.images[..., :1]).all() and split.images.max() == 240 and (split.images % 15 == 0).all()
+        assert (
+            (split.images == split.images[..., :1]).all()
+            and split.images.max() == 240
+            and (split.images % 15 == 0).all()
+        )
 
 
 def test_every_fifth_digit_of_each_class_is_for_testing():
@@ -364,7 +406,9 @@ def test_every_fifth_digit_of_each_class_is_for_testing():
     for label in range(10):
         images = 15 * source.images[source.target == label]
         assert np.array_equal(dataset.test.images[dataset.test.targets == label][..., 2], images[4::5])
-        assert np.array_equal(dataset.train.images[dataset.train.targets == label][..., 2], np.delete(images, np.s_[4::5], axis=0))
+        assert np.array_equal(
+            dataset.train.images[dataset.train.targets == label][..., 2], np.delete(images, np.s_[4::5], axis=0)
+        )
 
 
 def test_the_facts_of_digits():
@@ -373,7 +417,9 @@ def test_the_facts_of_digits():
     assert (info.name, info.classes, info.image_size) == ("digits", tuple("0123456789"), 8)
     assert (info.crop, info.padding, info.flip, info.brightness) == ("pad", 1, False, 0)
     assert np.allclose(info.mean, scaled.mean()) and np.allclose(info.std, scaled.std())
-    assert (round(info.mean[0], 4), round(info.std[0], 4), len(dataset.train)) == (0.2872, 0.3540, 1442), "as the docstring says"
+    assert (round(info.mean[0], 4), round(info.std[0], 4), len(dataset.train)) == (0.2872, 0.3540, 1442), (
+        "as the docstring says"
+    )
 
 
 # folders
@@ -418,7 +464,9 @@ def test_the_facts_of_folders(tmp_path):
 def test_imagenet100_is_the_folder_below_the_root(tmp_path):
     image_folder(tmp_path / "imagenet100")
     dataset = load_dataset("imagenet100", tmp_path)
-    assert dataset.info == dataclasses.replace(load_dataset(f"folder:{tmp_path / 'imagenet100'}", ".").info, name="imagenet100")
+    assert dataset.info == dataclasses.replace(
+        load_dataset(f"folder:{tmp_path / 'imagenet100'}", ".").info, name="imagenet100"
+    )
     assert all(Path(path).is_file() for path in dataset.train.images)
     shutil.rmtree(tmp_path / "imagenet100")
     assert complaint("imagenet100", tmp_path).startswith(str(tmp_path / "imagenet100"))
@@ -438,8 +486,16 @@ FOLDER_DEFECTS = {  # -> (what to do to the data, which path is named, what else
     "a class not in val": (lambda root: shutil.rmtree(root / "val" / "b"), "val", "class 'b'"),
     "an empty class in train": (lambda root: emptied(root / "train" / "a"), "train", "class 'a'"),
     "an empty class in val": (lambda root: emptied(root / "val" / "C"), "val", "class 'C'"),
-    "a class empty in both": (lambda root: [(root / part / "new").mkdir() for part in ("train", "val")], "train", "class 'new'"),
-    "a class of other files": (lambda root: (root / "val" / "C" / "1.png").rename(root / "val" / "C" / "1.gif"), "val", ".jpeg"),
+    "a class empty in both": (
+        lambda root: [(root / part / "new").mkdir() for part in ("train", "val")],
+        "train",
+        "class 'new'",
+    ),
+    "a class of other files": (
+        lambda root: (root / "val" / "C" / "1.png").rename(root / "val" / "C" / "1.gif"),
+        "val",
+        ".jpeg",
+    ),
 }
 
 
@@ -492,4 +548,7 @@ def test_an_image_that_cannot_be_decoded_is_named(defect, tmp_path):
     with pytest.raises(UserError) as caught:
         decode(str(path))
     message = one_line(caught.value)
-    assert message.startswith(f"{path}: ") and ("8 bits" if defect in ("16 bits", "floats") else "not a readable image") in message
+    assert (
+        message.startswith(f"{path}: ")
+        and ("8 bits" if defect in ("16 bits", "floats") else "not a readable image") in message
+    )

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from utils.data import Dataset, DatasetInfo, Split
-from utils.data_manager import DataManager
-from utils.errors import UserError
+from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.errors import UserError
 
 SEED_1993 = """68 56 78 8 23 84 90 65 74 76 40 89 3 92 55 9 26 80 43 38 58 70 77 1 85 19 17 50 28 53 13 81 45 82 6 59 83 16 15 44
 91 41 72 60 79 52 20 10 31 54 37 95 14 71 96 98 97 2 64 66 42 22 35 86 24 34 87 21 99 0 88 27 18 94 11 12 47 25 30 46 62 69 36 61 7 63 75 5
@@ -21,7 +21,11 @@ FIRST_TEN = {
 def dataset(classes=100, per_class=3):
     targets = np.random.default_rng(0).permutation(np.repeat(np.arange(classes), per_class))
     split = Split(np.zeros((len(targets), 1, 1, 3), np.uint8), targets)
-    return Dataset(DatasetInfo("made up", tuple(map(str, range(classes))), 1, (0,) * 3, (1,) * 3, "pad", 0, False, 0.0), split, split)
+    return Dataset(
+        DatasetInfo("made up", tuple(map(str, range(classes))), 1, (0,) * 3, (1,) * 3, "pad", 0, False, 0.0),
+        split,
+        split,
+    )
 
 
 def test_seed_1993_gives_pycils_order():
@@ -39,7 +43,16 @@ def test_without_shuffle_the_order_is_the_data_sets():
 
 @pytest.mark.parametrize(
     "first, increment, sizes",
-    [(10, 10, [10] * 10), (5, 5, [5] * 20), (50, 10, [50, 10, 10, 10, 10, 10]), (20, 20, [20] * 5), (10, 40, [10, 40, 40, 10]), (30, 30, [30, 30, 30, 10]), (100, 10, [100]), (99, 5, [99, 1])],
+    [
+        (10, 10, [10] * 10),
+        (5, 5, [5] * 20),
+        (50, 10, [50, 10, 10, 10, 10, 10]),
+        (20, 20, [20] * 5),
+        (10, 40, [10, 40, 40, 10]),
+        (30, 30, [30, 30, 30, 10]),
+        (100, 10, [100]),
+        (99, 5, [99, 1]),
+    ],
 )
 def test_tasks_cover_every_class_once_in_order(first, increment, sizes):
     data, manager = dataset(), DataManager(dataset(), True, 1993, first, increment)

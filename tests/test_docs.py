@@ -57,7 +57,14 @@ def run_pycil(tmp_path):
     (tmp_path / "PyCIL").symlink_to(ROOT / "tests" / "pycil_standin")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for command in re.findall(r"^\$ python (.*)$", commands, re.MULTILINE):
-        run = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            [sys.executable, *command.split()],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert run.returncode == 0, run.stderr
         assert run.stdout.count("top1") == 3
 
@@ -67,7 +74,13 @@ def run_own_learners(tmp_path):
     (_, config), (_, commands) = blocks("own_learners.md")
     (tmp_path / "on_top.json").write_text(config)
     (command,) = re.findall(r"^\$ python main.py (.*)$", commands, re.MULTILINE)
-    run = subprocess.run([sys.executable, ROOT / "main.py", *command.split()], cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, ROOT / "main.py", *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stderr
     assert re.search(r"^icarl  .*\d\n(.*\n)*icarl\+wsc .*\d$", run.stdout, re.MULTILINE)
 
@@ -76,7 +89,7 @@ def run_own_learners(tmp_path):
 def run_language_models(tmp_path):
     """Their data and models are not here: the commands ask for runs that there can be."""
     from main import parse
-    from pycil_wsc.config import load, parse_override
+    from pycil_wsc.config.loading import load, parse_override
 
     ((_, commands),) = blocks("language_models.md")
     arguments = re.findall(r"main\.py (.*)$", commands, re.MULTILINE)
@@ -89,7 +102,7 @@ def run_language_models(tmp_path):
 @runs("results.md")
 def run_results(tmp_path):
     """Hours: their files load."""
-    from pycil_wsc.config import load, parse_override
+    from pycil_wsc.config.loading import load, parse_override
 
     commands = "".join(code for _, code in blocks("results.md"))
     found = re.findall(r"^python main\.py --config (\S+)(?: --set (\S+))?$", commands, re.MULTILINE)
@@ -103,8 +116,12 @@ def run_speed(tmp_path):
     """Minutes each, some on a GPU: their options are there."""
     commands = re.findall(r"python (benchmarks/\w+\.py)([^`\n]*)", (ROOT / "docs" / "speed.md").read_text())
     for script in {script for script, _ in commands}:
-        told = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True).stdout
-        for option in {option for other, options in commands if other == script for option in re.findall(r"--[\w-]+", options)}:
+        told = subprocess.run(
+            [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        for option in {
+            option for other, options in commands if other == script for option in re.findall(r"--[\w-]+", options)
+        }:
             assert option in told, (script, option)
 
 
@@ -115,7 +132,10 @@ def run_huggingface(tmp_path):
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=13, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     rows = torch.randint(13, (2, 16, 8))
-    names = {"model": transformers.GPT2LMHeadModel(config), "tasks": [[{"input_ids": row, "labels": row} for row in task] for task in rows]}
+    names = {
+        "model": transformers.GPT2LMHeadModel(config),
+        "tasks": [[{"input_ids": row, "labels": row} for row in task] for task in rows],
+    }
     train, resume = (code for language, code in blocks("huggingface.md"))
     exec(train, names)
     assert (tmp_path / "runs/task1/model.safetensors").is_file()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from small_runs import command, results, without_measurements
 
-from pycil_wsc import first_task
-from pycil_wsc.attempt import Datasets
-from pycil_wsc.config import resolve
-from pycil_wsc.trainer import Run
-from utils import factory
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.runs import first_task
+from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.run import Run
 
 PLAIN = ["der", "finetune", "icarl", "joint", "memo", "replay", "wa", "wsc"]
 
@@ -44,21 +44,41 @@ def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings)
         for memory in (2, 4):
             run(settings, model_name=name, memory_per_class=memory).execute()
     assert len(entries(settings)) == 2
-    assert {*PLAIN, "bic", "foster"} == {name for name, learner in factory.learners.items() if learner.plain_first_task}
+    assert {*PLAIN, "bic", "foster"} == {
+        name for name, learner in registry.learners.items() if learner.plain_first_task
+    }
 
 
 def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):
     trained, taken = run(settings, model_name="replay").execute(), run(settings, model_name="icarl").execute()
-    assert trained["train_seconds_spent"] == trained["train_seconds"] and taken["train_seconds_spent"] < taken["train_seconds"]
+    assert (
+        trained["train_seconds_spent"] == trained["train_seconds"]
+        and taken["train_seconds_spent"] < taken["train_seconds"]
+    )
     log = (resolve(settings | {"model_name": "icarl"}).run_folder / "log.txt").read_text()
     saved = float(log.split(" s saved")[0].split()[-1])
     assert taken["train_seconds"] - taken["train_seconds_spent"] == pytest.approx(saved, abs=0.06)
     assert taken["images_trained"] == trained["images_trained"] and taken["total_seconds"] > taken["train_seconds"]
 
 
-@pytest.mark.parametrize("key, value", [("seed", 1), ("init_epoch", 2), ("init_lr", 0.05), ("init_milestones", [1]), ("init_weight_decay", 0.0),
-                                        ("convnet_type", "resnet20"), ("batch_size", 16), ("init_cls", 3), ("shuffle", False), ("flip", False),
-                                        ("scheduler", "cosine"), ("momentum", 0.8), ("precision", "fp32")])  # fmt: skip
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("seed", 1),
+        ("init_epoch", 2),
+        ("init_lr", 0.05),
+        ("init_milestones", [1]),
+        ("init_weight_decay", 0.0),
+        ("convnet_type", "resnet20"),
+        ("batch_size", 16),
+        ("init_cls", 3),
+        ("shuffle", False),
+        ("flip", False),
+        ("scheduler", "cosine"),
+        ("momentum", 0.8),
+        ("precision", "fp32"),
+    ],
+)
 def test_what_decides_the_first_task_decides_the_entry(key, value, settings):
     usual = run(settings, model_name="replay", precision="bf16")
     other = run(settings, **{"model_name": "replay", "precision": "bf16"} | {key: value})
@@ -89,7 +109,10 @@ def test_a_broken_entry_is_trained_again(settings):
     entry.write_bytes(b"half of it")
     again = run(settings, model_name="replay", prefix="again").execute()
     assert again["curve"] == undisturbed["curve"] and again["train_seconds_spent"] == again["train_seconds"]
-    assert run(settings, model_name="replay", prefix="third").execute()["train_seconds_spent"] < undisturbed["train_seconds"]
+    assert (
+        run(settings, model_name="replay", prefix="third").execute()["train_seconds_spent"]
+        < undisturbed["train_seconds"]
+    )
 
 
 def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path):
@@ -97,6 +120,8 @@ def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path):
     processes = [command(tmp_path, settings), command(tmp_path, settings)]
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    taken = [path for path in Path(settings["out"]).rglob("log.txt") if "taken from a run that shares it" in path.read_text()]
+    taken = [
+        path for path in Path(settings["out"]).rglob("log.txt") if "taken from a run that shares it" in path.read_text()
+    ]
     found = results(settings).values()
     assert len(taken) == 1 and len({json.dumps(result["matrix"][0]) for result in found}) == 1 and len(found) == 2

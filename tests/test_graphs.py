@@ -9,14 +9,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pycil_wsc.config import resolve
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses
 from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.graphs import Passes, RecordedPasses
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.trainer import Run
-from utils import factory
-from utils.data import load_dataset
+from pycil_wsc.runs.run import Run
 
 
 def network():
@@ -45,7 +45,9 @@ class Tape(TorchDispatchMode):
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
         before = [(tensor, tensor.detach().clone()) for tensor in tensors((args, kwargs))]
         results = func(*args, **kwargs)
-        self.written += [(tensor, content) for tensor, content in before if not torch.equal(tensor, content)]  # batch norm does not declare it
+        self.written += [
+            (tensor, content) for tensor, content in before if not torch.equal(tensor, content)
+        ]  # batch norm does not declare it
         self.operators.append((func, *tree_map(detached, (args, kwargs, results))))
         known = {place(tensor) for tensor in tensors((args, kwargs))}
         self.made += [tensor.detach() for tensor in tensors(results) if place(tensor) not in known]
@@ -131,7 +133,9 @@ def test_a_loss_that_cannot_be_recorded_is_computed_as_usual_and_nothing_is_reco
     plain, losses = train(lambda net, compute, optimizer: Passes(compute, optimizer), [8] * 9)
     with caplog.at_level("WARNING", "pycil_wsc"):
         for _ in range(2):
-            ours, our_losses = train(lambda net, compute, optimizer: RecordedPasses(compute, optimizer, net.parameters(), refuse), [8] * 9)
+            ours, our_losses = train(
+                lambda net, compute, optimizer: RecordedPasses(compute, optimizer, net.parameters(), refuse), [8] * 9
+            )
     assert [record.getMessage() for record in caplog.records] == [
         "cuda_graph: the loss cannot be recorded, so every step is launched as usual (operation not permitted when stream is capturing)"
     ]
@@ -139,8 +143,11 @@ def test_a_loss_that_cannot_be_recorded_is_computed_as_usual_and_nothing_is_reco
     assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), plain.state_dict().values()))
 
 
-METHODS = [(name, {}) for name in sorted(factory.learners)]
-METHODS += [("wsc", {"wsc.reset": "continual_backprop", "wsc.maturity": 2, "wsc.replacement_rate": 0.05}), ("der", {"consolidate": True})]
+METHODS = [(name, {}) for name in sorted(registry.learners)]
+METHODS += [
+    ("wsc", {"wsc.reset": "continual_backprop", "wsc.maturity": 2, "wsc.replacement_rate": 0.05}),
+    ("der", {"consolidate": True}),
+]
 
 
 @pytest.mark.parametrize("method, keys", METHODS)
@@ -148,7 +155,9 @@ def test_runs_whose_passes_are_recorded_are_the_plain_ones(method, keys, setting
     """No Python of a loss, a network or a hook runs in a replayed step: what depends on it would go wrong here as on a GPU."""
     settings |= {"model_name": method, "batch_size": 4} | keys
     recorded = []
-    monkeypatch.setattr("pycil_wsc.learners.base.cuda_graph", lambda device, function: recorded.append(function) or as_a_graph(function))
+    monkeypatch.setattr(
+        "pycil_wsc.learners.base.cuda_graph", lambda device, function: recorded.append(function) or as_a_graph(function)
+    )
     results = []
     for name, records in (("plain", False), ("recorded", True)):
         monkeypatch.setattr(BaseLearner, "records_passes", records)
@@ -172,7 +181,18 @@ def test_on_the_cpu_nothing_is_recorded_and_results_are_the_same(settings, tmp_p
 def test_on_a_gpu_recorded_runs_are_the_plain_ones_to_rounding(method, more, settings, tmp_path, caplog):
     results, settings = [], settings | more
     for name, keys in (("plain", {}), ("recorded", {"cuda_graph": True})):
-        config = resolve(settings | {"out": str(tmp_path / name), "device": "cuda", "model_name": method, "precision": "fp32", "deterministic": True, "batch_size": 4} | keys)
+        config = resolve(
+            settings
+            | {
+                "out": str(tmp_path / name),
+                "device": "cuda",
+                "model_name": method,
+                "precision": "fp32",
+                "deterministic": True,
+                "batch_size": 4,
+            }
+            | keys
+        )
         results.append(Run(config, load_dataset(config.dataset, ".")).execute())
     for plain, recorded in zip(*(result["train_loss"] for result in results)):
         assert np.allclose(plain, recorded, rtol=1e-4)
@@ -209,7 +229,17 @@ def test_on_a_gpu_a_loss_that_waits_is_computed_as_usual(settings, tmp_path, mon
     results = []
     for name, loss, graph in (("plain", whole, False), ("waits", waits, True)):
         monkeypatch.setattr(Replay, "loss", loss)
-        config = resolve(settings | {"out": str(tmp_path / name), "device": "cuda", "model_name": "replay", "deterministic": True, "cuda_graph": graph, "batch_size": 4})
+        config = resolve(
+            settings
+            | {
+                "out": str(tmp_path / name),
+                "device": "cuda",
+                "model_name": "replay",
+                "deterministic": True,
+                "cuda_graph": graph,
+                "batch_size": 4,
+            }
+        )
         results.append(Run(config, load_dataset(config.dataset, ".")).execute())
     assert np.allclose(results[0]["train_loss"][-1], results[1]["train_loss"][-1], rtol=1e-3)
     assert len([record for record in caplog.records if "cannot be recorded" in record.getMessage()]) == 1

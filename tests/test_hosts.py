@@ -8,7 +8,9 @@ from pycil_wsc.consolidation import WeightSpaceConsolidation
 from pycil_wsc.plugins import pycil
 
 epochs = 8  # where a learner of PyCIL's has it
-GRADIENTS = torch.randn(3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # of each step of an epoch
+GRADIENTS = torch.randn(
+    3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)  # of each step of an epoch
 OPTIONS = dict(retain=0.3, blend=0.4, moments="own")
 
 
@@ -37,7 +39,9 @@ def make_optimizer(network):
 def plain_loop(tmp_path):
     network = Dictated()
     optimizer = make_optimizer(network)
-    wsc = WeightSpaceConsolidation(network.named_parameters(), warmup_steps=6, average_every=3, **OPTIONS).attach(optimizer)
+    wsc = WeightSpaceConsolidation(network.named_parameters(), warmup_steps=6, average_every=3, **OPTIONS).attach(
+        optimizer
+    )
     for _ in range(epochs):
         step_all(network, optimizer)
     wsc.finish()
@@ -76,13 +80,23 @@ def hugging_face(tmp_path):
     network = Dictated()
     optimizer = make_optimizer(network)
     arguments = transformers.TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=1, num_train_epochs=epochs, max_grad_norm=0, report_to=[], disable_tqdm=True, use_cpu=True,
-        save_strategy="no", logging_strategy="no", remove_unused_columns=False,
-    )  # fmt: skip
+        str(tmp_path),
+        per_device_train_batch_size=1,
+        num_train_epochs=epochs,
+        max_grad_norm=0,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        remove_unused_columns=False,
+    )
     rows = [{"gradient": row} for row in GRADIENTS]
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
     callback = WSCCallback(warmup=0.25, average_every=3, **OPTIONS)
-    trainer = transformers.Trainer(network, arguments, train_dataset=rows, optimizers=(optimizer, constant), callbacks=[callback])
+    trainer = transformers.Trainer(
+        network, arguments, train_dataset=rows, optimizers=(optimizer, constant), callbacks=[callback]
+    )
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(rows)
     trainer.train()
     return network

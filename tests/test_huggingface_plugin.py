@@ -13,7 +13,9 @@ from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
 
 def tiny_model():
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=13, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config = transformers.GPT2Config(
+        vocab_size=13, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -38,8 +40,18 @@ def weights(model):
 
 
 def trainer_for(model, folder, *callbacks, seed=0, **arguments):
-    usual = dict(per_device_train_batch_size=4, num_train_epochs=2, learning_rate=1e-2, lr_scheduler_type="constant", report_to=[],
-                 disable_tqdm=True, use_cpu=True, save_strategy="no", logging_strategy="no", seed=1)  # fmt: skip
+    usual = dict(
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        seed=1,
+    )
     arguments = transformers.TrainingArguments(output_dir=str(folder), **usual | arguments)
     return transformers.Trainer(model, arguments, train_dataset=sentences(seed), callbacks=list(callbacks))
 
@@ -57,7 +69,9 @@ def test_two_tasks_are_reset_at_the_right_step_and_the_saved_model_is_the_averag
         trainer = trainer_for(model, tmp_path / str(task), callback, watch, seed=task)
         trainer.train()
         assert watch.resets == 4 * [0] + 16 * [1]  # 20 steps, of which 5 are a quarter; the fifth resets
-        mean = {name: torch.stack([watch.weights[step][name] for step in (4, 7, 10, 13, 16, 19)]).mean(0) for name in before}
+        mean = {
+            name: torch.stack([watch.weights[step][name] for step in (4, 7, 10, 13, 16, 19)]).mean(0) for name in before
+        }
         torch.testing.assert_close(weights(model), mean)
         trainer.save_model(str(tmp_path / "saved"))
         saved = load_file(tmp_path / "saved" / "model.safetensors")
@@ -125,7 +139,9 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
     assert "ended in the warm-up, after 3 of 10 steps" in caplog.text
 
 
-@pytest.mark.parametrize("options, message", [(dict(warmup=1.0), "warmup=1.0 is a share"), (dict(retain=2), "retain=2 is a share")])
+@pytest.mark.parametrize(
+    "options, message", [(dict(warmup=1.0), "warmup=1.0 is a share"), (dict(retain=2), "retain=2 is a share")]
+)
 def test_bad_options_are_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         WSCCallback(**options)
@@ -140,5 +156,7 @@ def test_a_training_too_short_for_a_sample_is_refused_before_its_first_step(tmp_
 def test_what_would_undo_the_average_is_refused(tmp_path):
     trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
     trainer.args.load_best_model_at_end = True
-    with pytest.raises(ValueError, match="load_best_model_at_end=True would put a checkpoint in the place of the average"):
+    with pytest.raises(
+        ValueError, match="load_best_model_at_end=True would put a checkpoint in the place of the average"
+    ):
         trainer.train()

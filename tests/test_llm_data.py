@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.data import TASKS, Item, TaskData, TaskInfo, load_pool, load_task, replay_items, warnings_of
-from utils.errors import UserError
 
 
 def rows(count, start=0):
@@ -35,7 +35,16 @@ def test_a_task_is_what_its_files_say(tmp_path):
 
 
 def test_the_order_and_epochs_are_traces():
-    assert list(TASKS) == ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
+    assert list(TASKS) == [
+        "C-STANCE",
+        "FOMC",
+        "MeetingBank",
+        "Py150",
+        "ScienceQA",
+        "NumGLUE-cm",
+        "NumGLUE-ds",
+        "20Minuten",
+    ]
     assert [info.epochs for info in TASKS.values()] == [5, 3, 7, 5, 3, 5, 5, 7]
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.merging import Residents, merges, models_resident, slerp
-from utils.errors import UserError
 
 OPTIONS = {
     "avg_offline": [{}],
@@ -24,7 +24,12 @@ EVERY = [(name, options) for name, each in OPTIONS.items() for options in each]
 def state(seed, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(6, 4, generator=generator).to(dtype)
-    return {"embed": embedding, "norm": torch.randn(4, generator=generator).to(dtype), "head": embedding, "steps": torch.tensor(seed)}
+    return {
+        "embed": embedding,
+        "norm": torch.randn(4, generator=generator).to(dtype),
+        "head": embedding,
+        "steps": torch.tensor(seed),
+    }
 
 
 def merged(name, start, states, **options):
@@ -100,15 +105,21 @@ def test_integers_come_from_the_last_and_ties_stay_ties(name, options):
 def test_bf16_is_merged_in_fp32_and_rounded_once(name, options):
     start, states = state(0, torch.bfloat16), [state(t, torch.bfloat16) for t in range(1, 9)]
     result = merged(name, start, states, **options)
-    wide = merged(name, {k: v.float() if v.is_floating_point() else v for k, v in start.items()},
-                  [{k: v.float() if v.is_floating_point() else v for k, v in each.items()} for each in states], **options)  # fmt: skip
+    wide = merged(
+        name,
+        {k: v.float() if v.is_floating_point() else v for k, v in start.items()},
+        [{k: v.float() if v.is_floating_point() else v for k, v in each.items()} for each in states],
+        **options,
+    )
     for key in ("embed", "norm"):
         assert result[key].dtype == torch.bfloat16 and torch.equal(result[key], wide[key].bfloat16())
 
 
 def test_a_sum_that_bf16_would_lose_is_kept():
     start = {"w": torch.ones(1, dtype=torch.bfloat16)}
-    steps = [{"w": torch.tensor([1 + 2**-7], dtype=torch.bfloat16)}] * 16  # 2**-7 is bf16's step at 1: half of it is lost
+    steps = [
+        {"w": torch.tensor([1 + 2**-7], dtype=torch.bfloat16)}
+    ] * 16  # 2**-7 is bf16's step at 1: half of it is lost
     assert float(merged("task_arithmetic", start, steps, scale=0.5)["w"]) == 1 + 16 * 2**-8
 
 
@@ -152,7 +163,10 @@ def test_task_arithmetic_at_one_over_t_is_the_soup():
 
 def test_magmax_takes_the_largest_change_and_of_equals_the_later():
     start = {"w": torch.tensor([1.0, 1.0, 1.0, 1.0])}
-    states = [{"w": start["w"] + torch.tensor(change)} for change in ([2.0, -3.0, 1.0, 0.0], [-2.0, 1.0, 1.0, 0.0], [1.0, 3.0, -0.5, 0.0])]
+    states = [
+        {"w": start["w"] + torch.tensor(change)}
+        for change in ([2.0, -3.0, 1.0, 0.0], [-2.0, 1.0, 1.0, 0.0], [1.0, 3.0, -0.5, 0.0])
+    ]
     assert merged("magmax", start, states, scale=1.0)["w"].tolist() == [-1.0, 4.0, 2.0, 1.0]
     assert merged("magmax", start, states, scale=0.5)["w"].tolist() == [0.0, 2.5, 1.5, 1.0]
 
@@ -172,7 +186,9 @@ def test_the_online_average_is_torchs_averaged_model(decay):
 
 def test_models_that_do_not_start_from_the_merge_average_online_as_offline():
     start, states = state(0), [state(t) for t in range(1, 5)]
-    assert torch.equal(merged("avg_online", start, states, decay=None)["norm"], merged("avg_offline", start, states)["norm"])
+    assert torch.equal(
+        merged("avg_online", start, states, decay=None)["norm"], merged("avg_offline", start, states)["norm"]
+    )
 
 
 vectors = st.lists(st.floats(-4, 4, width=32), min_size=6, max_size=6).map(torch.tensor)
@@ -197,7 +213,13 @@ def test_slerp_of_unit_vectors_turns_at_constant_speed_and_keeps_the_norm(weight
 
 @pytest.mark.parametrize(
     "first, second",
-    [([1.0, 2.0], [3.0, 6.0]), ([1.0, 2.0], [-2.0, -4.0]), ([1.0, 0.0], [1.0, 0.03]), ([0.0, 0.0], [2.0, 1.0]), ([2.0, 1.0], [0.0, 0.0])],
+    [
+        ([1.0, 2.0], [3.0, 6.0]),
+        ([1.0, 2.0], [-2.0, -4.0]),
+        ([1.0, 0.0], [1.0, 0.03]),
+        ([0.0, 0.0], [2.0, 1.0]),
+        ([2.0, 1.0], [0.0, 0.0]),
+    ],
 )
 def test_slerp_is_linear_for_parallel_and_zero_tensors(first, second):
     first, second = torch.tensor(first), torch.tensor(second)
@@ -212,7 +234,9 @@ def test_slerp_is_not_linear_just_beyond_the_limit():
 def test_slerp_of_weights_and_of_task_vectors_differ_near_the_start():
     start = state(0)["norm"]
     states = [{"w": start + 1e-3 * state(t)["norm"]} for t in (1, 2)]
-    weights, tasks = (merged("slerp", {"w": start}, states, weight=0.5, space=space)["w"] for space in ("weights", "task_vectors"))
+    weights, tasks = (
+        merged("slerp", {"w": start}, states, weight=0.5, space=space)["w"] for space in ("weights", "task_vectors")
+    )
     mean = torch.lerp(states[0]["w"], states[1]["w"], 0.5)
     assert (weights - mean).norm() < 1e-6 < (tasks - mean).norm()
 
@@ -252,7 +276,11 @@ def test_the_state_of_another_model_is_refused():
 
 @pytest.mark.parametrize(
     "name, options",
-    [("avg_online", {"decay": 1.0}), ("slerp", {"weight": 1.5, "space": "weights"}), ("slerp", {"weight": 0.5, "space": "logits"})],
+    [
+        ("avg_online", {"decay": 1.0}),
+        ("slerp", {"weight": 1.5, "space": "weights"}),
+        ("slerp", {"weight": 0.5, "space": "logits"}),
+    ],
 )
 def test_options_out_of_range_are_refused(name, options):
     with pytest.raises(ValueError):
@@ -270,12 +298,20 @@ def test_the_streamed_count_is_what_a_merge_holds_and_the_model_in_training(name
     merge = merges[name]({"w": weight}, **options)
     for t in range(1, 5):
         merge.update({"w": weight + t})
-    held = {tensor.data_ptr() for part in vars(merge).values() if isinstance(part, dict) for tensor in part.values() if torch.is_tensor(tensor)}
+    held = {
+        tensor.data_ptr()
+        for part in vars(merge).values()
+        if isinstance(part, dict)
+        for tensor in part.values()
+        if torch.is_tensor(tensor)
+    }
     assert 1 + len(held) == models_resident(name, 8, options.get("space") == "task_vectors").streamed
 
 
 def test_the_papers_count_is_t_for_offline_methods_and_two_for_online_ones():
     assert models_resident("finetune", 8) == models_resident("replay", 8) == Residents(1, 1)
-    assert models_resident("wsc", 8) == models_resident("slerp", 8) == models_resident("avg_online", 8) == Residents(2, 2)
+    assert (
+        models_resident("wsc", 8) == models_resident("slerp", 8) == models_resident("avg_online", 8) == Residents(2, 2)
+    )
     assert [models_resident(name, 8).paper for name in ("avg_offline", "task_arithmetic", "magmax")] == [8, 8, 8]
     assert [name for name in merges if merges[name].online] == ["avg_online", "slerp"]

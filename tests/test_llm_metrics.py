@@ -54,8 +54,16 @@ def test_traces_rouge_is_the_rouge_packages_with_arguments_exchanged(prediction,
 def test_exchanging_the_arguments_matters_where_subsequences_tie():
     prediction, answer = "a c a", "c a a"  # "a a" or "c a": the package takes the one found first
     package = pytest.importorskip("rouge").Rouge(metrics=["rouge-l"])
-    assert package.get_scores(answer, prediction)[0]["rouge-l"]["f"] == pytest.approx(rouge_l_union(prediction, answer)) == pytest.approx(1)
-    assert package.get_scores(prediction, answer)[0]["rouge-l"]["f"] == pytest.approx(rouge_l_union(answer, prediction)) == pytest.approx(0.5)
+    assert (
+        package.get_scores(answer, prediction)[0]["rouge-l"]["f"]
+        == pytest.approx(rouge_l_union(prediction, answer))
+        == pytest.approx(1)
+    )
+    assert (
+        package.get_scores(prediction, answer)[0]["rouge-l"]["f"]
+        == pytest.approx(rouge_l_union(answer, prediction))
+        == pytest.approx(0.5)
+    )
 
 
 def test_a_sentence_too_long_for_the_package_is_computed():
@@ -77,7 +85,9 @@ def test_traces_edit_similarity_is_fuzzywuzzys(prediction, answer):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it asks for python-Levenshtein
         fuzz = pytest.importorskip("fuzzywuzzy.fuzz")
-    assert one("edit_similarity", prediction, answer, "trace") == pytest.approx(fuzz.ratio(prediction, answer) / 100 if prediction and answer else 0)
+    assert one("edit_similarity", prediction, answer, "trace") == pytest.approx(
+        fuzz.ratio(prediction, answer) / 100 if prediction and answer else 0
+    )
 
 
 def test_traces_edit_similarity_of_a_long_text_has_difflibs_heuristic():
@@ -114,8 +124,14 @@ def test_literals_of_code_are_put_in_their_place(version):
 
 def test_sari_of_the_documented_example():
     pytest.importorskip("sacrebleu")
-    references = ["About 95 species are currently known .", "About 95 species are now accepted .", "95 species are now accepted ."]
-    assert 100 * sari("About 95 species are currently accepted .", "About 95 you now get in .", references) == pytest.approx(26.9536, abs=5e-5)
+    references = [
+        "About 95 species are currently known .",
+        "About 95 species are now accepted .",
+        "95 species are now accepted .",
+    ]
+    assert 100 * sari(
+        "About 95 species are currently accepted .", "About 95 you now get in .", references
+    ) == pytest.approx(26.9536, abs=5e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -128,7 +144,10 @@ def test_sari_is_its_definition_counted_one_gram_at_a_time(source, output, refer
 def slow_sari(source, output, references):
     scores = []
     for n in range(1, 5):
-        grams = [[tuple(text.split()[i : i + n]) for i in range(len(text.split()) - n + 1)] for text in (source, output, *references)]
+        grams = [
+            [tuple(text.split()[i : i + n]) for i in range(len(text.split()) - n + 1)]
+            for text in (source, output, *references)
+        ]
         in_source, in_output = ((lambda gram, k=k: len(references) * grams[k].count(gram)) for k in (0, 1))
         wanted = lambda gram: sum(reference.count(gram) for reference in grams[2:])  # noqa: E731
         every = {gram for text in grams for gram in text}
@@ -160,15 +179,35 @@ def test_the_fixed_sari_has_the_paragraph_as_source_and_gives_nothing_for_nothin
     pytest.importorskip("sacrebleu")
     prompt = "Provide a simplified version of the following paragraph in German.\n\nParagraph:\nDas Haus ist alt.\n\nSimplification:"
     assert one("sari", "Ein Haus", "Das Haus", "trace", prompt) == sari(prompt, "Ein Haus", ["Das Haus"])
-    assert one("sari", " Ein Haus\n", "Das Haus\n", "fixed", prompt) == sari("Das Haus ist alt.", "Ein Haus", ["Das Haus"])
-    assert one("sari", "Ein Haus", "Das Haus", "fixed", "Kürze: Das Haus ist alt.") == sari("Kürze: Das Haus ist alt.", "Ein Haus", ["Das Haus"])
+    assert one("sari", " Ein Haus\n", "Das Haus\n", "fixed", prompt) == sari(
+        "Das Haus ist alt.", "Ein Haus", ["Das Haus"]
+    )
+    assert one("sari", "Ein Haus", "Das Haus", "fixed", "Kürze: Das Haus ist alt.") == sari(
+        "Kürze: Das Haus ist alt.", "Ein Haus", ["Das Haus"]
+    )
     assert one("sari", " ", "Das Haus", "fixed", prompt) == 0 < one("sari", "", "Das Haus", "trace", prompt)
 
 
 @pytest.mark.parametrize("metric, version", EVERY)
 def test_no_prediction_crashes_a_metric(metric, version):
     pytest.importorskip(NEEDS.get((metric, version), "numpy"))
-    odd = ["", " ", ".", "...", ". .", "\n", "\0", "😀", "<STR_LIT:", "<STR_LIT>", "态度", "a" * 3000, "w " * 600, "(", "B"]
+    odd = [
+        "",
+        " ",
+        ".",
+        "...",
+        ". .",
+        "\n",
+        "\0",
+        "😀",
+        "<STR_LIT:",
+        "<STR_LIT>",
+        "态度",
+        "a" * 3000,
+        "w " * 600,
+        "(",
+        "B",
+    ]
     for answer in ("B", "B. Well.", "<STR_LIT>", "..."):
         scores = item_scores(metric, odd, [answer] * len(odd), ["p"] * len(odd), version)
         assert all(0 <= value <= 1 for value in scores)
@@ -180,12 +219,20 @@ def test_the_answer_itself_scores_one_and_the_score_is_a_mean(metric, version):
     answers, prompts = ["A dog. It barks", "b"], ["Say: a big dog barks", "q"]
     assert score(metric, answers, answers, prompts, version) == pytest.approx(1, abs=1e-7)
     half = item_scores(metric, [answers[0], "zz"], answers, prompts, version)
-    assert score(metric, [answers[0], "zz"], answers, prompts, version) == pytest.approx(np.mean(half)) and half[1] < half[0]
+    assert (
+        score(metric, [answers[0], "zz"], answers, prompts, version) == pytest.approx(np.mean(half))
+        and half[1] < half[0]
+    )
 
 
 @pytest.mark.parametrize(
     "call",
-    [("rouge", ["a"], ["a"], ["p"]), ("sari", [], [], []), ("exact_match", ["a"], ["a", "b"], ["p", "q"]), ("exact_match", ["a"], ["a"], ["p"], "new")],
+    [
+        ("rouge", ["a"], ["a"], ["p"]),
+        ("sari", [], [], []),
+        ("exact_match", ["a"], ["a", "b"], ["p", "q"]),
+        ("exact_match", ["a"], ["a"], ["p"], "new"),
+    ],
 )
 def test_misuse_is_refused(call):
     with pytest.raises(ValueError):
@@ -198,7 +245,9 @@ def task(metric, *pairs):
 
 def test_the_majority_is_the_best_constant():
     assert trivial_scores(task("exact_match", ("1", "A"), ("2", "B"), ("3", "A"), ("4", "A"))) == {"majority": 0.75}
-    assert trivial_scores(task("choice", ("1", "A\nx"), ("2", "B\ny"), ("3", "B\nz")), "fixed") == {"majority": pytest.approx(2 / 3)}
+    assert trivial_scores(task("choice", ("1", "A\nx"), ("2", "B\ny"), ("3", "B\nz")), "fixed") == {
+        "majority": pytest.approx(2 / 3)
+    }
 
 
 def test_the_lead_is_five_hundred_characters_of_the_transcript():
@@ -209,13 +258,18 @@ def test_the_lead_is_five_hundred_characters_of_the_transcript():
 
 def test_shuffled_answers_are_those_of_all_other_items_in_turn():
     pairs = [("p", "ab"), ("p", "ba"), ("p", "zz")]
-    assert trivial_scores(task("edit_similarity", *pairs)) == {"shuffled": pytest.approx((0.5 + 0 + 0.5 + 0 + 0 + 0) / 6)}
+    assert trivial_scores(task("edit_similarity", *pairs)) == {
+        "shuffled": pytest.approx((0.5 + 0 + 0.5 + 0 + 0 + 0) / 6)
+    }
     assert trivial_scores(task("edit_similarity", pairs[0])) == {}
 
 
 def test_saris_trivial_answers_are_nothing_and_the_source():
     pytest.importorskip("sacrebleu")
-    assert trivial_scores(task("sari", ("ein Hund bellt", "ein Hund bellt"))) == {"empty": sari("ein Hund bellt", "", ["ein Hund bellt"]), "source": 1}
+    assert trivial_scores(task("sari", ("ein Hund bellt", "ein Hund bellt"))) == {
+        "empty": sari("ein Hund bellt", "", ["ein Hund bellt"]),
+        "source": 1,
+    }
 
 
 def test_the_summary_of_a_hand_worked_matrix():

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main import main
-from pycil_wsc.config import load, resolve
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.llm.config import FIELDS, METHODS
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.trainer import Run
@@ -41,7 +41,10 @@ def test_every_method_runs_and_writes_a_whole_result(method, llm_settings, tmp_p
     for version in ("trace", "fixed"):
         scores = result["scores"][version]
         assert [len(row) for row in scores["matrix"]] == [1, 2] and np.ravel(scores["matrix"][1]).min() >= 0
-        assert scores["last_average"] == pytest.approx(np.mean(scores["matrix"][-1])) and len(scores["op"]) == len(scores["bwt"]) == 2
+        assert (
+            scores["last_average"] == pytest.approx(np.mean(scores["matrix"][-1]))
+            and len(scores["op"]) == len(scores["bwt"]) == 2
+        )
         assert result["trivial"][version]["colours"]["majority"] == pytest.approx(1 / 3)
     config = resolve(llm_settings | {"llm.method": method})
     assert result["tokens_trained"] == configured(llm_settings, llm__method=method)[1].planned_tokens(config)
@@ -49,18 +52,36 @@ def test_every_method_runs_and_writes_a_whole_result(method, llm_settings, tmp_p
     assert result["relative_vram_minutes"] == pytest.approx(result["models_resident"] * result["train_seconds"] / 60)
     for after in (1, 2):
         for number, name in enumerate(["colours", "shapes"][:after]):
-            rows = [json.loads(line) for line in (folder / "predictions" / f"after-{after}" / f"{name}.jsonl").read_text().splitlines()]
-            assert np.mean([row["prediction"] == row["answer"] for row in rows]) == pytest.approx(result["scores"]["trace"]["matrix"][after - 1][number])
-    assert [json.loads(line)["trace"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == result["scores"]["trace"]["matrix"]
-    assert not (folder / "checkpoint.safetensors").exists() and "test prompts are training prompts too" in (folder / "log.txt").read_text()
+            rows = [
+                json.loads(line)
+                for line in (folder / "predictions" / f"after-{after}" / f"{name}.jsonl").read_text().splitlines()
+            ]
+            assert np.mean([row["prediction"] == row["answer"] for row in rows]) == pytest.approx(
+                result["scores"]["trace"]["matrix"][after - 1][number]
+            )
+    assert [json.loads(line)["trace"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == result[
+        "scores"
+    ]["trace"]["matrix"]
+    assert (
+        not (folder / "checkpoint.safetensors").exists()
+        and "test prompts are training prompts too" in (folder / "log.txt").read_text()
+    )
     assert "forgetting" in capsys.readouterr().out
     assert json.loads((folder / "config.json").read_text()).items() >= result["config"].items()
 
 
 def test_forgetting_shows_and_replay_reduces_it(llm_settings, tmp_path):
-    learned = llm_settings | {"llm.epochs": [25, 25], "llm.method": ["finetune", "replay"], "llm.replay_ratio": 1.0, "llm.replay_epochs": 5}
+    learned = llm_settings | {
+        "llm.epochs": [25, 25],
+        "llm.method": ["finetune", "replay"],
+        "llm.replay_ratio": 1.0,
+        "llm.replay_epochs": 5,
+    }
     assert main(["--config", write(tmp_path, learned)]) == 0
-    finetune, replay = (next(r for r in results(llm_settings).values() if r["config"]["llm.method"] == name)["scores"]["trace"] for name in ("finetune", "replay"))
+    finetune, replay = (
+        next(r for r in results(llm_settings).values() if r["config"]["llm.method"] == name)["scores"]["trace"]
+        for name in ("finetune", "replay")
+    )
     assert finetune["matrix"][0][0] > 0.9 and finetune["matrix"][1][1] > 0.9, "both tasks are learned"
     assert finetune["forgetting"] > 0.3 and finetune["bwt"][1] == pytest.approx(-finetune["forgetting"] / 2)
     assert replay["forgetting"] < finetune["forgetting"] / 2
@@ -77,8 +98,10 @@ def test_a_run_stopped_at_any_checkpoint_ends_like_one_never_stopped(method, sav
         Run(config, corpus).execute()
     torch.manual_seed(saved)  # the global generator is not what decides
     assert lasting(Run(config, corpus).execute()) == lasting(undisturbed)
-    predictions = [{path.relative_to(folder): path.read_text() for path in folder.rglob("*.jsonl") if "predictions" in path.parts}
-                   for folder in (config.run_folder, resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}).run_folder)]  # fmt: skip
+    predictions = [
+        {path.relative_to(folder): path.read_text() for path in folder.rglob("*.jsonl") if "predictions" in path.parts}
+        for folder in (config.run_folder, resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}).run_folder)
+    ]
     assert predictions[0] == predictions[1] and len(predictions[0]) == 3
 
 
@@ -100,7 +123,12 @@ def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):
 
 
 def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path):
-    longer = llm_settings | {"llm.epochs": [30, 3], "llm.method": "wsc", "llm.checkpoint_minutes": 0, "out": str(tmp_path / "runs")}
+    longer = llm_settings | {
+        "llm.epochs": [30, 3],
+        "llm.method": "wsc",
+        "llm.checkpoint_minutes": 0,
+        "out": str(tmp_path / "runs"),
+    }
     config, corpus = configured(longer)
     process = command(tmp_path, longer)
     wait_until((config.run_folder / "checkpoint.safetensors").exists, process)
@@ -116,30 +144,59 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path
     assert main(["--config", write(tmp_path, longer)]) == 0
 
 
-@pytest.mark.parametrize("shard, methods", [(False, ["wsc", "slerp"]), (True, ["wsc", "magmax", "slerp"])], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "shard, methods", [(False, ["wsc", "slerp"]), (True, ["wsc", "magmax", "slerp"])], ids=["whole", "sharded"]
+)
 def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_path):
     """Gloo on the CPU: the same batches in all, weights equal up to rounding."""
-    settings = llm_settings | {"llm.method": methods, "save_weights": True, "threads": 1, "llm.batch_size": 7, "llm.shard": shard}
+    settings = llm_settings | {
+        "llm.method": methods,
+        "save_weights": True,
+        "threads": 1,
+        "llm.batch_size": 7,
+        "llm.shard": shard,
+    }
     assert main(["--config", write(tmp_path, settings)]) == 0
     one = results(settings)
     both = settings | {"out": str(tmp_path / "both")}
-    done = subprocess.run(torchrun(write(tmp_path, both)), env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        torchrun(write(tmp_path, both)),
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     two = results(both)
     assert len(one) == len(two) == len(methods)
     for folder, result in one.items():
         other = tmp_path / "both" / folder.relative_to(settings["out"])
         assert (two[other]["processes"], two[other]["sharded"], result["sharded"]) == (2, shard, False)
-        assert {key: two[other][key] for key in ("tokens_trained", "steps", "padding")} == {key: result[key] for key in ("tokens_trained", "steps", "padding")}
+        assert {key: two[other][key] for key in ("tokens_trained", "steps", "padding")} == {
+            key: result[key] for key in ("tokens_trained", "steps", "padding")
+        }
         weights, others = (load_file(place / "models" / "after-2" / "model.safetensors") for place in (folder, other))
-        assert weights.keys() == others.keys() and all(torch.allclose(weights[name], others[name], atol=1e-5) for name in weights)
+        assert weights.keys() == others.keys() and all(
+            torch.allclose(weights[name], others[name], atol=1e-5) for name in weights
+        )
         assert two[other]["scores"] == result["scores"]
 
 
 def test_a_sharded_run_that_is_killed_goes_on_in_one_process(llm_settings, tmp_path):
-    longer = llm_settings | {"llm.epochs": [2, 40], "llm.method": "wsc", "wsc.covers": "all", "llm.checkpoint_minutes": 0, "llm.shard": True}
+    longer = llm_settings | {
+        "llm.epochs": [2, 40],
+        "llm.method": "wsc",
+        "wsc.covers": "all",
+        "llm.checkpoint_minutes": 0,
+        "llm.shard": True,
+    }
     config, corpus = configured(longer)
-    process = subprocess.Popen(torchrun(write(tmp_path, longer)), env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        torchrun(write(tmp_path, longer)),
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     wait_until((config.run_folder / "metrics.jsonl").exists, process)
     time.sleep(1)
     for child in [process.pid, *map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())]:
@@ -153,7 +210,17 @@ def test_a_sharded_run_that_is_killed_goes_on_in_one_process(llm_settings, tmp_p
 
 
 def torchrun(config):
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "main.py"), "--config", config]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(ROOT / "main.py"),
+        "--config",
+        config,
+    ]
 
 
 def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
@@ -201,7 +268,11 @@ def test_wrong_settings_are_one_clear_line(changes, line, llm_settings, tmp_path
 
 
 def test_a_row_without_an_answer_is_named(llm_settings, tmp_path, capsys):
-    write_rows(tmp_path / "data" / "small" / "mine", [{"prompt": "a", "answer": "b"}, {"prompt": "c"}], [{"prompt": "a", "answer": "b"}])
+    write_rows(
+        tmp_path / "data" / "small" / "mine",
+        [{"prompt": "a", "answer": "b"}, {"prompt": "c"}],
+        [{"prompt": "a", "answer": "b"}],
+    )
     assert main(["--config", write(tmp_path, llm_settings | {"llm.tasks": ["mine"], "llm.epochs": [1]})]) == 2
     assert "train.json, row 2" in capsys.readouterr().err
 
@@ -210,15 +281,27 @@ def test_every_key_has_a_description_and_a_valid_default():
     assert all(field.metadata["doc"] for field in FIELDS.values())
     config = resolve({"llm.method": "wsc"})
     assert resolve(config.to_dict()) == config and config.run_folder.name == "seed1234"
-    assert (config.lr, config.betas, config.weight_decay, config.clip, config.batch_size) == (1e-5, (0.9, 0.95), 0, 1, 256)
-    assert (config.wsc.average_every, config.wsc.warmup, config.wsc.retain, config.wsc.blend, config.wsc.covers) == (20, 0.25, 0.2, 0.5, "replay")
+    assert (config.lr, config.betas, config.weight_decay, config.clip, config.batch_size) == (
+        1e-5,
+        (0.9, 0.95),
+        0,
+        1,
+        256,
+    )
+    assert (config.wsc.average_every, config.wsc.warmup, config.wsc.retain, config.wsc.blend, config.wsc.covers) == (
+        20,
+        0.25,
+        0.2,
+        0.5,
+        "replay",
+    )
 
 
 def test_torchrun_is_refused_for_images(tmp_path, settings, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    from pycil_wsc.config import load
-    from pycil_wsc.sweep import sweep
-    from utils.errors import UserError
+    from pycil_wsc.config.loading import load
+    from pycil_wsc.errors import UserError
+    from pycil_wsc.runs.sweep import sweep
 
     with pytest.raises(UserError, match="torchrun"):
         sweep(load(write(tmp_path, settings)))
@@ -226,14 +309,22 @@ def test_torchrun_is_refused_for_images(tmp_path, settings, monkeypatch, capsys)
 
 def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rapidfuzz.fuzz", None)
-    write_rows(tmp_path / "data" / "small" / "Py150", [{"prompt": "a", "answer": "b"}], [{"prompt": "a", "answer": "b"}])
+    write_rows(
+        tmp_path / "data" / "small" / "Py150", [{"prompt": "a", "answer": "b"}], [{"prompt": "a", "answer": "b"}]
+    )
     assert main(["--config", write(tmp_path, llm_settings | {"llm.tasks": ["Py150"], "llm.epochs": [1]})]) == 2
     assert "language models need rapidfuzz" in capsys.readouterr().err
 
 
 def test_the_docs_table_is_the_keys():
-    rows = re.findall(r"^\| `((?:llm\.|wsc\.)?\w+)` \| `(.+?)` \| (.+) \|$", (ROOT / "docs" / "language_models.md").read_text().partition("## Keys")[2], re.MULTILINE)
-    assert {name: (json.loads(default), doc) for name, default, doc in rows} == {name: (_plain(field.default), field.metadata["doc"]) for name, field in FIELDS.items()}
+    rows = re.findall(
+        r"^\| `((?:llm\.|wsc\.)?\w+)` \| `(.+?)` \| (.+) \|$",
+        (ROOT / "docs" / "language_models.md").read_text().partition("## Keys")[2],
+        re.MULTILINE,
+    )
+    assert {name: (json.loads(default), doc) for name, default, doc in rows} == {
+        name: (_plain(field.default), field.metadata["doc"]) for name, field in FIELDS.items()
+    }
 
 
 def _plain(value):

@@ -45,7 +45,12 @@ def ranked_apart(scores, retain, scope, count):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5, 1.0]), st.sampled_from(["global", "tensor"]), st.integers(2, 4))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+    st.sampled_from(["global", "tensor"]),
+    st.integers(2, 4),
+)
 def test_parts_are_ranked_like_the_whole(seed, retain, scope, count):
     generator = torch.Generator().manual_seed(seed)
     scores = [torch.randn(shape, generator=generator) for shape in ((5, 7), (3,), (2, 4, 3))]

@@ -15,10 +15,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm import tokens
 from pycil_wsc.llm.model import load_model, tiny_llama, token_losses
-from pycil_wsc.llm.tokens import IGNORED, Example, collate, encode, encode_prompts, load_tokenizer, micro_batches, shuffled, train_tokenizer
-from utils.errors import UserError
+from pycil_wsc.llm.tokens import (
+    IGNORED,
+    Example,
+    collate,
+    encode,
+    encode_prompts,
+    load_tokenizer,
+    micro_batches,
+    shuffled,
+    train_tokenizer,
+)
 
 WORDS = ["<none>", "<s>", "</s>", "what", "is", "it", "a", "cat", "<unk>"]
 
@@ -27,7 +37,9 @@ def word_tokenizer(**special):
     """A word is a token, numbered as in ``WORDS``."""
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, **{"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<none>"} | special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, **{"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<none>"} | special
+    )
 
 
 def test_a_hand_made_example_has_the_labels_it_should():
@@ -43,8 +55,18 @@ def test_a_tokeniser_without_a_beginning_puts_none():
     assert encode(word_tokenizer(bos_token=None), [("what is", "it")], 9, 9) == [Example((3, 4, 5, 2), prompt=2)]
 
 
-@pytest.mark.parametrize("max_prompt, max_answer, ids, prompt", [(3, 9, (1, 4, 5, 6, 7, 2), 3), (9, 2, (1, 3, 4, 5, 6, 2), 4), (2, 2, (1, 5, 6, 2), 2), (4, 3, (1, 3, 4, 5, 6, 7, 2), 4)])
-def test_truncation_keeps_beginning_and_end_tokens_the_prompts_end_and_the_answers_beginning(max_prompt, max_answer, ids, prompt):
+@pytest.mark.parametrize(
+    "max_prompt, max_answer, ids, prompt",
+    [
+        (3, 9, (1, 4, 5, 6, 7, 2), 3),
+        (9, 2, (1, 3, 4, 5, 6, 2), 4),
+        (2, 2, (1, 5, 6, 2), 2),
+        (4, 3, (1, 3, 4, 5, 6, 7, 2), 4),
+    ],
+)
+def test_truncation_keeps_beginning_and_end_tokens_the_prompts_end_and_the_answers_beginning(
+    max_prompt, max_answer, ids, prompt
+):
     assert encode(word_tokenizer(), [("what is it", "a cat")], max_prompt, max_answer) == [Example(ids, prompt)]
 
 
@@ -52,7 +74,10 @@ def merging_tokenizer():
     """Bytes, and ``:A`` as one token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE({token: number for number, token in enumerate([*alphabet, ":A", "</s>"])}, [(":", "A")]))
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    bpe.pre_tokenizer, bpe.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        decoders.ByteLevel(),
+    )
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>", pad_token="</s>")
 
 
@@ -87,7 +112,9 @@ def test_a_tokeniser_without_an_end_is_refused(llm_settings, tmp_path):
         load_tokenizer(replace(configured(llm_settings)[0], model=str(tmp_path / "endless")), [])
 
 
-@given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 200), st.sampled_from([0.0, 0.05, 0.1, 0.5]))
+@given(
+    st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 200), st.sampled_from([0.0, 0.05, 0.1, 0.5])
+)
 def test_groups_hold_every_example_once_and_little_padding(lengths, most, padding):
     examples = [Example(tuple(range(length)), number) for number, length in enumerate(lengths)]
     groups = micro_batches(examples, most, padding)
@@ -101,7 +128,10 @@ def test_groups_hold_every_example_once_and_little_padding(lengths, most, paddin
 def test_steps_hold_every_item_once_in_an_order_that_the_address_decides():
     epoch = shuffled(10, 4, 1, 0, 0)
     assert list(map(len, epoch)) == [4, 4, 2] and sorted(sum(epoch, [])) == list(range(10))
-    assert epoch == shuffled(10, 4, 1, 0, 0) and len({str(shuffled(10, 4, *address)) for address in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))}) == 4
+    assert (
+        epoch == shuffled(10, 4, 1, 0, 0)
+        and len({str(shuffled(10, 4, *address)) for address in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))}) == 4
+    )
 
 
 def test_losses_of_padded_batches_are_those_of_each_example_alone(llm_settings):
@@ -113,7 +143,9 @@ def test_losses_of_padded_batches_are_those_of_each_example_alone(llm_settings):
     losses = token_losses(model, batch)
     for row, example in zip(losses, examples):
         ids = torch.tensor([example.ids])
-        expected = cross_entropy(model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="none")
+        expected = cross_entropy(
+            model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="none"
+        )
         start = example.prompt - batch.first
         assert torch.allclose(row[start : start + len(expected)], expected, atol=1e-5)
         assert row.count_nonzero() == len(expected)
@@ -128,7 +160,10 @@ def test_a_model_in_a_folder_is_loaded_without_a_hub(llm_settings, tmp_path):
     config, corpus = configured(llm_settings, llm__model=str(tmp_path / "model"))
     loaded = load_model(config, corpus.tokenizer)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), loaded.parameters(), strict=True))
-    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight and json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"]
+    assert (
+        loaded.lm_head.weight is loaded.model.embed_tokens.weight
+        and json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"]
+    )
 
 
 @pytest.mark.parametrize("model", ["no/such-folder-here", "./nowhere"])

@@ -50,14 +50,19 @@ def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, llm_sett
     each = []
     for example in examples:
         ids = torch.tensor([example.ids])
-        each.append(cross_entropy(model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="none"))
+        each.append(
+            cross_entropy(model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="none")
+        )
     expected = torch.stack([one.mean() for one in each]).mean() if loss == "item" else torch.cat(each).mean()
     expected.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0).step()
     assert training.step(examples).item() == pytest.approx(expected.item(), rel=1e-5)
     # AdamW's first step is lr * sign of the gradient: where that is all but 0, rounding decides
-    moved = [(mine - theirs).abs().max().item() for mine, theirs in zip(training.parameters.values(), model.parameters(), strict=True)]
+    moved = [
+        (mine - theirs).abs().max().item()
+        for mine, theirs in zip(training.parameters.values(), model.parameters(), strict=True)
+    ]
     assert sum(move > 1e-5 for move in moved) <= 2 and training.counts["steps"] == 1
     assert training.counts["answers"] == sum(map(len, each)) and training.counts["tokens"] == sum(map(len, examples))
 
@@ -72,7 +77,13 @@ def test_padding_is_below_a_tenth(llm_settings):
 @pytest.mark.parametrize("covers, retain", [("replay", 0.2), ("all", 0.5)])
 def test_wsc_is_the_papers_at_the_right_steps(moments, covers, retain, llm_settings):
     """Against the same steps with each operation done by hand: the second task's replay epoch, or all of its epochs."""
-    changes = {"wsc.covers": covers, "wsc.retain": retain, "wsc.average_every": 2, "wsc.moments": moments, "llm.replay_epochs": 5}
+    changes = {
+        "wsc.covers": covers,
+        "wsc.retain": retain,
+        "wsc.average_every": 2,
+        "wsc.moments": moments,
+        "llm.replay_epochs": 5,
+    }
     training, config, corpus = training_of(llm_settings | changes, llm__method="wsc")
     by_hand, plain, _ = training_of(llm_settings | changes, llm__method="replay")
     learn(training, config, corpus, 0)
@@ -88,7 +99,10 @@ def test_wsc_is_the_papers_at_the_right_steps(moments, covers, retain, llm_setti
     total = sum(steps for steps, counts in zip(per_epoch, covered) if counts)
     warmup, step, samples, gradients = int(0.25 * total), 0, [], {}
     assert warmup >= 2 and total > warmup + 4
-    hooks = [parameter.register_post_accumulate_grad_hook(lambda p, name=name: gradients.update({name: p.grad})) for name, parameter in by_hand.parameters.items()]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: gradients.update({name: p.grad}))
+        for name, parameter in by_hand.parameters.items()
+    ]
     by_hand.begin_task(1, epochs)
     for number, epoch in enumerate(epochs):
         for batch in shuffled(len(epoch.examples), 8, 1234, 1, number):
@@ -102,7 +116,10 @@ def test_wsc_is_the_papers_at_the_right_steps(moments, covers, retain, llm_setti
             if step == warmup:
                 state = by_hand.optimizer.state
                 if moments == "own":
-                    scores = {name: (first[name] / (1 - 0.9**step)).abs() * second[name] / (1 - 0.95**step) for name in previous}
+                    scores = {
+                        name: (first[name] / (1 - 0.9**step)).abs() * second[name] / (1 - 0.95**step)
+                        for name in previous
+                    }
                 else:
                     scores = {name: moment_score(state[parameter]) for name, parameter in by_hand.parameters.items()}
                 reset(by_hand.parameters, previous, scores, retain)
@@ -123,14 +140,23 @@ def moment_score(state):
 
 @torch.no_grad()
 def reset(parameters, previous, scores, retain):
-    ranked = sorted(((score, name, place) for name, tensor in scores.items() for place, score in enumerate(tensor.flatten().tolist())), key=lambda entry: -entry[0])
+    ranked = sorted(
+        (
+            (score, name, place)
+            for name, tensor in scores.items()
+            for place, score in enumerate(tensor.flatten().tolist())
+        ),
+        key=lambda entry: -entry[0],
+    )
     for _, name, place in ranked[round(retain * len(ranked)) :]:
         flat = parameters[name].view(-1)
         flat[place] = 0.5 * flat[place] + 0.5 * previous[name].view(-1)[place]
 
 
 def test_wsc_in_the_first_task_is_an_option(llm_settings):
-    (training, config, corpus), (plain, replay, _) = (training_of(llm_settings | {"wsc.first_task": True}, llm__method=method) for method in ("wsc", "replay"))
+    (training, config, corpus), (plain, replay, _) = (
+        training_of(llm_settings | {"wsc.first_task": True}, llm__method=method) for method in ("wsc", "replay")
+    )
     for one, options in ((training, config), (plain, replay)):
         learn(one, options, corpus, 0)
     assert not torch.equal(weights(training), weights(plain))
@@ -143,13 +169,23 @@ def test_one_optimiser_serves_all_tasks(llm_settings):
     assert {float(state["step"]) for state in training.optimizer.state.values()} == {training.counts["steps"]}
 
 
-@pytest.mark.parametrize("method, merged", [
-    ("avg_offline", lambda start, one, two: (one + two) / 2),
-    ("task_arithmetic", lambda start, one, two: start + 0.3 * ((one - start) + (two - start))),
-    ("magmax", lambda start, one, two: start + 0.5 * torch.where((two - start).abs() >= (one - start).abs(), two - start, one - start)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "method, merged",
+    [
+        ("avg_offline", lambda start, one, two: (one + two) / 2),
+        ("task_arithmetic", lambda start, one, two: start + 0.3 * ((one - start) + (two - start))),
+        (
+            "magmax",
+            lambda start, one, two: (
+                start + 0.5 * torch.where((two - start).abs() >= (one - start).abs(), two - start, one - start)
+            ),
+        ),
+    ],
+)
 def test_an_offline_merge_is_tested_but_not_gone_on_from(method, merged, llm_settings):
-    (training, config, corpus), (plain, replay, _) = (training_of(llm_settings, llm__method=name) for name in (method, "replay"))
+    (training, config, corpus), (plain, replay, _) = (
+        training_of(llm_settings, llm__method=name) for name in (method, "replay")
+    )
     states = [weights(plain)]
     for index in range(2):
         learn(training, config, corpus, index)
@@ -161,9 +197,14 @@ def test_an_offline_merge_is_tested_but_not_gone_on_from(method, merged, llm_set
     assert torch.equal(weights(training), weights(plain))
 
 
-ONLINE = {"mean": ({"llm.method": "avg_online"}, lambda old, new: (old + new) / 2),
-          "ema": ({"llm.method": "avg_online", "llm.average": "ema", "llm.ema_decay": 0.8}, lambda old, new: 0.8 * old + 0.2 * new),
-          "slerp": ({"llm.method": "slerp", "llm.slerp_weight": 0.3}, lambda old, new: slerp(old, new, 0.3))}  # fmt: skip
+ONLINE = {
+    "mean": ({"llm.method": "avg_online"}, lambda old, new: (old + new) / 2),
+    "ema": (
+        {"llm.method": "avg_online", "llm.average": "ema", "llm.ema_decay": 0.8},
+        lambda old, new: 0.8 * old + 0.2 * new,
+    ),
+    "slerp": ({"llm.method": "slerp", "llm.slerp_weight": 0.3}, lambda old, new: slerp(old, new, 0.3)),
+}
 
 
 @pytest.mark.parametrize("name", ONLINE)
@@ -187,7 +228,11 @@ def test_answers_are_those_of_one_prompt_at_a_time_without_a_cache(llm_settings)
     training, config, corpus = training_of(llm_settings, llm__epochs=[8, 1], llm__max_new_tokens=6, llm__eval_batch=5)
     learn(training, config, corpus, 0)
     prompts = [*corpus.test_prompts[0], *(prompt[:3] for prompt in corpus.test_prompts[1])]
-    texts, model, stop = answers(training.model, corpus.tokenizer, prompts, config, CPU), training.model, stop_tokens(training.model, corpus.tokenizer)
+    texts, model, stop = (
+        answers(training.model, corpus.tokenizer, prompts, config, CPU),
+        training.model,
+        stop_tokens(training.model, corpus.tokenizer),
+    )
     for prompt, text in zip(prompts, texts, strict=True):
         ids = list(prompt)
         for _ in range(6):
@@ -202,10 +247,15 @@ def test_answers_are_those_of_one_prompt_at_a_time_without_a_cache(llm_settings)
 def test_sampled_answers_follow_from_their_address(llm_settings):
     training, config, corpus = training_of(llm_settings)
     hot, prompts = replace(config, temperature=2.0), corpus.test_prompts[0]
-    first, same, other = (answers(training.model, corpus.tokenizer, prompts, hot, CPU, address=address) for address in ((0, 0), (0, 0), (0, 1)))
+    first, same, other = (
+        answers(training.model, corpus.tokenizer, prompts, hot, CPU, address=address)
+        for address in ((0, 0), (0, 0), (0, 1))
+    )
     assert first == same != other
     cold = replace(config, temperature=1e-4)
-    assert answers(training.model, corpus.tokenizer, prompts, cold, CPU) == answers(training.model, corpus.tokenizer, prompts, config, CPU)
+    assert answers(training.model, corpus.tokenizer, prompts, cold, CPU) == answers(
+        training.model, corpus.tokenizer, prompts, config, CPU
+    )
 
 
 def test_generation_stops_where_the_models_own_settings_say(llm_settings):
@@ -215,7 +265,9 @@ def test_generation_stops_where_the_models_own_settings_say(llm_settings):
 
 
 def test_gradient_checkpointing_changes_nothing(llm_settings):
-    (one, config, corpus), (other, _, _) = (training_of(llm_settings, llm__gradient_checkpointing=flag) for flag in (False, True))
+    (one, config, corpus), (other, _, _) = (
+        training_of(llm_settings, llm__gradient_checkpointing=flag) for flag in (False, True)
+    )
     assert other.model.model.layers[0].gradient_checkpointing and not one.model.model.layers[0].gradient_checkpointing
     for training in (one, other):
         learn(training, config, corpus, 0)
@@ -226,10 +278,16 @@ def test_gradient_checkpointing_changes_nothing(llm_settings):
 def test_adapters_alone_are_trained_consolidated_and_merged(method, llm_settings):
     pytest.importorskip("peft")
     training, config, corpus = training_of(llm_settings, llm__method=method, llm__lora_rank=2)
-    frozen = {name: parameter.detach().clone() for name, parameter in training.model.named_parameters() if name not in training.parameters}
+    frozen = {
+        name: parameter.detach().clone()
+        for name, parameter in training.model.named_parameters()
+        if name not in training.parameters
+    }
     before = weights(training)
     for index in range(2):
         learn(training, config, corpus, index)
     assert all("lora" in name for name in training.parameters) and not any("lora" in name for name in frozen)
-    assert all(torch.equal(parameter, frozen[name]) for name, parameter in training.model.named_parameters() if name in frozen)
+    assert all(
+        torch.equal(parameter, frozen[name]) for name, parameter in training.model.named_parameters() if name in frozen
+    )
     assert not torch.equal(weights(training), before)

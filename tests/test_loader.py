@@ -6,11 +6,11 @@ import torch
 from PIL import Image
 from torchvision.transforms import functional as F
 
-from pycil_wsc.config import resolve
-from pycil_wsc.trainer import Run, planned_images
-from utils.data import load_dataset
-from utils.errors import UserError
-from utils.loader import ArraySource, FolderSource, mixed_order, open_source
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.loader import ArraySource, FolderSource, mixed_order, open_source
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.run import Run, planned_images
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -56,7 +56,9 @@ def folder(tmp_path):
             (tmp_path / part / name).mkdir(parents=True)
             for i in range(5):
                 size = rng.integers(20, 60, 2)
-                Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / part / name / f"{i}.png")
+                Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(
+                    tmp_path / part / name / f"{i}.png"
+                )
     return load_dataset(f"folder:{tmp_path}", ".", image_size=16)
 
 
@@ -71,7 +73,10 @@ def test_the_test_transform_of_files_is_torchvisions(folder):
 
 def test_crops_of_files_follow_the_seed_whatever_the_workers(folder):
     alone, pool = FolderSource(folder.info, folder.train, CPU, 0), FolderSource(folder.info, folder.train, CPU, 2)
-    epochs = [collect(source.batches(np.arange(10), np.arange(10), 4, train=True, seed=seed)) for source, seed in [(alone, 1), (pool, 1), (pool, 2)]]
+    epochs = [
+        collect(source.batches(np.arange(10), np.arange(10), 4, train=True, seed=seed))
+        for source, seed in [(alone, 1), (pool, 1), (pool, 2)]
+    ]
     assert torch.equal(epochs[0][0], epochs[1][0]) and torch.equal(epochs[0][1], epochs[1][1])
     assert sorted(epochs[2][1].tolist()) == list(range(10)) and not torch.equal(epochs[1][0], epochs[2][0])
 
@@ -123,6 +128,10 @@ def test_a_run_with_a_replay_ratio_trains_on_as_many_images_mixed_as_asked(setti
     run = Run(config, load_dataset(config.dataset, "."))
     result = run.execute()
     first, second, third = seen[:3], seen[3:7], seen[7:]  # 24 images in batches of 8, then 24 + 8 and 24 + 16
-    assert [len(batch) for batch in seen] == [8] * 12 and result["images_trained"] == planned_images(config, run.manager) == 96
+    assert [len(batch) for batch in seen] == [8] * 12 and result["images_trained"] == planned_images(
+        config, run.manager
+    ) == 96
     assert set(sum(first, [])) == {0, 1}
-    assert [sum(label >= 2 for label in batch) for batch in second] == [2] * 4 and [sum(label >= 4 for label in batch) for batch in third] == [2] * 5
+    assert [sum(label >= 2 for label in batch) for batch in second] == [2] * 4 and [
+        sum(label >= 4 for label in batch) for batch in third
+    ] == [2] * 5

@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 IN_A_PROCESS_OF_ITS_OWN = """
 import resource, torch
-from pycil_wsc.machine import peak_memory, reset_peak_memory
-from utils.allocator import keep_freed_memory
+from pycil_wsc.engine.environment import peak_memory, reset_peak_memory
+from pycil_wsc.allocator import keep_freed_memory
 
 def faults_of_steps():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,9 +34,10 @@ print(usual, kept, before - peak_memory(device))
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings")
 def test_a_steps_memory_is_the_next_steps_and_not_the_next_runs():
     """Page faults are the operating system's count of memory that it had to hand out."""
-    printed = subprocess.run([sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     usual, kept, given_back = map(int, printed.split())
     assert usual > 20 * 2**26 / 2**21  # every block is new to the process, in pages of 2 MiB at most
     assert kept < usual / 10
     assert given_back > 3 * 2**26  # a new run's peak does not count what was kept of the last
-

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.data_manager import Task
-from utils.memory import ExemplarMemory, herding
+from pycil_wsc.data.memory import ExemplarMemory, herding
+from pycil_wsc.data.tasks import Task
 
 
 def herding_by_the_book(features, quota):
@@ -41,7 +41,13 @@ TARGETS = np.repeat(np.arange(6), 10)
 
 def tasks(per_task=2):
     for index, old in enumerate(range(0, 6, per_task)):
-        yield Task(index, old, old + per_task, np.flatnonzero((TARGETS >= old) & (TARGETS < old + per_task)), np.empty(0, np.int64))
+        yield Task(
+            index,
+            old,
+            old + per_task,
+            np.flatnonzero((TARGETS >= old) & (TARGETS < old + per_task)),
+            np.empty(0, np.int64),
+        )
 
 
 def features(indices):
@@ -91,7 +97,10 @@ def test_nothing_is_described_where_nothing_is_herded():
         memory.update(next(tasks()), TARGETS, refuse, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("fixed, quota, expected", [(True, {"per_class": 4}, [8, 16, 24]), (False, {"total": 15}, [15, 15, 15]), (False, {"total": 50}, [20, 40, 50])])
+@pytest.mark.parametrize(
+    "fixed, quota, expected",
+    [(True, {"per_class": 4}, [8, 16, 24]), (False, {"total": 15}, [15, 15, 15]), (False, {"total": 50}, [20, 40, 50])],
+)
 def test_reservoir_holds_its_capacity(fixed, quota, expected):
     memory, history = filled("reservoir", fixed, **quota)
     assert [sum(map(len, classes.values())) for classes in history] == expected

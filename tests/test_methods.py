@@ -9,14 +9,25 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pycil_wsc.config import resolve
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.learners.losses import balanced_weights, distillation, newest_task_targets
-from pycil_wsc.trainer import Run
-from utils.data import Dataset, DatasetInfo, Split, load_dataset
-from utils.inc_net import ExpandingNet
+from pycil_wsc.networks.nets import ExpandingNet
+from pycil_wsc.runs.run import Run
 
-SILENT = SimpleNamespace(**dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None))
-SMALL = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "memory_per_class": 10, "init_epoch": 1, "epochs": 1, "batch_size": 64}
+SILENT = SimpleNamespace(
+    **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
+)
+SMALL = {
+    "dataset": "digits",
+    "init_cls": 4,
+    "increment": 3,
+    "convnet_type": "resnet8",
+    "memory_per_class": 10,
+    "init_epoch": 1,
+    "epochs": 1,
+    "batch_size": 64,
+}
 SMALL |= {"device": "cpu", "precision": "fp32", "exemplars": "random"}
 
 
@@ -56,7 +67,9 @@ def test_distillation_is_the_sum_written_out(weights):
         q = [math.exp(v / temperature) / sum(math.exp(u / temperature) for u in t) for v in t]
         q = [v * w for v, w in zip(q, weights.tolist())] if weights is not None else q
         q = [v / sum(q) for v in q]
-        total -= sum(a * math.log(math.exp(v / temperature) / sum(math.exp(u / temperature) for u in z)) for a, v in zip(q, z))
+        total -= sum(
+            a * math.log(math.exp(v / temperature) / sum(math.exp(u / temperature) for u in z)) for a, v in zip(q, z)
+        )
     assert distillation(logits, teacher, temperature, weights).item() == pytest.approx(total / 4, abs=1e-5)
 
 
@@ -132,7 +145,9 @@ def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
         old = learner.network.classify(features)
     learner.fit(task, 1, correction, 0, SILENT)
     changed = [name for name in moved(learner.network, before) if "running" not in name and "num_batches" not in name]
-    assert changed == ["corrections.2"], "batch norm's statistics drift, as in PyCIL; of the weights only the newest pair moves"
+    assert changed == ["corrections.2"], (
+        "batch norm's statistics drift, as in PyCIL; of the weights only the newest pair moves"
+    )
     with torch.no_grad():
         new = learner.network.classify(features)
     assert torch.equal(new[:, :7], old[:, :7]) and not torch.equal(new[:, 7:], old[:, 7:])
@@ -169,7 +184,10 @@ def hundred_classes():
     ],
 )
 def test_bic_holds_out_as_pycil_does_and_no_more_than_there_is(keys, sizes, tmp_path):
-    run = Run(resolve(SMALL | {"model_name": "bic", "out": str(tmp_path), "init_cls": 10, "increment": 10} | keys), hundred_classes())
+    run = Run(
+        resolve(SMALL | {"model_name": "bic", "out": str(tmp_path), "init_cls": 10, "increment": 10} | keys),
+        hundred_classes(),
+    )
     learner, targets, found = run.learner, run.manager.train_targets, []
     for task in run.manager.tasks:
         held_out = learner.held_out(task)
@@ -191,7 +209,10 @@ def test_ders_old_backbones_do_not_move_and_its_features_stand_in_order(digits, 
     old_features = learner.extract(images())
     learner.learn(tasks[2], SILENT)
     network = learner.network
-    assert len(network.blocks) == 3 and [moved(block, state) for block, state in zip(network.blocks, blocks)] == [[], []]
+    assert len(network.blocks) == 3 and [moved(block, state) for block, state in zip(network.blocks, blocks)] == [
+        [],
+        [],
+    ]
     assert moved(network.blocks[2], blocks[1]), "the newest began as a copy and has learned"
     learner.eval()
     features = learner.extract(images())
@@ -205,8 +226,14 @@ def test_the_head_of_an_expanding_net_keeps_old_rows_on_old_features(digits, tmp
     head = copy.deepcopy(learner.network.head)
     learner.grow_for(tasks[2])
     grown = learner.network.head
-    assert grown.weight.shape == (10, 192) and torch.equal(grown.weight[:7, :128], head.weight) and torch.equal(grown.bias[:7], head.bias)
-    assert grown.weight[7:].abs().max() <= math.sqrt(3 / 192) and grown.weight[:7, 128:].abs().max() <= math.sqrt(3 / 192)
+    assert (
+        grown.weight.shape == (10, 192)
+        and torch.equal(grown.weight[:7, :128], head.weight)
+        and torch.equal(grown.bias[:7], head.bias)
+    )
+    assert grown.weight[7:].abs().max() <= math.sqrt(3 / 192) and grown.weight[:7, 128:].abs().max() <= math.sqrt(
+        3 / 192
+    )
 
 
 @pytest.mark.parametrize("name", ["der", "memo", "foster"])
@@ -276,8 +303,13 @@ def test_fosters_student_is_the_next_first_backbone_and_smaller_than_the_teacher
     old = snapshot(learner.network.blocks[0])
     learner.learn(tasks[1], SILENT)
     assert len(learner.network.blocks) == 2 and len(learner.student.blocks) == 1
-    assert moved(learner.network.blocks[0], old) == [] and moved(learner.student.blocks[0], old), "the student starts there and learns"
-    size = {name: sum(p.numel() for p in net.parameters()) for name, net in (("teacher", learner.network), ("student", learner.student))}
+    assert moved(learner.network.blocks[0], old) == [] and moved(learner.student.blocks[0], old), (
+        "the student starts there and learns"
+    )
+    size = {
+        name: sum(p.numel() for p in net.parameters())
+        for name, net in (("teacher", learner.network), ("student", learner.student))
+    }
     assert size["student"] < 0.6 * size["teacher"]
     student = snapshot(learner.student.blocks[0])
     learner.learn(tasks[2], SILENT)
@@ -306,7 +338,9 @@ def test_fosters_loss_divides_logits_by_weights_and_distils_the_old_head(digits,
     distilled = -((old / 2).softmax(1) * (logits[:, :4] / 2).log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(loss, cross_entropy(logits / learner.weights) + cross_entropy(newest) + 0.5 * distilled)
     counts = np.bincount(learner.manager.train_targets[learner.training_indices(tasks[1])])
-    assert counts[:4].tolist() == [10] * 4 and torch.equal(learner.weights, balanced_weights(torch.tensor(counts), 0.96))
+    assert counts[:4].tolist() == [10] * 4 and torch.equal(
+        learner.weights, balanced_weights(torch.tensor(counts), 0.96)
+    )
 
 
 def test_foster_az_keeps_new_classes_off_old_features(digits, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from utils import metrics
+from pycil_wsc.runs import metrics
 
 MATRIX = [[90.0], [60.0, 80.0], [70.0, 50.0, 85.0]]
 
@@ -47,4 +47,9 @@ def test_average_accuracy_is_the_mean_of_the_curve():
 
 def test_a_confusion_matrix_has_a_row_for_each_true_class():
     targets, predictions = np.array([0, 0, 1, 2, 2, 2]), np.array([[0, 1], [2, 0], [1, 0], [2, 1], [1, 2], [1, 0]])
-    assert metrics.confusion_matrix(predictions, targets, 4).tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 2, 1, 0], [0, 0, 0, 0]]
+    assert metrics.confusion_matrix(predictions, targets, 4).tolist() == [
+        [1, 0, 1, 0],
+        [0, 1, 0, 0],
+        [0, 2, 1, 0],
+        [0, 0, 0, 0],
+    ]

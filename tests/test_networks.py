@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torchvision.models import resnet18 as torchvision_resnet18
 
-from convs.cifar_resnet import BasicBlock
-from utils.factory import backbones
-from utils.inc_net import IncrementalHead, IncrementalNet
-from utils.seeding import seeded
+from pycil_wsc.networks.backbones.cifar_resnet import BasicBlock
+from pycil_wsc.networks.heads import IncrementalHead
+from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.registry import backbones
+from pycil_wsc.seeding import seeded
 
 
 def parameters(module):
@@ -42,7 +43,13 @@ def test_resnet18_computes_what_torchvisions_does():
 
 
 def test_features_are_vectors_of_the_stated_size_and_not_negative():
-    for name, side in [("resnet8", 8), ("resnet20", 32), ("resnet32", 32), ("resnet18_cifar", 16), ("resnet18_small", 32)]:
+    for name, side in [
+        ("resnet8", 8),
+        ("resnet20", 32),
+        ("resnet32", 32),
+        ("resnet18_cifar", 16),
+        ("resnet18_small", 32),
+    ]:
         net = backbones[name]()
         features = net(torch.randn(3, 3, side, side))
         assert features.shape == (3, net.out_dim) and (features >= 0).all()

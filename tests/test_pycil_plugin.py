@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from pycil_wsc.config import WSCOptions
+from pycil_wsc.config.loading import WSCOptions
 from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
-from pycil_wsc.learners.schedules import held_lr, step_lr
+from pycil_wsc.engine.schedules import held_lr, step_lr
 from pycil_wsc.plugins import pycil
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,9 @@ def run(tmp_path, monkeypatch, capsys):
 
 def tasks(out):
     """[(top-1, weights, weights that exemplars were chosen with)] of each task, as the stand-in prints them."""
-    return [tuple(map(float, found)) for found in re.findall(r"top1 (\S+), weights (\S+), exemplars seen with (\S+)", out)]
+    return [
+        tuple(map(float, found)) for found in re.findall(r"top1 (\S+), weights (\S+), exemplars seen with (\S+)", out)
+    ]
 
 
 def test_the_command_runs_three_tasks_where_our_own_utils_are_in_the_way_and_changes_nothing(tmp_path):
@@ -55,7 +57,9 @@ def test_the_command_runs_three_tasks_where_our_own_utils_are_in_the_way_and_cha
     path.write_text(json.dumps(CONFIG))
     before = digest(STANDIN)
     command = [sys.executable, "-m", "pycil_wsc.plugins.pycil", "--pycil", str(STANDIN), "--config", str(path)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {
+        "OMP_NUM_THREADS": "1"
+    }
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     accuracies = [top1 for top1, _, _ in tasks(done.stdout)]
@@ -93,11 +97,17 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
     code, out, _ = run(model_name="wsc_bic", wsc={"average_lr": 0.04, "average_anneal": 2, "warmup": 0.5})
     assert code == 0
     stages = re.split(r"end of \w+", out)
-    first_task, second_task, bias_correction = ([json.loads(rates) for rates in re.findall(r"rate (\[.*?\])", part)] for part in stages[:3])
+    first_task, second_task, bias_correction = (
+        [json.loads(rates) for rates in re.findall(r"rate (\[.*?\])", part)] for part in stages[:3]
+    )
     assert [rate for rate, _ in first_task] == pytest.approx(5 * [0.1] + 3 * [0.01])
-    assert [rate for rate, _ in second_task] == pytest.approx(3 * [0.1] + [0.07] + 4 * [0.04])  # the decay at epoch 6 does not come
+    assert [rate for rate, _ in second_task] == pytest.approx(
+        3 * [0.1] + [0.07] + 4 * [0.04]
+    )  # the decay at epoch 6 does not come
     assert all(bias == 0 for _, bias in first_task + second_task)
-    assert [rate for (rate,) in bias_correction] == pytest.approx(5 * [0.1] + 3 * [0.01])  # the second phase is PyCIL's own
+    assert [rate for (rate,) in bias_correction] == pytest.approx(
+        5 * [0.1] + 3 * [0.01]
+    )  # the second phase is PyCIL's own
 
 
 @pytest.mark.parametrize(
@@ -108,8 +118,14 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ({"model_name": "wsc_der"}, "model_name: 'wsc_der': PyCIL's der has no single network"),
         ({"model_name": "wsc_foster"}, "model_name: 'wsc_foster': PyCIL's foster has no single network"),
         ({"model_name": "wsc_mixture"}, "model_name: 'wsc_mixture': PyCIL's mixture has no single network"),
-        ({"model_name": "wsc_simplecil"}, "model_name: 'wsc_simplecil': PyCIL's simplecil does not train its network in each task"),
-        ({"model_name": "wsc_gem"}, "cannot be loaded \\(No module named 'a_solver_of_quadratic_programs'\\); install what it needs"),
+        (
+            {"model_name": "wsc_simplecil"},
+            "model_name: 'wsc_simplecil': PyCIL's simplecil does not train its network in each task",
+        ),
+        (
+            {"model_name": "wsc_gem"},
+            "cannot be loaded \\(No module named 'a_solver_of_quadratic_programs'\\); install what it needs",
+        ),
         ({"memory_per_class": "absent"}, "model_name: 'wsc' needs the key 'memory_per_class' in the JSON file; add it"),
         ({"model_name": 5}, 'expected a JSON object with a "model_name"'),
         ({"wsc": 0.2}, '"wsc" must be an object of options'),
@@ -119,11 +135,17 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ({"wsc.warmup": 1}, "wsc: warmup=1 cannot be"),
         ({"wsc.reset": "soft"}, "wsc: reset='soft' is unknown; known: blend, revert, none"),
         ({"wsc.reset": "random"}, "wsc: reset='random' is unknown"),
-        ({"wsc.importance": "fisher"}, "wsc: importance='fisher' is unknown; known: moment, first_moment, second_moment, drift"),
+        (
+            {"wsc.importance": "fisher"},
+            "wsc: importance='fisher' is unknown; known: moment, first_moment, second_moment, drift",
+        ),
         ({"wsc.reset_every": "step"}, "wsc: reset_every='step' is unknown; known: once, epoch, iteration"),
         ({"wsc.average_lr": -1}, "wsc: average_lr=-1 cannot be"),
         ({"wsc.betas": [0.9]}, "wsc: betas=\\[0.9\\] cannot be"),
-        ({"wsc": {"average_start": "first", "average_last": False, "average_every": 9}}, "wsc: no sample of the average within the 32 steps"),
+        (
+            {"wsc": {"average_start": "first", "average_last": False, "average_every": 9}},
+            "wsc: no sample of the average within the 32 steps",
+        ),
         ({"checkout": ROOT}, "no checkout of PyCIL, as it has no trainer.py"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
@@ -134,7 +156,9 @@ def test_bad_input_is_one_line_and_exit_code_2(run, changes, line):
     assert re.search(line, error) and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text, line", [("{", "not valid JSON"), ("[]", "expected a JSON object"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    "text, line", [("{", "not valid JSON"), ("[]", "expected a JSON object"), (None, "cannot be read")]
+)
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, capsys, text, line):
     path = tmp_path / "config.json"
     if text is not None:
@@ -153,13 +177,18 @@ class Learner:
 
     def __init__(self):
         torch.manual_seed(0)
-        self._network = nn.ModuleDict({"convnet": nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh()), "fc": nn.Linear(6, 6)})
+        self._network = nn.ModuleDict(
+            {"convnet": nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh()), "fc": nn.Linear(6, 6)}
+        )
         self._network.forward = lambda x: {"logits": self._network["fc"](self._network["convnet"](x))}
         self._cur_task, self._known_classes, self._total_classes, self._device = 1, 4, 6, torch.device("cpu")
 
     def batches(self):
         generator = torch.Generator().manual_seed(1)
-        return [(None, torch.randn(8, 4, generator=generator), torch.randint(6, (8,), generator=generator)) for _ in range(3)]
+        return [
+            (None, torch.randn(8, 4, generator=generator), torch.randint(6, (8,), generator=generator))
+            for _ in range(3)
+        ]
 
     def optimizer(self):
         return torch.optim.SGD(self._network.parameters(), lr=0.1, momentum=0.9)
@@ -195,13 +224,17 @@ def test_the_phase_gives_the_weights_of_the_same_steps_in_a_plain_loop(hold, res
     rate = rate if hold is None else held_lr(rate, 2, hold, 3)
     old = torch.tensor([True] * 4 + [False] * 2)
     eligible = {} if reset_new_rows else {"fc.weight": old[:, None].expand(6, 6), "fc.bias": old}
-    wsc = WeightSpaceConsolidation(network.named_parameters(), warmup_steps=6, average_every=3, retain=0.3, eligible=eligible).attach(optimizer)
+    wsc = WeightSpaceConsolidation(
+        network.named_parameters(), warmup_steps=6, average_every=3, retain=0.3, eligible=eligible
+    ).attach(optimizer)
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = rate(epoch)
         plain_epoch(network, learner.batches(), optimizer)
     wsc.finish()
     recompute_batch_norm(network, [inputs for _, inputs, _ in learner.batches()])
-    result = through_the_plugin(average_every=1, retain=0.3, average_lr=hold, average_anneal=3, reset_new_rows=reset_new_rows)
+    result = through_the_plugin(
+        average_every=1, retain=0.3, average_lr=hold, average_anneal=3, reset_new_rows=reset_new_rows
+    )
     torch.testing.assert_close(result, network.state_dict())
 
 

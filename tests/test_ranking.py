@@ -17,7 +17,11 @@ VALUES = [0.0, -0.0, 1.0, 1.0 + 2**-7, -1.0, -2.5, 3e-39, 1e30, float("inf"), fl
 def stable_top(scores, eligible, retain):
     """Positions of the highest by a stable sort of Python floats, best first: an independent statement of the rule."""
     flat = [float(value) for score in scores for value in score.flatten()]
-    allowed = [True if mask is None else bool(mask.flatten()[e]) for score, mask in zip(scores, eligible) for e in range(score.numel())]
+    allowed = [
+        True if mask is None else bool(mask.flatten()[e])
+        for score, mask in zip(scores, eligible)
+        for e in range(score.numel())
+    ]
     ranked = sorted((p for p, ok in enumerate(allowed) if ok), key=lambda position: -flat[position])
     return set(ranked[: round(retain * len(ranked))])
 
@@ -30,7 +34,9 @@ def marked(masks):
 def rankings(draw):
     """Scores of several shapes and types, most of them equal to others; and which elements take part."""
     scores, eligible = [], []
-    for shape in draw(st.lists(st.sampled_from([(), (0,), (1,), (9,), (3, 5), (2, 3, 4), (1, 17)]), min_size=1, max_size=4)):
+    for shape in draw(
+        st.lists(st.sampled_from([(), (0,), (1,), (9,), (3, 5), (2, 3, 4), (1, 17)]), min_size=1, max_size=4)
+    ):
         size = torch.Size(shape).numel()
         values = draw(st.lists(st.sampled_from(VALUES), min_size=size, max_size=size))
         dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.float64, torch.bfloat16]))
@@ -89,7 +95,9 @@ print(extra)
 
 
 def test_thirty_million_elements_are_ranked_within_a_few_blocks_of_memory():
-    run = subprocess.run([sys.executable, "-c", BIG], capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent)
+    run = subprocess.run(
+        [sys.executable, "-c", BIG], capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent
+    )
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 2**25  # a quarter of what the scores take
 

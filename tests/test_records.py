@@ -35,7 +35,9 @@ def tables(page):
     """[(folder of records, header, rows)] of the tables before which their section links to a folder of runs."""
     found, text = [], page.read_text()
     for match in re.finditer(r"^\|.*\|\n\|[-|: ]+\|\n((?:\|.*\|\n)+)", text, re.MULTILINE):
-        header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in match[0].strip().split("\n"))
+        header, _, *rows = (
+            [cell.strip() for cell in line.strip("|").split("|")] for line in match[0].strip().split("\n")
+        )
         section = text[text.rfind("\n## ", 0, match.start()) : match.start()]
         links = re.findall(r"\((?:\.\./)?(results/\w+)\)", section)
         if links and (seeds_table(header) or set(header) & set(MEASURES)):
@@ -51,7 +53,9 @@ def records(folder):
 
 
 def with_student(run):
-    return f"{run['avg_acc']:.2f}" + (f" (student {np.mean(run['student_curve']):.2f})" if run.get("student_curve") else "")
+    return f"{run['avg_acc']:.2f}" + (
+        f" (student {np.mean(run['student_curve']):.2f})" if run.get("student_curve") else ""
+    )
 
 
 def over_replay(run, runs):
@@ -70,7 +74,11 @@ def named(run, column, cell):
     return not column.startswith("`") or cell.split()[0].strip("`") == run["config"][column.strip("`")]
 
 
-@pytest.mark.parametrize("page, folder, header, rows", [table for table in ALL if not seeds_table(table[2])], ids=lambda value: value.name if isinstance(value, Path) else "")
+@pytest.mark.parametrize(
+    "page, folder, header, rows",
+    [table for table in ALL if not seeds_table(table[2])],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
 def test_each_row_is_a_run(page, folder, header, rows):
     runs = records(folder)
     for row in rows:
@@ -79,13 +87,24 @@ def test_each_row_is_a_run(page, folder, header, rows):
         assert any(all(MEASURES[column](run, runs) == cell for column, cell in said.items()) for run in candidates), row
 
 
-@pytest.mark.parametrize("page, folder, header, rows", [table for table in ALL if seeds_table(table[2])], ids=lambda value: value.name if isinstance(value, Path) else "")
+@pytest.mark.parametrize(
+    "page, folder, header, rows",
+    [table for table in ALL if seeds_table(table[2])],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
 def test_means_and_standard_errors_are_those_of_the_runs(page, folder, header, rows):
     runs = records(folder)
     for method, precision, *cells in rows:
-        mine = {run["config"]["seed"]: run["avg_acc"] for run in runs if (run["config"]["model_name"], run["precision"]) == (method, precision)}
+        mine = {
+            run["config"]["seed"]: run["avg_acc"]
+            for run in runs
+            if (run["config"]["model_name"], run["precision"]) == (method, precision)
+        }
         values = [mine[seed] for seed in sorted(mine)]
-        assert cells == [*(f"{value:.2f}" for value in values), f"{np.mean(values):.2f} ± {statistics.stdev(values) / len(values) ** 0.5:.2f}"]
+        assert cells == [
+            *(f"{value:.2f}" for value in values),
+            f"{np.mean(values):.2f} ± {statistics.stdev(values) / len(values) ** 0.5:.2f}",
+        ]
 
 
 def test_every_run_of_the_comparison_of_all_methods_is_in_its_table():
@@ -94,7 +113,12 @@ def test_every_run_of_the_comparison_of_all_methods_is_in_its_table():
 
 
 def test_there_are_such_tables():
-    assert {folder.name for _, folder, _, _ in ALL} >= {"cifar100_short", "cifar100_short_all", "cifar100_short_study", "cifar100_short_precision"}
+    assert {folder.name for _, folder, _, _ in ALL} >= {
+        "cifar100_short",
+        "cifar100_short_all",
+        "cifar100_short_study",
+        "cifar100_short_precision",
+    }
 
 
 def says(cell, *values):
@@ -120,7 +144,11 @@ def speeds(record, name, column):
 
 def parts(record, name, column):
     (part,) = (part for part in record["images_per_second"].values() if part["undone"] == name)
-    return {"images per second": (part["median"],), "range": (part["min"], part["max"]), "over the whole": (part["over_whole"],)}[column]
+    return {
+        "images per second": (part["median"],),
+        "range": (part["min"], part["max"]),
+        "over the whole": (part["over_whole"],),
+    }[column]
 
 
 def costs(record, name, column):
@@ -140,14 +168,22 @@ def peaks(record, names, column):
 @pytest.mark.parametrize(
     "record, first, value",
     [
-        ("throughput-methods-cpu", "method", speeds), ("throughput-imagenet-cpu", "method", speeds), ("throughput-imagenet-cached-cpu", "method", speeds),
-        ("undone-cpu", "undone", parts), ("undone-imagenet-cpu", "undone", parts),
-        ("run-cost-cpu", "method", costs), ("run-cost-short-cpu", "method", costs), ("peak-memory-cpu", "method", peaks),
+        ("throughput-methods-cpu", "method", speeds),
+        ("throughput-imagenet-cpu", "method", speeds),
+        ("throughput-imagenet-cached-cpu", "method", speeds),
+        ("undone-cpu", "undone", parts),
+        ("undone-imagenet-cpu", "undone", parts),
+        ("run-cost-cpu", "method", costs),
+        ("run-cost-short-cpu", "method", costs),
+        ("peak-memory-cpu", "method", peaks),
     ],
-)  # fmt: skip
+)
 def test_tables_of_speed_and_memory_are_the_records(record, first, value):
     after = SPEED.read_text().partition(f"results/{record}.json")[2]
-    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in re.search(r"(?:^\|.*\|\n)+", after, re.MULTILINE)[0].strip().split("\n"))
+    header, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.search(r"(?:^\|.*\|\n)+", after, re.MULTILINE)[0].strip().split("\n")
+    )
     record = json.loads((ROOT / "results" / f"{record}.json").read_text())
     assert header[0] == first and rows
     for name, *cells in rows:

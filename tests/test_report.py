@@ -13,10 +13,10 @@ import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.runs import Record
-from utils.errors import UnusableRun
 
 # ---- the page and the figures ------------------------------------------------------------------------------------------
 
@@ -24,7 +24,11 @@ from utils.errors import UnusableRun
 def test_the_page_stands_alone(made):
     page = (made[0] / "index.html").read_text()
     addresses = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
-    assert addresses and not [address for address in addresses if not address.startswith(("#", "tables/", "figures/", "data:image/png;base64,"))]
+    assert addresses and not [
+        address
+        for address in addresses
+        if not address.startswith(("#", "tables/", "figures/", "data:image/png;base64,"))
+    ]
     assert not re.search(r"<script|<link|@import|<iframe|<object", page)
     assert not re.search(r"https?://(?!www\.w3\.org/)", page)
     for address in addresses:
@@ -42,12 +46,21 @@ def test_names_inside_the_page_do_not_clash_and_references_are_met(made):
 def test_missing_runs_are_named(tmp_path):
     results = synthetic.main_table(seeds=(1, 2, 3), memories=(20, 40), methods=("replay", "wa", "wsc"))
     gone = {("wa", 40, 1), ("wa", 40, 2), ("wa", 40, 3), ("wsc", 20, 3)}
-    synthetic.write(tmp_path, *(r for r in results if (r["config"]["model_name"], r["config"]["memory_per_class"], r["config"]["seed"]) not in gone))
+    synthetic.write(
+        tmp_path,
+        *(
+            r
+            for r in results
+            if (r["config"]["model_name"], r["config"]["memory_per_class"], r["config"]["seed"]) not in gone
+        ),
+    )
     page = report.write_report(tmp_path)
     sentence = "Missing: no run of der, foster, memo, icarl, bic; no run with 80, 100, 200, 300, 400, 500 exemplars; wa at 40; 1 of 3 seeds of wsc at 20."
     assert sentence in (page.parent / "tables" / f"accuracy-{HERE}.md").read_text()
     assert sentence in page.read_text() and "Missing: wa at 40." in page.read_text()
-    assert "Importance of a parameter: average accuracy (%): no run at <code>cifar100-b10-inc10</code>" in page.read_text()
+    assert (
+        "Importance of a parameter: average accuracy (%): no run at <code>cifar100-b10-inc10</code>" in page.read_text()
+    )
     assert "Confusion matrix: no run has recorded it" in page.read_text()
 
 
@@ -60,24 +73,36 @@ def drawn(*results):
 
 
 def test_the_figures_show_the_means_over_the_seeds():
-    results = [synthetic.result("replay", memory, seed, confusion=True, classes=20) for memory in (20, 200) for seed in (1, 2)]
+    results = [
+        synthetic.result("replay", memory, seed, confusion=True, classes=20) for memory in (20, 200) for seed in (1, 2)
+    ]
     plots, few = drawn(*results), results[:2]
 
     def mean(read, of=few):
         return np.mean([read(result) for result in of], axis=0)
 
-    for slug, key in (("accuracy-memory", "avg_acc"), ("forgetting-memory", "forgetting"), ("new-task-memory", "new_acc")):
+    for slug, key in (
+        ("accuracy-memory", "avg_acc"),
+        ("forgetting-memory", "forgetting"),
+        ("new-task-memory", "new_acc"),
+    ):
         (line, *_) = plots[slug][0].lines
         assert list(line.get_xdata(orig=False)) == [20, 200]
-        np.testing.assert_allclose(line.get_ydata(orig=False), [mean(lambda r: r[key]), mean(lambda r: r[key], results[2:])])  # noqa: B023
+        np.testing.assert_allclose(
+            line.get_ydata(orig=False), [mean(lambda r: r[key]), mean(lambda r: r[key], results[2:])]
+        )  # noqa: B023
     np.testing.assert_allclose(plots["curves"][0].lines[0].get_ydata(orig=False), mean(lambda r: r["curve"]))
-    np.testing.assert_allclose(plots["training-loss"][0].lines[0].get_ydata(orig=False), mean(lambda r: np.concatenate(r["train_loss"])))
+    np.testing.assert_allclose(
+        plots["training-loss"][0].lines[0].get_ydata(orig=False), mean(lambda r: np.concatenate(r["train_loss"]))
+    )
     shown = plots["matrix-m20"][0].images[0].get_array().filled(np.nan)
     np.testing.assert_allclose(shown[np.tril_indices(2)], mean(lambda r: np.concatenate(r["matrix"])))
     shares = [np.array(r["confusion"]) / np.sum(r["confusion"], axis=1, keepdims=True) for r in few]
     np.testing.assert_allclose(plots["confusion-m20"][0].images[0].get_array(), 100 * np.mean(shares, axis=0))
     seconds = mean(lambda r: r["train_seconds"])
-    assert plots["accuracy-time"][0].lines[0].get_xdata(orig=False)[0] * {"seconds": 1, "minutes": 60, "hours": 3600}[unit_of(plots["accuracy-time"][0].get_xlabel())] == pytest.approx(seconds)
+    assert plots["accuracy-time"][0].lines[0].get_xdata(orig=False)[0] * {"seconds": 1, "minutes": 60, "hours": 3600}[
+        unit_of(plots["accuracy-time"][0].get_xlabel())
+    ] == pytest.approx(seconds)
 
 
 def unit_of(text):
@@ -88,13 +113,23 @@ def test_a_retain_rate_is_drawn_over_percent_with_a_line_for_each_memory_size():
     results = [synthetic.result("wsc", memory, wsc__retain=rate) for memory in (20, 200) for rate in (0.1, 0.2, 1)]
     lines = [line for line in drawn(*results)["retain-rate"][0].lines if len(line.get_xdata(orig=False)) == 3]
     assert [list(line.get_xdata(orig=False)) for line in lines] == [[10, 20, 100]] * 2
-    np.testing.assert_allclose([line.get_ydata(orig=False) for line in lines], np.reshape([result["avg_acc"] for result in results], (2, 3)))
+    np.testing.assert_allclose(
+        [line.get_ydata(orig=False) for line in lines], np.reshape([result["avg_acc"] for result in results], (2, 3))
+    )
 
 
 def test_axes_are_labelled_and_measured_quantities_have_units(made):
     from pycil_wsc.report.figures import figures
 
-    plain = {"task", "after task", "classes of task", "tasks learned", "true class", "predicted class", "exemplars per class"}
+    plain = {
+        "task",
+        "after task",
+        "classes of task",
+        "tasks learned",
+        "true class",
+        "predicted class",
+        "exemplars per class",
+    }
     for group in group_runs([Record(result) for result in made[1]])[0]:
         for plot in figures(group):
             labels = {label for axes in plot.figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())} - {""}
@@ -108,7 +143,11 @@ def test_every_figure_is_there_as_svg_and_png(made):
     assert {f"{plot}-{HERE}.{suffix}" for plot in plots for suffix in ("svg", "png")} <= names
     for name in names:
         content = (made[0] / "figures" / name).read_bytes()
-        assert content.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in content and content.rstrip().endswith(b"</svg>")
+        assert (
+            content.startswith(b"\x89PNG")
+            if name.endswith("png")
+            else b"<svg" in content and content.rstrip().endswith(b"</svg>")
+        )
 
 
 def test_names_with_markup_are_text(tmp_path):
@@ -126,7 +165,10 @@ def linear(colour):
 
 def lab(rgb):
     """CIE L*a*b* of light intensities, D65."""
-    x, y, z = (sum(w * min(1, max(0, v)) for w, v in zip(row, rgb)) for row in ((0.4339, 0.3762, 0.1899), (0.2127, 0.7152, 0.0722), (0.0178, 0.1095, 0.8727)))
+    x, y, z = (
+        sum(w * min(1, max(0, v)) for w, v in zip(row, rgb))
+        for row in ((0.4339, 0.3762, 0.1899), (0.2127, 0.7152, 0.0722), (0.0178, 0.1095, 0.8727))
+    )
     fx, fy, fz = (value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116 for value in (x, y, z))
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
 
@@ -143,7 +185,10 @@ SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1
 def test_the_colours_of_the_methods_are_told_apart_by_every_sight(sight):
     from pycil_wsc.report.style import COLOURS, MARKERS
 
-    seen = {name: lab([sum(w * v for w, v in zip(row, linear(colour))) for row in SIGHT[sight]]) for name, colour in COLOURS.items()}
+    seen = {
+        name: lab([sum(w * v for w, v in zip(row, linear(colour))) for row in SIGHT[sight]])
+        for name, colour in COLOURS.items()
+    }
     distances = {(a, b): math.dist(seen[a], seen[b]) for a in seen for b in seen if a < b}
     assert min(distances.values()) > 10  # a difference of 2 is just seen
     assert len(set(MARKERS.values())) == len(MARKERS) == len(COLOURS)
@@ -159,7 +204,9 @@ def test_methods_that_expand_are_dashed_and_hollow():
 
 
 def test_the_console_table_needs_no_matplotlib():
-    source = "import sys; from pycil_wsc import report; report.accuracy_table([]); assert 'matplotlib' not in sys.modules"
+    source = (
+        "import sys; from pycil_wsc import report; report.accuracy_table([]); assert 'matplotlib' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", source], check=True, cwd=Path(__file__).parent.parent)
 
 
@@ -200,12 +247,29 @@ def test_files_that_cannot_be_used_are_named_skipped_and_left_as_they_are(tmp_pa
     assert {line["method"] for line in lines_of(tmp_path / "report", f"measures-{HERE}")} == {"replay", "wa"}
 
 
-ODD = [None, "", "text", True, -1, 10**400, float("nan"), float("inf"), [], [[]], [None], {}, {"a": 1}, [[1], [2, 3, 4]]]
+ODD = [
+    None,
+    "",
+    "text",
+    True,
+    -1,
+    10**400,
+    float("nan"),
+    float("inf"),
+    [],
+    [[]],
+    [None],
+    {},
+    {"a": 1},
+    [[1], [2, 3, 4]],
+]
 
 
 @pytest.mark.parametrize("part", ["result", "config"])
 def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
-    monkeypatch.setattr("pycil_wsc.report.page._figure", lambda plot, group, out: "")  # figures are drawn, but not saved: that takes long
+    monkeypatch.setattr(
+        "pycil_wsc.report.page._figure", lambda plot, group, out: ""
+    )  # figures are drawn, but not saved: that takes long
     whole = synthetic.result("wsc", confusion=True, classes=20)
     places = [(key, value) for key in (whole if part == "result" else whole["config"]) for value in ODD]
     results = [synthetic.result("wsc", seed=seed, confusion=True, classes=20) for seed in range(len(places))]
@@ -215,7 +279,7 @@ def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
         (tmp_path / f"run{number}").mkdir()
         (tmp_path / f"run{number}" / "result.json").write_text(json.dumps(result))
     page = report.write_report(tmp_path).read_text()
-    assert "<th class=\"label\" scope=\"row\">replay</th>" in page and "is a result of another version" in page
+    assert '<th class="label" scope="row">replay</th>' in page and "is a result of another version" in page
 
 
 def test_a_result_that_a_sweep_meets_is_whole_or_named(tmp_path):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pycil_wsc import report
-from utils.errors import UnusableRun
+from pycil_wsc.errors import UnusableRun
 
 TASKS = ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
 
@@ -14,14 +14,38 @@ TASKS = ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", 
 def made_up(method="wsc", ratio=0.2, seed=1, tasks=TASKS, model="meta-llama/Llama-3.2-1B-Instruct", **changes):
     """A result with the last row's scores .1, .2, ... and ``seed`` hundredths more."""
     matrix = [[round(0.1 * (i + 1) + 0.01 * seed, 4) for i in range(t + 1)] for t in range(len(tasks))]
-    scores = {"matrix": matrix, "last_average": sum(matrix[-1]) / len(tasks), "op": [], "bwt": [], "new_score": 0.5, "forgetting": 0.125}
+    scores = {
+        "matrix": matrix,
+        "last_average": sum(matrix[-1]) / len(tasks),
+        "op": [],
+        "bwt": [],
+        "new_score": 0.5,
+        "forgetting": 0.125,
+    }
     return {
-        "kind": "llm", "config": {"llm.method": method, "llm.replay_ratio": ratio, "llm.data": "trace/1000", "llm.model": model, "seed": seed},
-        "tasks": tasks, "avg_score": scores["last_average"], "scores": {"trace": scores, "fixed": scores | {"forgetting": 0.25}},
-        "trivial": {version: {"FOMC": {"majority": 0.494}} for version in ("trace", "fixed")}, "warnings": ["FOMC: eval and test hold the same prompts"],
-        "train_minutes": 10.0 * seed, "relative_vram_minutes": 20.0 * seed, "relative_vram_minutes_streamed": 20.0 * seed, "models_resident": 2,
-        "models_resident_streamed": 2, "peak_memory_bytes": 2**30, "tokens_trained": 12345, "tokens_per_second": 100.0, "padding": 0.05,
-    } | changes  # fmt: skip
+        "kind": "llm",
+        "config": {
+            "llm.method": method,
+            "llm.replay_ratio": ratio,
+            "llm.data": "trace/1000",
+            "llm.model": model,
+            "seed": seed,
+        },
+        "tasks": tasks,
+        "avg_score": scores["last_average"],
+        "scores": {"trace": scores, "fixed": scores | {"forgetting": 0.25}},
+        "trivial": {version: {"FOMC": {"majority": 0.494}} for version in ("trace", "fixed")},
+        "warnings": ["FOMC: eval and test hold the same prompts"],
+        "train_minutes": 10.0 * seed,
+        "relative_vram_minutes": 20.0 * seed,
+        "relative_vram_minutes_streamed": 20.0 * seed,
+        "models_resident": 2,
+        "models_resident_streamed": 2,
+        "peak_memory_bytes": 2**30,
+        "tokens_trained": 12345,
+        "tokens_per_second": 100.0,
+        "padding": 0.05,
+    } | changes
 
 
 def write(folder, *results):
@@ -41,14 +65,27 @@ def test_the_table_has_the_results_numbers_and_the_papers_beside_them(tmp_path):
     report.write_report(tmp_path)
     (path,) = (tmp_path / "report" / "tables").glob("scores-trace-*.csv")
     cell = rows(path)["wsc", "20", "FOMC"]
-    assert (float(cell["mean"]), cell["averaged_over"]) == (pytest.approx(22), "3") and float(cell["standard_error"]) == pytest.approx(1 / 3**0.5)
+    assert (float(cell["mean"]), cell["averaged_over"]) == (pytest.approx(22), "3") and float(
+        cell["standard_error"]
+    ) == pytest.approx(1 / 3**0.5)
     assert (float(cell["paper_mean"]), float(cell["paper_standard_error"])) == (13, 3), "0.13 +- 0.03 in the paper"
-    assert float(rows(path)["wsc", "20", "average"]["paper_mean"]) == 38 and float(rows(path)["finetune", "0", "NumGLUE-ds"]["paper_mean"]) == 51
-    assert float(rows(path)["wsc", "20", "forgetting"]["mean"]) == 12.5 and rows(path)["wsc", "20", "forgetting"]["paper_mean"] == ""
+    assert (
+        float(rows(path)["wsc", "20", "average"]["paper_mean"]) == 38
+        and float(rows(path)["finetune", "0", "NumGLUE-ds"]["paper_mean"]) == 51
+    )
+    assert (
+        float(rows(path)["wsc", "20", "forgetting"]["mean"]) == 12.5
+        and rows(path)["wsc", "20", "forgetting"]["paper_mean"] == ""
+    )
     (fixed,) = (tmp_path / "report" / "tables").glob("scores-fixed-*.csv")
-    assert float(rows(fixed)["wsc", "20", "forgetting"]["mean"]) == 25 and not any(row["paper_mean"] for row in rows(fixed).values())
+    assert float(rows(fixed)["wsc", "20", "forgetting"]["mean"]) == 25 and not any(
+        row["paper_mean"] for row in rows(fixed).values()
+    )
     (cost,) = (tmp_path / "report" / "tables").glob("cost-*.csv")
-    assert float(rows(cost)["wsc", "20", "peak memory (MiB)"]["mean"]) == 1024 and float(rows(cost)["wsc", "20", "padding (%)"]["mean"]) == 5
+    assert (
+        float(rows(cost)["wsc", "20", "peak memory (MiB)"]["mean"]) == 1024
+        and float(rows(cost)["wsc", "20", "padding (%)"]["mean"]) == 5
+    )
 
 
 @pytest.mark.parametrize("changes", [{"model": "tiny-llama"}, {"tasks": TASKS[:3]}])
@@ -62,9 +99,18 @@ def test_other_models_and_tasks_have_no_numbers_of_the_paper_beside_them(changes
 def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path):
     write(tmp_path, *(made_up(method, ratio) for method in ("replay", "wsc") for ratio in (0.2, 0.8)))
     page = report.write_report(tmp_path).read_text()
-    for text in ("trace/1000, 8 tasks", "Average score against memory", "Relative VRAM usage against memory", "FOMC: majority 49.4", "eval and test hold the same prompts"):
+    for text in (
+        "trace/1000, 8 tasks",
+        "Average score against memory",
+        "Relative VRAM usage against memory",
+        "FOMC: majority 49.4",
+        "eval and test hold the same prompts",
+    ):
         assert text in page
-    assert {path.suffix for path in (tmp_path / "report" / "figures").iterdir()} == {".svg", ".png"} and "another version" not in page
+    assert {path.suffix for path in (tmp_path / "report" / "figures").iterdir()} == {
+        ".svg",
+        ".png",
+    } and "another version" not in page
 
 
 def test_settings_that_differ_have_rows_of_their_own():
@@ -78,7 +124,9 @@ def test_settings_that_differ_have_rows_of_their_own():
 def test_images_and_language_models_have_tables_of_their_own(synthetic_result):
     text = report.result_table([synthetic_result, made_up()])
     assert "Average accuracy" in text and "Scores after the last task" in text
-    assert "Scores" not in report.result_table([synthetic_result]) and "accuracy" not in report.result_table([made_up()])
+    assert "Scores" not in report.result_table([synthetic_result]) and "accuracy" not in report.result_table(
+        [made_up()]
+    )
 
 
 @pytest.fixture
@@ -88,7 +136,10 @@ def synthetic_result():
     return synthetic.result()
 
 
-@pytest.mark.parametrize("changes", [{"scores": {}}, {"avg_score": "high"}, {"tasks": TASKS[:2]}, {"config": {}}, {"peak_memory_bytes": None}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"scores": {}}, {"avg_score": "high"}, {"tasks": TASKS[:2]}, {"config": {}}, {"peak_memory_bytes": None}],
+)
 def test_a_result_that_is_not_whole_is_named_and_left_out(changes, tmp_path):
     write(tmp_path, made_up(), made_up(seed=2) | changes)
     assert "another version" in report.write_report(tmp_path).read_text()

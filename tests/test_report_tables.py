@@ -10,13 +10,20 @@ import pytest
 import synthetic
 from synthetic import HERE, lines_of
 
-from pycil_wsc import config as configuration
 from pycil_wsc import report
+from pycil_wsc.config import loading as configuration
 from pycil_wsc.report import groups
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
 PAPER = json.loads((Path(report.__file__).parent / "paper.json").read_text())
-STANDARD = {"wsc.importance": "moment", "wsc.reset": "blend", "wsc.reset_every": "once", "wsc.average": True, "wsc.retain": 0.2, "exemplars": "herding"}
+STANDARD = {
+    "wsc.importance": "moment",
+    "wsc.reset": "blend",
+    "wsc.reset_every": "once",
+    "wsc.average": True,
+    "wsc.retain": 0.2,
+    "exemplars": "herding",
+}
 
 
 # ---- every number comes from the runs ----------------------------------------------------------------------------------
@@ -27,7 +34,11 @@ def mean(values):
 
 
 def standard_error(values):
-    return math.sqrt(sum((value - mean(values)) ** 2 for value in values) / (len(values) - 1) / len(values)) if len(values) > 1 else None
+    return (
+        math.sqrt(sum((value - mean(values)) ** 2 for value in values) / (len(values) - 1) / len(values))
+        if len(values) > 1
+        else None
+    )
 
 
 def method(config):
@@ -46,17 +57,26 @@ def ablated(config, row):
     if row == "replay":
         return method(config) == "replay" and config["memory_per_class"] > 0 and as_usual(config)
     reset, average = ("none" if row == "wsc without reset" else "blend"), row != "wsc without averaging"
-    return is_wsc(config, "wsc.reset", "wsc.average") and (config["wsc.reset"], config["wsc.average"]) == (reset, average)
+    return is_wsc(config, "wsc.reset", "wsc.average") and (config["wsc.reset"], config["wsc.average"]) == (
+        reset,
+        average,
+    )
 
 
 def ruled(config, row):
     rule, average = row.removesuffix(" without averaging"), not row.endswith(" without averaging")
-    return is_wsc(config, "wsc.reset", "wsc.average") and (config["wsc.reset"], config["wsc.average"]) == (rule, average)
+    return is_wsc(config, "wsc.reset", "wsc.average") and (config["wsc.reset"], config["wsc.average"]) == (
+        rule,
+        average,
+    )
 
 
 def retained(config, row):
     rate, average = float(row.split()[0]), not row.endswith(" without averaging")
-    return is_wsc(config, "wsc.retain", "wsc.average") and (config["wsc.retain"], config["wsc.average"]) == (rate, average)
+    return is_wsc(config, "wsc.retain", "wsc.average") and (config["wsc.retain"], config["wsc.average"]) == (
+        rate,
+        average,
+    )
 
 
 def listed(config, row):
@@ -68,7 +88,9 @@ def listed(config, row):
 
 
 MEMBERS = {
-    "accuracy": lambda config, row: method(config) == row != "joint" and config["memory_per_class"] > 0 and as_usual(config),
+    "accuracy": lambda config, row: (
+        method(config) == row != "joint" and config["memory_per_class"] > 0 and as_usual(config)
+    ),
     "zero-memory": lambda config, row: method(config) == row and config["memory_per_class"] == 0,
     "reservoir": lambda config, row: method(config) == row and config["exemplars"] == "reservoir",
     "retraining": lambda config, row: method(config) == row and config["memory_per_class"] > 0 and as_usual(config),
@@ -84,7 +106,12 @@ COLUMNS = {
     "average": lambda result: mean(result["curve"]),
     "last": lambda result: result["curve"][-1],
     "newest task": lambda result: mean([row[-1] for row in result["matrix"]]),
-    "forgetting": lambda result: mean([max(row[k] for row in result["matrix"][k:]) - result["matrix"][-1][k] for k in range(len(result["matrix"]) - 1)]),
+    "forgetting": lambda result: mean(
+        [
+            max(row[k] for row in result["matrix"][k:]) - result["matrix"][-1][k]
+            for k in range(len(result["matrix"]) - 1)
+        ]
+    ),
     "last, top-5": lambda result: result["top5_curve"][-1],
     "NME average": lambda result: mean(result["nme_curve"]),
     "training, s": lambda result: result["train_seconds"],
@@ -96,7 +123,9 @@ COLUMNS = {
     "scoring, MiB": lambda result: result["importance_bytes"] / 1024 / 1024,
     "scoring, passes": lambda result: result["importance_passes"],
 }
-ALL_TABLES = {f"{study}-{HERE}" for study in MEMBERS} | {f"{study}-cifar100-b5-inc5-resnet32" for study in ("accuracy", "measures", "cost")}
+ALL_TABLES = {f"{study}-{HERE}" for study in MEMBERS} | {
+    f"{study}-cifar100-b5-inc5-resnet32" for study in ("accuracy", "measures", "cost")
+}
 
 
 def split(slug):
@@ -105,7 +134,9 @@ def split(slug):
 
 def test_the_runs_of_all_studies_fill_all_tables(made):
     assert {path.stem for path in (made[0] / "tables").glob("*.csv")} == ALL_TABLES
-    assert {path.name for path in (made[0] / "tables").iterdir()} == {f"{slug}.{suffix}" for slug in ALL_TABLES for suffix in ("csv", "md", "tex")}
+    assert {path.name for path in (made[0] / "tables").iterdir()} == {
+        f"{slug}.{suffix}" for slug in ALL_TABLES for suffix in ("csv", "md", "tex")
+    }
 
 
 @pytest.mark.parametrize("slug", sorted(ALL_TABLES))
@@ -116,7 +147,9 @@ def test_every_number_of_a_table_is_computed_from_the_runs(made, slug):
     assert lines
     for line in lines:
         row = next(iter(line.values()))
-        members = [r for r in results if MEMBERS[study](r["config"], row) and r["config"]["increment"] == int(increment)]
+        members = [
+            r for r in results if MEMBERS[study](r["config"], row) and r["config"]["increment"] == int(increment)
+        ]
         read = COLUMNS.get(line["column"], lambda result: mean(result["curve"]))
         if not line["column"].startswith("scoring"):
             memory = int(line.get("exemplars per class") or line["column"].replace(",", ""))
@@ -126,7 +159,11 @@ def test_every_number_of_a_table_is_computed_from_the_runs(made, slug):
         if values:
             assert float(line["mean"]) == pytest.approx(mean(values), rel=1e-9)
             error = standard_error(values)
-            assert line["standard_error"] == "" if error is None else float(line["standard_error"]) == pytest.approx(error, rel=1e-6, abs=1e-9)
+            assert (
+                line["standard_error"] == ""
+                if error is None
+                else float(line["standard_error"]) == pytest.approx(error, rel=1e-6, abs=1e-9)
+            )
 
 
 @pytest.mark.parametrize("study", ["measures", "cost"])
@@ -134,7 +171,9 @@ def test_no_run_is_left_out_of_the_whole_lists(made, study):
     folder, results = made
     slugs = (f"{study}-{HERE}", f"{study}-cifar100-b5-inc5-resnet32")
     first = "average" if study == "measures" else "training, s"
-    assert sum(int(line["averaged_over"]) for slug in slugs for line in lines_of(folder, slug) if line["column"] == first) == len(results)
+    assert sum(
+        int(line["averaged_over"]) for slug in slugs for line in lines_of(folder, slug) if line["column"] == first
+    ) == len(results)
 
 
 class Tables(html.parser.HTMLParser):
@@ -172,7 +211,9 @@ def printed(folder, slug, form):
     else:
         mark, end, between = {"md": ("| ", " |", " | "), "tex": ("", r" \\", " & ")}[form]
         text = (folder / "tables" / f"{slug}.{form}").read_text()
-        rows = [line.removeprefix(mark).removesuffix(end).split(between) for line in text.splitlines() if line.endswith(end)]
+        rows = [
+            line.removeprefix(mark).removesuffix(end).split(between) for line in text.splitlines() if line.endswith(end)
+        ]
     labels = 3 if slug.startswith(("measures", "cost")) else 1
     clean = [[re.sub(r"†|\$\^\\dagger\$|\\(?=[_])", "", cell).strip() for cell in row[:labels]] for row in rows]
     return {tuple(label): row[labels:] for label, row in zip(clean, rows)}
@@ -185,7 +226,11 @@ def test_every_form_of_a_table_shows_the_same_numbers(made, slug, form):
     study = split(slug)[0]
     decimals = 0 if study == "cost" else 2
     labels = 3 if study in ("measures", "cost") else 1
-    header = next(row for label, row in rows.items() if label[0] in ("method", "wsc.importance", "wsc.reset", "wsc.reset_every", "wsc.retain"))
+    header = next(
+        row
+        for label, row in rows.items()
+        if label[0] in ("method", "wsc.importance", "wsc.reset", "wsc.reset_every", "wsc.retain")
+    )
     for line in lines_of(made[0], slug):
         shown = rows[tuple(list(line.values())[:labels])][header.index(line["column"])]
         numbers = [f"{float(line['mean']):,.{decimals}f}"] if line["mean"] else []
@@ -197,19 +242,25 @@ def test_every_form_of_a_table_shows_the_same_numbers(made, slug, form):
         numbers += [f"{abs(float(line['differs_by'])):.2f}"] if line["differs_by"] else []
         assert re.findall(r"\d[\d,]*(?:\.\d+)?", shown) == numbers
         assert any(bold in shown for bold in ("**", r"\textbf", "<b>")) == (line["best"] == "1")
-        assert ("▲" in shown or r"\blacktriangle$" in shown) == (line["differs_by"] != "" and float(line["differs_by"]) > 0)
+        assert ("▲" in shown or r"\blacktriangle$" in shown) == (
+            line["differs_by"] != "" and float(line["differs_by"]) > 0
+        )
 
 
 # ---- the paper's numbers and the marks ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "retain-rate"))))
+@pytest.mark.parametrize(
+    "slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "retain-rate")))
+)
 def test_the_papers_number_stands_beside_and_a_difference_beyond_both_errors_is_marked(made, slug):
     study, place, _ = split(slug)
     for line in lines_of(made[0], slug):
         row = next(iter(line.values()))
         theirs = PAPER["tables"][place][study].get(row, {}).get(line["column"], {})
-        assert line["paper_mean"] == str(theirs.get("mean", "")) and line["paper_standard_error"] == str(theirs.get("se", ""))
+        assert line["paper_mean"] == str(theirs.get("mean", "")) and line["paper_standard_error"] == str(
+            theirs.get("se", "")
+        )
         apart = None
         if line["standard_error"] and "se" in theirs:
             apart = float(line["mean"]) - theirs["mean"]
@@ -218,7 +269,11 @@ def test_the_papers_number_stands_beside_and_a_difference_beyond_both_errors_is_
 
 
 def test_some_differences_are_marked_and_some_are_not(made):
-    marks = {line["differs_by"] != "" for line in lines_of(made[0], f"accuracy-{HERE}") if line["paper_mean"] and line["mean"]}
+    marks = {
+        line["differs_by"] != ""
+        for line in lines_of(made[0], f"accuracy-{HERE}")
+        if line["paper_mean"] and line["mean"]
+    }
     assert marks == {True, False}
 
 
@@ -239,7 +294,9 @@ def test_the_best_of_each_column_that_does_not_expand_is_bold(made, slug):
         columns.setdefault(line["column"], []).append(line)
     for lines in (lines for column, lines in columns.items() if not column.startswith("scoring")):
         best = max(float(line["mean"]) for line in lines if line["mean"] and line["expands"] == "0")
-        assert [line["best"] == "1" for line in lines] == [line["expands"] == "0" and line["mean"] != "" and float(line["mean"]) == best for line in lines]
+        assert [line["best"] == "1" for line in lines] == [
+            line["expands"] == "0" and line["mean"] != "" and float(line["mean"]) == best for line in lines
+        ]
         assert {next(iter(line.values())) for line in lines if line["expands"] == "1"} <= {"der", "foster", "memo"}
 
 
@@ -249,12 +306,17 @@ def test_expanding_methods_are_marked(made):
 
 
 def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
-    synthetic.write(tmp_path / "runs", *(synthetic.result("replay", 20, seed, init_epoch=20, epochs=5) for seed in (1993, 1994)))
+    synthetic.write(
+        tmp_path / "runs", *(synthetic.result("replay", 20, seed, init_epoch=20, epochs=5) for seed in (1993, 1994))
+    )
     folder = report.write_report(tmp_path / "runs").parent
     (line,) = lines_of(folder, f"accuracy-{HERE}")
     assert (line["paper_mean"], line["compared"], line["differs_by"]) == ("48.63", "0", "")
     text = (folder / "tables" / f"accuracy-{HERE}.md").read_text()
-    assert "a shorter schedule than the paper's (20 epochs for the first task and 5 for each later one, not 200 and 70)" in text
+    assert (
+        "a shorter schedule than the paper's (20 epochs for the first task and 5 for each later one, not 200 and 70)"
+        in text
+    )
     assert "(48.63 ± 1.1)" in text
 
 
@@ -267,11 +329,17 @@ def rows_of(*results):
 
 def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_as_tell_them_apart():
     short = {"init_epoch": 20, "init_milestones": [5], "epochs": 5, "milestones": [2]}
-    assert rows_of(synthetic.result("replay"), synthetic.result("replay", **short), synthetic.result("der")) == ["der", "replay init_epoch=200", "replay init_epoch=20"]
+    assert rows_of(synthetic.result("replay"), synthetic.result("replay", **short), synthetic.result("der")) == [
+        "der",
+        "replay init_epoch=200",
+        "replay init_epoch=20",
+    ]
 
 
 def test_places_and_seeds_make_no_rows():
-    assert rows_of(synthetic.result(seed=1), synthetic.result(seed=2, prefix="other", device="cpu", num_workers=9, memory_size=7)) == ["replay"]
+    assert rows_of(
+        synthetic.result(seed=1), synthetic.result(seed=2, prefix="other", device="cpu", num_workers=9, memory_size=7)
+    ) == ["replay"]
 
 
 def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
@@ -281,7 +349,9 @@ def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
 
 
 def test_the_report_knows_the_configurations_defaults():
-    assert {name: value for name, value in groups.STUDIED.items() if name in configuration.FIELDS} == {n: f.default for n, f in configuration.FIELDS.items() if n in groups.STUDIED}
+    assert {name: value for name, value in groups.STUDIED.items() if name in configuration.FIELDS} == {
+        n: f.default for n, f in configuration.FIELDS.items() if n in groups.STUDIED
+    }
 
 
 def test_time_that_a_run_was_spared_has_a_column_of_its_own(tmp_path, undrawn):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pycil_wsc.attempt import Datasets
-from pycil_wsc.config import resolve
-from utils.data import load_dataset
-from utils.errors import UserError
-from utils.resized import resized
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.resized import resized
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.attempt import Datasets
 
 SIZES = {"wide.jpg": (200, 100), "high.jpg": (90, 300), "small.jpg": (64, 80), "exact.png": (73, 73)}
 
@@ -68,11 +68,21 @@ def test_a_broken_file_is_named_and_the_rest_kept(dataset, folder, tmp_path):
 
 
 def test_the_configuration_asks_for_copies_and_a_plan_makes_none(folder, tmp_path):
-    config = resolve({"dataset": f"folder:{folder}", "image_size": 64, "data_root": str(tmp_path), "cache_images": True, "num_workers": 1})
+    config = resolve(
+        {
+            "dataset": f"folder:{folder}",
+            "image_size": 64,
+            "data_root": str(tmp_path),
+            "cache_images": True,
+            "num_workers": 1,
+        }
+    )
     data = Datasets()
     assert "resized" not in str(data.of(config).train.images) and not (tmp_path / "resized").exists()
     assert "resized" in str(data.for_training(config).train.images)
-    assert config.run_folder != resolve(config.to_dict() | {"cache_images": False}).run_folder, "other pixels are another run"
+    assert config.run_folder != resolve(config.to_dict() | {"cache_images": False}).run_folder, (
+        "other pixels are another run"
+    )
 
 
 def test_arrays_in_memory_stay_as_they_are(tmp_path):

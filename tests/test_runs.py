@@ -14,21 +14,23 @@ import torch
 from small_runs import ROOT, Killed, command, killed_at, results, small_data, wait_until, without_measurements, write
 
 from main import main
-from pycil_wsc import trainer
-from pycil_wsc.config import resolve
+from pycil_wsc import files, registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.trainer import Run, planned_images
-from utils import factory, files
-from utils.data import load_dataset
+from pycil_wsc.runs import run as run_module
+from pycil_wsc.runs.run import Run, planned_images
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, settings, tmp_path):
     assert main(["--config", write(tmp_path, settings | {"model_name": name})]) == 0
     ((folder, result),) = results(settings).items()
-    assert [len(row) for row in result["matrix"]] == [1, 2, 3] and len(result["curve"]) == len(result["top5_curve"]) == 3
+    assert [len(row) for row in result["matrix"]] == [1, 2, 3] and len(result["curve"]) == len(
+        result["top5_curve"]
+    ) == 3
     assert np.isclose(result["avg_acc"], np.mean(result["curve"])) and result["last_acc"] == result["curve"][-1]
     assert np.allclose(result["curve"], [np.mean(row) for row in result["matrix"]])  # the tasks are of equal size
     assert result["new_acc"] > 60, "the newest of two easy tasks is learned"
@@ -40,17 +42,23 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, settin
     assert "epoch 4/4" in (folder / "log.txt").read_text()
     per_class = 100 * np.diag(result["confusion"]) / np.sum(result["confusion"], 1)
     assert np.allclose(per_class.reshape(3, 2).mean(1), result["matrix"][-1])
-    assert np.sum(result["confusion"], 1).tolist() == [12] * 6 and result["class_names"] == [str(label) for label in result["class_order"]]
+    assert np.sum(result["confusion"], 1).tolist() == [12] * 6 and result["class_names"] == [
+        str(label) for label in result["class_order"]
+    ]
 
 
-@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("name", sorted(registry.learners))
 def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, settings, tmp_path):
     """As the log has them, rounded; phases one after another."""
     assert main(["--config", write(tmp_path, settings | {"model_name": name})]) == 0
     ((folder, result),) = results(settings).items()
     logged = re.findall(r"task (\d) .* epoch \d+/\d+: loss (.+), train accuracy (.+)", (folder / "log.txt").read_text())
     kept = zip(result["train_loss"], result["train_accuracy"])
-    assert logged == [(str(task), f"{loss:.4f}", f"{accuracy:.2f}") for task, curves in enumerate(kept) for loss, accuracy in zip(*curves, strict=True)]
+    assert logged == [
+        (str(task), f"{loss:.4f}", f"{accuracy:.2f}")
+        for task, curves in enumerate(kept)
+        for loss, accuracy in zip(*curves, strict=True)
+    ]
     assert len(logged) >= 3 + 4 + 4
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for key in ("train_loss", "train_accuracy"):
@@ -58,7 +66,13 @@ def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, settings, tmp_
 
 
 def test_lists_of_numbers_are_a_line_each_in_a_json_file(tmp_path):
-    value = {"confusion": [[10, 0], [1, 9]], "curve": [1.5, None, True], "empty": [], "text": ["a [1,\n 2]", "}"], "nested": [{"a": [1, 2]}]}
+    value = {
+        "confusion": [[10, 0], [1, 9]],
+        "curve": [1.5, None, True],
+        "empty": [],
+        "text": ["a [1,\n 2]", "}"],
+        "nested": [{"a": [1, 2]}],
+    }
     files.write_json(tmp_path / "value.json", value)
     text = (tmp_path / "value.json").read_text()
     assert json.loads(text) == value
@@ -66,7 +80,7 @@ def test_lists_of_numbers_are_a_line_each_in_a_json_file(tmp_path):
     assert '"curve": [1.5, null, true],\n' in text and '"a": [1, 2]\n' in text
 
 
-@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("name", sorted(registry.learners))
 @pytest.mark.parametrize("memory", [0, 3, 1000])
 def test_the_planned_cost_is_the_cost(name, memory, settings, tmp_path):
     """Memory 0 and a quota above the class size included."""
@@ -79,7 +93,7 @@ def test_the_planned_cost_is_the_cost(name, memory, settings, tmp_path):
     assert (result["nme_curve"] is None) == (memory == 0 or not config.nme or not run.learner.uses_memory)
 
 
-@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("name", sorted(registry.learners))
 @pytest.mark.parametrize("epoch", [1, 4, 6, 7, 9, 11])
 def test_a_run_stopped_after_any_epoch_ends_like_one_never_stopped(name, epoch, settings, tmp_path):
     """Stopped in the first task, at its end, in and after the warm-up, between averages, and in the last task."""
@@ -97,7 +111,7 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
     """Killed at the very end, just after the last writing of ``moment``."""
     config = resolve(settings | {"model_name": "replay"})
     dataset = load_dataset(config.dataset, ".")
-    write = trainer.write_atomically
+    write = run_module.write_atomically
 
     def write_and_die(path, content):
         write(path, content)
@@ -127,7 +141,9 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, ca
     assert process.wait() == -signal.SIGKILL
     assert main(["--config", write(tmp_path, settings)]) == 0
     assert "going on with" in "".join(path.read_text() for path in runs.rglob("log.txt"))
-    assert [*map(without_measurements, results(settings).values())] == [*map(without_measurements, results(undisturbed).values())]
+    assert [*map(without_measurements, results(settings).values())] == [
+        *map(without_measurements, results(undisturbed).values())
+    ]
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
     assert main(["--config", write(tmp_path, settings)]) == 0
     assert "2 of 2 runs finished before" in capsys.readouterr().out
@@ -164,11 +180,22 @@ def test_a_defect_of_one_run_is_a_line_its_traceback_in_the_log(settings, tmp_pa
 
 
 def test_a_stock_pycil_file_runs_where_there_is_no_gpu(settings, tmp_path):
-    stock = settings | {"prefix": "reproduce", "fixed_memory": False, "memory_size": 12, "device": ["0", "1", "2", "3"], "seed": [1993], "model_name": "replay"}
+    stock = settings | {
+        "prefix": "reproduce",
+        "fixed_memory": False,
+        "memory_size": 12,
+        "device": ["0", "1", "2", "3"],
+        "seed": [1993],
+        "model_name": "replay",
+    }
     assert main(["--config", write(tmp_path, stock)]) == 0
     ((folder, _),) = results(settings).items()
     assert folder.parent.name == "total12"
-    assert [json.loads(line)["exemplars"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [12, 12, 12]
+    assert [json.loads(line)["exemplars"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [
+        12,
+        12,
+        12,
+    ]
 
 
 def test_a_run_uses_the_threads_it_is_given(settings, monkeypatch):
@@ -205,7 +232,9 @@ def test_bad_input_is_one_line_and_exit_code_2(settings, tmp_path, capsys):
 
 def test_an_output_folder_that_cannot_be_is_named(settings, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert f"{tmp_path}/file" in one_error_line(capsys, ["--config", write(tmp_path, settings), "--out", str(tmp_path / "file" / "runs")])
+    assert f"{tmp_path}/file" in one_error_line(
+        capsys, ["--config", write(tmp_path, settings), "--out", str(tmp_path / "file" / "runs")]
+    )
 
 
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings, tmp_path):
@@ -213,7 +242,11 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings
     path = write(tmp_path, settings | {"model_name": "replay"})
     script = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.path.insert(0, '.'); from main import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.run([sys.executable, "-c", script, "--config", path], cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 2 and "checkpoint.pt: cannot be written" in process.stderr and "Traceback" not in process.stderr
+    assert (
+        process.returncode == 2
+        and "checkpoint.pt: cannot be written" in process.stderr
+        and "Traceback" not in process.stderr
+    )
     assert not list(Path(settings["out"]).rglob("*.partial"))
     assert main(["--config", path]) == 0
 
@@ -237,14 +270,25 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out
 
 
-SPLITS = [(name, *split) for name in sorted(factory.learners) for split in [(50, 10, 6), (20, 20, 5), (5, 5, 20)]]
+SPLITS = [(name, *split) for name in sorted(registry.learners) for split in [(50, 10, 6), (20, 20, 5), (5, 5, 20)]]
 
 
-@pytest.mark.parametrize("name, init_cls, increment, tasks", SPLITS + [(name, 2, 2, 50) for name in ("replay", "wa", "wsc")])
-def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(name, init_cls, increment, tasks, settings, tmp_path):
+@pytest.mark.parametrize(
+    "name, init_cls, increment, tasks", SPLITS + [(name, 2, 2, 50) for name in ("replay", "wa", "wsc")]
+)
+def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(
+    name, init_cls, increment, tasks, settings, tmp_path
+):
     """B50-Inc10, B0-Inc20, T=20 and T=50; a matrix row per task, whatever its number of classes, and forgetting by its definition."""
     data = small_data(tmp_path / "hundred.npz", classes=100, per_class=4)
-    keys = {"dataset": f"npz:{data}", "init_cls": init_cls, "increment": increment, "model_name": name, "memory_per_class": 2, "batch_size": 512}
+    keys = {
+        "dataset": f"npz:{data}",
+        "init_cls": init_cls,
+        "increment": increment,
+        "model_name": name,
+        "memory_per_class": 2,
+        "batch_size": 512,
+    }
     config = resolve(settings | keys | {"init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5})
     result = Run(config, load_dataset(config.dataset, ".")).execute()
     matrix = result["matrix"]

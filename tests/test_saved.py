@@ -13,11 +13,11 @@ from PIL import Image
 from small_runs import killed_at
 
 import pycil_wsc
-from pycil_wsc.config import resolve
-from pycil_wsc.trainer import Run
-from utils import factory
-from utils.data import load_dataset
-from utils.errors import UserError
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 NAMES = ["rose", "oak", "fern", "moss", "kelp", "yew"]
@@ -41,8 +41,19 @@ def run(arrays, tmp_path):
     np.savez(tmp_path / "data.npz", **arrays)
 
     def make(**keys):
-        settings = {"dataset": f"npz:{tmp_path / 'data.npz'}", "out": str(tmp_path / "runs"), "memory_per_class": 4, "init_cls": 2, "increment": 2,
-                    "model_name": "replay", "convnet_type": "resnet8", "device": "cpu", "init_epoch": 2, "epochs": 2, "batch_size": 8}  # fmt: skip
+        settings = {
+            "dataset": f"npz:{tmp_path / 'data.npz'}",
+            "out": str(tmp_path / "runs"),
+            "memory_per_class": 4,
+            "init_cls": 2,
+            "increment": 2,
+            "model_name": "replay",
+            "convnet_type": "resnet8",
+            "device": "cpu",
+            "init_epoch": 2,
+            "epochs": 2,
+            "batch_size": 8,
+        }
         config = resolve(settings | keys)
         return Run(config, load_dataset(config.dataset, ".", config.image_size))
 
@@ -57,7 +68,7 @@ def accuracies(model, classes, arrays):
     return [float(100 * np.mean(part)) for part in np.split(right, len(classes) // 2)]
 
 
-@pytest.mark.parametrize("name", sorted(factory.learners))
+@pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learners_weights_classify_as_the_run_did_after_each_task(name, run, arrays, tmp_path):
     finished = run(model_name=name, save_weights="every")
     result = finished.execute()
@@ -74,7 +85,11 @@ def test_every_learners_weights_classify_as_the_run_did_after_each_task(name, ru
     for true, guess in zip(arrays["test_y"][indices], predicted):
         counts[result["class_order"].index(true), result["class_order"].index(guess)] += 1
     assert result["confusion"] == counts.tolist()
-    assert [model.class_names[label] for label in result["class_order"]] == result["class_names"] == [NAMES[c] for c in result["class_order"]]
+    assert (
+        [model.class_names[label] for label in result["class_order"]]
+        == result["class_names"]
+        == [NAMES[c] for c in result["class_order"]]
+    )
 
 
 def test_true_keeps_the_last_weights_alone_and_they_are_those_of_a_stopped_run(run, tmp_path):
@@ -113,7 +128,9 @@ def test_the_logits_are_the_trained_learners_in_its_precision_by_the_data_sets_l
     order, images = finished.execute()["class_order"], arrays["test_x"][::7]  # one batch
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected = finished.learner.eval().predict(finished.test_source.normalise(torch.from_numpy(images))).float()
-    assert torch.equal(pycil_wsc.load(finished.folder)(images), torch.stack([expected[:, order.index(label)] for label in range(6)], 1))
+    assert torch.equal(
+        pycil_wsc.load(finished.folder)(images), torch.stack([expected[:, order.index(label)] for label in range(6)], 1)
+    )
 
 
 def test_the_test_transform_of_image_files_is_the_runs(run, arrays, tmp_path):
@@ -125,8 +142,16 @@ def test_the_test_transform_of_image_files_is_the_runs(run, arrays, tmp_path):
     finished = run(dataset=f"folder:{tmp_path / 'images'}", image_size=8, save_weights=True, num_workers=0)
     result = finished.execute()
     model = pycil_wsc.load(finished.folder)
-    files = [path for name in result["class_names"] for path in sorted((tmp_path / "images" / "val" / name).iterdir(), key=str)]
-    assert 100 * np.mean([model.class_names[label] == path.parent.name for path, label in zip(files, model.predict(files))]) == result["last_acc"]
+    files = [
+        path
+        for name in result["class_names"]
+        for path in sorted((tmp_path / "images" / "val" / name).iterdir(), key=str)
+    ]
+    assert (
+        100
+        * np.mean([model.class_names[label] == path.parent.name for path, label in zip(files, model.predict(files))])
+        == result["last_acc"]
+    )
     assert model(arrays["test_x"]).shape == (54, 6)
     with pytest.raises(UserError, match=r"or names of image files"):
         model(arrays["test_x"][:, :7])
@@ -182,7 +207,11 @@ def test_weights_that_cannot_be_loaded_are_one_line(run, tmp_path):
 
 
 def test_the_readmes_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
-    (source,) = (block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "pycil_wsc.load" in block)
+    (source,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "pycil_wsc.load" in block
+    )
     finished = run(save_weights=True)
     finished.execute()
     source = re.sub(r'load\("[^"]+"\)', f"load({str(finished.folder)!r})", source)

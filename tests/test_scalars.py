@@ -9,12 +9,26 @@ import pytest
 from small_runs import killed_at
 
 from main import main
-from pycil_wsc.config import resolve
-from pycil_wsc.trainer import Run
-from utils.data import load_dataset
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.runs.run import Run
 
-SETTINGS = {"dataset": "digits", "model_name": "replay", "memory_per_class": 2, "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "device": "cpu",
-            "init_epoch": 3, "epochs": 2, "batch_size": 256, "init_milestones": [1, 2], "milestones": [1], "threads": 1, "checkpoint_seconds": 0}  # fmt: skip
+SETTINGS = {
+    "dataset": "digits",
+    "model_name": "replay",
+    "memory_per_class": 2,
+    "init_cls": 4,
+    "increment": 3,
+    "convnet_type": "resnet8",
+    "device": "cpu",
+    "init_epoch": 3,
+    "epochs": 2,
+    "batch_size": 256,
+    "init_milestones": [1, 2],
+    "milestones": [1],
+    "threads": 1,
+    "checkpoint_seconds": 0,
+}
 
 
 @pytest.fixture
@@ -60,12 +74,20 @@ def check(scalars, result, nme):
     expected["train/learning_rate"] = [0.1, 0.01, 0.001, 0.1, 0.01, 0.1, 0.01]
     matrix = result["matrix"]
     forgetting = [0.0, matrix[0][0] - matrix[1][0], result["forgetting"]]
-    expected |= {"test/cnn_top1": result["curve"], "test/newest_task": [row[-1] for row in matrix], "test/forgetting": np.maximum(forgetting, 0)}
+    expected |= {
+        "test/cnn_top1": result["curve"],
+        "test/newest_task": [row[-1] for row in matrix],
+        "test/forgetting": np.maximum(forgetting, 0),
+    }
     expected |= {"test/nme_top1": result["nme_curve"]} if nme else {}
     assert {*epochs, *tasks} == {*expected, "train/images_per_second"}
-    assert [step for step, _ in epochs["train/images_per_second"]] == list(range(7)) and min(epochs["train/images_per_second"])[1] > 0
+    assert [step for step, _ in epochs["train/images_per_second"]] == list(range(7)) and min(
+        epochs["train/images_per_second"]
+    )[1] > 0
     for name, values in expected.items():
-        assert (epochs | tasks)[name] == [(step, pytest.approx(value, rel=1e-6, abs=1e-6)) for step, value in enumerate(values)], name
+        assert (epochs | tasks)[name] == [
+            (step, pytest.approx(value, rel=1e-6, abs=1e-6)) for step, value in enumerate(values)
+        ], name
 
 
 @pytest.mark.parametrize("nme", [True, False])
@@ -90,7 +112,9 @@ def test_the_event_files_read_back(run):
     result, scalars = ended.execute(), {}
     for part in ("epochs", "tasks"):
         events = accumulator.EventAccumulator(str(ended.folder / "tensorboard" / part)).Reload()
-        scalars[part] = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+        scalars[part] = {
+            name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+        }
     check(scalars, result, True)
 
 
@@ -99,5 +123,8 @@ def test_without_tensorboard_one_line_says_so_before_training(tmp_path, monkeypa
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"out": str(tmp_path / "runs")}))
     assert main(["--config", str(tmp_path / "config.json"), "--tensorboard"]) == 2
     captured = capsys.readouterr()
-    assert captured.err.strip() == "error: tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
+    assert (
+        captured.err.strip()
+        == "error: tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
+    )
     assert "task" not in captured.out

@@ -9,24 +9,29 @@ from small_runs import killed_at, without_measurements
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.config import resolve
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import WeightSpaceConsolidation, fisher_diagonal, hessian_diagonal
-from pycil_wsc.trainer import Run
-from utils import factory
-from utils.data import load_dataset
-from utils.errors import UserError
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.run import Run
 
 
 def tiny_network():
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Softplus(), nn.Flatten(), nn.Linear(32, 3)).double()
+    network = nn.Sequential(
+        nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Softplus(), nn.Flatten(), nn.Linear(32, 3)
+    ).double()
     network(torch.randn(16, 3, 4, 4).double())  # statistics of the batch norm
     return network.eval()
 
 
 def tiny_batches():
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(n, 3, 4, 4, generator=generator).double(), torch.randint(3, (n,), generator=generator)) for n in (5, 4)]
+    return [
+        (torch.randn(n, 3, 4, 4, generator=generator).double(), torch.randint(3, (n,), generator=generator))
+        for n in (5, 4)
+    ]
 
 
 def test_fisher_is_the_mean_of_each_samples_squared_gradient():
@@ -42,7 +47,9 @@ def test_fisher_is_the_mean_of_each_samples_squared_gradient():
                 expected[name] += param.grad**2 / 9
     network.zero_grad()
     for chunk_size in (1, 3, 16):
-        torch.testing.assert_close(fisher_diagonal(network, params, batches, chunk_size), expected, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(
+            fisher_diagonal(network, params, batches, chunk_size), expected, rtol=1e-5, atol=1e-9
+        )
     assert all(param.grad is None for param in params.values())
 
 
@@ -65,12 +72,19 @@ def test_hutchinsons_estimate_is_its_formula_with_the_dense_hessian_and_tends_to
     flat = lambda values: torch.cat([value.flatten() for value in values.values()])  # noqa: E731
     estimate = flat(hessian_diagonal(network, params, batches, 3, torch.Generator().manual_seed(2)))
     generator = torch.Generator().manual_seed(2)
-    vectors = [torch.cat([(2.0 * torch.randint(2, p.shape, generator=generator) - 1).flatten() for p in params.values()]).double() for _ in range(3)]
+    vectors = [
+        torch.cat(
+            [(2.0 * torch.randint(2, p.shape, generator=generator) - 1).flatten() for p in params.values()]
+        ).double()
+        for _ in range(3)
+    ]
     torch.testing.assert_close(estimate, sum(v * (hessian @ v) for v in vectors) / 3, rtol=1e-5, atol=1e-7)
     probes = 300
     many = flat(hessian_diagonal(network, params, batches, probes, torch.Generator().manual_seed(3)))
     off_diagonal = hessian - torch.diag(hessian.diag())
-    assert ((many - hessian.diag()).abs() <= 5 * (off_diagonal.square().sum(1) / probes).sqrt() + 1e-9).all(), "five standard errors"
+    assert ((many - hessian.diag()).abs() <= 5 * (off_diagonal.square().sum(1) / probes).sqrt() + 1e-9).all(), (
+        "five standard errors"
+    )
 
 
 def consolidated(**options):
@@ -80,7 +94,9 @@ def consolidated(**options):
     before = {name: param.detach().clone() for name, param in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen, gradients = {}, {name: [] for name in before}
-    optimizer.register_step_post_hook(lambda *_: seen.update({name: param.detach().clone() for name, param in model.named_parameters()}))
+    optimizer.register_step_post_hook(
+        lambda *_: seen.update({name: param.detach().clone() for name, param in model.named_parameters()})
+    )
     WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3, average=False, **options).attach(optimizer)
     for _ in range(3):
         optimizer.zero_grad()
@@ -134,9 +150,14 @@ def test_shrink_and_perturb_changes_all_elements():
     torch.testing.assert_close(flat(after), 0.4 * flat(now) + 0.1 * flat(fresh))
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"importance": "second"}, "importance='second' is unknown"), ({"reset": "random"}, "needs fresh"), ({"shrink": 2.0}, "shrink=2.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"importance": "second"}, "importance='second' is unknown"),
+        ({"reset": "random"}, "needs fresh"),
+        ({"shrink": 2.0}, "shrink=2.0"),
+    ],
+)
 def test_wrong_options_are_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         WeightSpaceConsolidation(nn.Linear(2, 2).named_parameters(), warmup_steps=1, **options)
@@ -156,20 +177,32 @@ def run(settings, **keys):
 
 
 VARIANTS = [
-    {"wsc.importance": "first_moment"}, {"wsc.importance": "second_moment"}, {"wsc.importance": "drift"}, {"wsc.importance": "fisher"},
-    {"wsc.importance": "hessian", "wsc.probes": 2, "wsc.importance_samples": 10}, {"wsc.reset": "random"}, {"wsc.reset": "shrink_perturb"}, {"wsc.reset_every": 2},
-    {"wsc.reset_head": False}, {"wsc.reset_norm": False}, {"wsc.reset": "continual_backprop", "wsc.maturity": 1, "wsc.replacement_rate": 0.05},
-]  # fmt: skip
+    {"wsc.importance": "first_moment"},
+    {"wsc.importance": "second_moment"},
+    {"wsc.importance": "drift"},
+    {"wsc.importance": "fisher"},
+    {"wsc.importance": "hessian", "wsc.probes": 2, "wsc.importance_samples": 10},
+    {"wsc.reset": "random"},
+    {"wsc.reset": "shrink_perturb"},
+    {"wsc.reset_every": 2},
+    {"wsc.reset_head": False},
+    {"wsc.reset_norm": False},
+    {"wsc.reset": "continual_backprop", "wsc.maturity": 1, "wsc.replacement_rate": 0.05},
+]
 
 
 @pytest.mark.parametrize("keys", VARIANTS, ids=lambda keys: " ".join(map(str, keys.values())))
 def test_every_variant_changes_the_result_and_survives_a_kill(keys, settings, tmp_path):
-    plain, whole = (run(settings | {"out": str(tmp_path / out)}, **each).execute() for out, each in (("plain", {}), ("whole", keys)))
+    plain, whole = (
+        run(settings | {"out": str(tmp_path / out)}, **each).execute() for out, each in (("plain", {}), ("whole", keys))
+    )
     assert whole["train_loss"] != plain["train_loss"]
     for stop in (5, 6):  # in the second task, before the reset and after it; the first has three epochs and an end
         with killed_at(stop):
             run(settings | {"out": str(tmp_path / str(stop))}, **keys).execute()
-        assert without_measurements(run(settings | {"out": str(tmp_path / str(stop))}, **keys).execute()) == without_measurements(whole)
+        assert without_measurements(
+            run(settings | {"out": str(tmp_path / str(stop))}, **keys).execute()
+        ) == without_measurements(whole)
 
 
 def test_what_is_excluded_is_not_reset(settings):
@@ -179,15 +212,24 @@ def test_what_is_excluded_is_not_reset(settings):
         learner.learn(first, Mock())
         learner.grow_for(second)
         masks = learner._eligible(second)
-        norms = {f"{prefix}.{name}" for prefix, module in learner.network.named_modules() if isinstance(module, nn.BatchNorm2d) for name, _ in module.named_parameters()}
-        assert set(masks) == ({"head.weight", "head.bias"} if key == "wsc.reset_head" else norms) and not any(mask.any() for mask in masks.values())
+        norms = {
+            f"{prefix}.{name}"
+            for prefix, module in learner.network.named_modules()
+            if isinstance(module, nn.BatchNorm2d)
+            for name, _ in module.named_parameters()
+        }
+        assert set(masks) == ({"head.weight", "head.bias"} if key == "wsc.reset_head" else norms) and not any(
+            mask.any() for mask in masks.values()
+        )
 
 
 def test_passes_over_the_data_are_counted(settings):
     fisher, hessian = (run(settings, **{"wsc.importance": name}).execute() for name in ("fisher", "hessian"))
     assert fisher["importance_passes"] == hessian["importance_passes"] == 2, "one in each task but the first"
     assert fisher["importance_seconds"] > 0 and run(settings).execute()["importance_passes"] == 0
-    assert not any(name.startswith("importance") for name in run(settings, **{"wsc.reset": "shrink_perturb"}).execute()), "nothing is ranked there"
+    assert not any(
+        name.startswith("importance") for name in run(settings, **{"wsc.reset": "shrink_perturb"}).execute()
+    ), "nothing is ranked there"
 
 
 def test_memory_of_scores_is_that_of_the_tensors_they_are_made_of(settings):
@@ -198,10 +240,10 @@ def test_memory_of_scores_is_that_of_the_tensors_they_are_made_of(settings):
 
 
 def test_an_importance_of_the_users_own_is_one_function(settings, monkeypatch):
-    monkeypatch.setattr(factory, "importances", copy.copy(factory.importances))
+    monkeypatch.setattr(registry, "importances", copy.copy(registry.importances))
     seen = []
 
-    @factory.register_importance("mine")
+    @registry.register_importance("mine")
     def mine(network, params, previous, batches, options):
         seen.append((network.training, sum(len(images) for images, _ in batches), options.retain))
         return {name: (param - previous[name]).abs() for name, param in params.items()}
@@ -209,7 +251,9 @@ def test_an_importance_of_the_users_own_is_one_function(settings, monkeypatch):
     ours = run(settings, **{"wsc.importance": "mine"}).execute()
     drift = run(settings, **{"wsc.importance": "drift"}).execute()
     assert ours["train_loss"] == drift["train_loss"] and ours["matrix"] == drift["matrix"]
-    assert seen == [(False, 8, 0.2), (False, 24 + 8, 0.2), (False, 24 + 16, 0.2)], "the first: a batch to measure memory by"
+    assert seen == [(False, 8, 0.2), (False, 24 + 8, 0.2), (False, 24 + 16, 0.2)], (
+        "the first: a batch to measure memory by"
+    )
 
 
 def test_an_unknown_importance_names_the_nearest():

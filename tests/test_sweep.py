@@ -17,15 +17,24 @@ from PIL import Image
 from small_runs import command, results, wait_until, without_measurements, write
 
 from main import main
-from pycil_wsc import progress, workers
-from pycil_wsc.attempt import Job
-from pycil_wsc.config import load
+from pycil_wsc.config.loading import load
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.progress import Overview, Progress
-from pycil_wsc.sweep import Schedule
+from pycil_wsc.runs import progress, workers
+from pycil_wsc.runs.attempt import Job
+from pycil_wsc.runs.progress import Overview, Progress
+from pycil_wsc.runs.sweep import Schedule
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-FORTY = {"model_name": ["finetune", "replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2, 3, 4, 5, 6, 7, 8], "init_cls": 3, "increment": 3, "init_epoch": 2, "epochs": 2, "threads": 1}
+FORTY = {
+    "model_name": ["finetune", "replay", "wsc"],
+    "memory_per_class": [2, 4],
+    "seed": [1, 2, 3, 4, 5, 6, 7, 8],
+    "init_cls": 3,
+    "increment": 3,
+    "init_epoch": 2,
+    "epochs": 2,
+    "threads": 1,
+}
 
 
 def epochs_logged(settings):
@@ -50,8 +59,13 @@ def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, 
     assert 0 < len(results(settings)) < 40
     finished = {folder: (folder / "result.json").stat().st_mtime_ns for folder in results(settings)}
     assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 0
-    assert finished == {folder: (folder / "result.json").stat().st_mtime_ns for folder in finished}, "the finished are not done again"
-    ends = [{folder.relative_to(s["out"]): without_measurements(result) for folder, result in results(s).items()} for s in (settings, undisturbed)]
+    assert finished == {folder: (folder / "result.json").stat().st_mtime_ns for folder in finished}, (
+        "the finished are not done again"
+    )
+    ends = [
+        {folder.relative_to(s["out"]): without_measurements(result) for folder, result in results(s).items()}
+        for s in (settings, undisturbed)
+    ]
     assert len(ends[0]) == 40 and ends[0] == ends[1]
 
 
@@ -66,7 +80,9 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
     assert not list(Path(settings["out"]).rglob("failed.json"))
 
 
-def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(settings, tmp_path, capsys, monkeypatch):
+def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(
+    settings, tmp_path, capsys, monkeypatch
+):
     settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 150, "model_name": "replay"}
     killed = []
 
@@ -127,9 +143,15 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
     assert tried == [1, 2, 1, 2]
     captured = capsys.readouterr()
     assert captured.err.count("failed: ") == 2 and captured.err.count("RuntimeError: shapes do not fit") == 2
-    assert captured.out.rindex("finetune m0 seed 2 ") < captured.out.index("FAILED: RuntimeError: shapes do not fit (traceback in log.txt); done")
+    assert captured.out.rindex("finetune m0 seed 2 ") < captured.out.index(
+        "FAILED: RuntimeError: shapes do not fit (traceback in log.txt); done"
+    )
     for record in map(json.loads, (file.read_text() for file in Path(settings["out"]).rglob("failed.json"))):
-        assert record["attempt"] == 2 and record["reason"].startswith("RuntimeError: shapes do not fit") and "in broken" in "".join(record["traceback"])
+        assert (
+            record["attempt"] == 2
+            and record["reason"].startswith("RuntimeError: shapes do not fit")
+            and "in broken" in "".join(record["traceback"])
+        )
     monkeypatch.undo()
     assert len(list(Path(settings["out"]).rglob("failed.json"))) == 2
     assert main(["--config", path]) == 0, "the same command does what is missing"
@@ -137,7 +159,10 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
 
 
 def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys):
-    assert main(["--config", write(tmp_path, settings | {"model_name": ["replay", "wsc"], "epochs": 1, "init_epoch": 1})]) == 0
+    assert (
+        main(["--config", write(tmp_path, settings | {"model_name": ["replay", "wsc"], "epochs": 1, "init_epoch": 1})])
+        == 0
+    )
     page = Path(settings["out"], "run", "report", "index.html")
     assert f"Report: {page}" in capsys.readouterr().out
     assert all(f"{result['avg_acc']:.2f}" in page.read_text() for result in results(settings).values())
@@ -157,7 +182,11 @@ def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings)]) == 1
     assert capsys.readouterr().out.count("FAILED") == 1
     (record,) = (json.loads(path.read_text()) for path in Path(settings["out"]).rglob("failed.json"))
-    assert record["attempt"] == 1 and record["reason"].startswith("the loss became nan in task 0") and record["traceback"] == []
+    assert (
+        record["attempt"] == 1
+        and record["reason"].startswith("the loss became nan in task 0")
+        and record["traceback"] == []
+    )
 
 
 def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys):
@@ -169,7 +198,18 @@ def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path
 def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
     settings |= {"model_name": "finetune", "seed": [1, 2]}
     assert main(["--config", write(tmp_path, settings)]) == 0
-    elsewhere = ["--device", "auto", "--data-root", str(tmp_path), "--set", "threads=2", "--set", "num_workers=1", "--workers", "2"]
+    elsewhere = [
+        "--device",
+        "auto",
+        "--data-root",
+        str(tmp_path),
+        "--set",
+        "threads=2",
+        "--set",
+        "num_workers=1",
+        "--workers",
+        "2",
+    ]
     assert main(["--config", write(tmp_path, settings), *elsewhere]) == 0
     assert "2 of 2 runs finished before" in capsys.readouterr().out and len(results(settings)) == 2
     assert main(["--config", write(tmp_path, settings), "--set", "epochs=1"]) == 0
@@ -182,7 +222,9 @@ def test_workers_below_one_is_one_line(settings, tmp_path, capsys):
 
 
 def test_all_methods_come_at_one_seed_before_the_second(settings, tmp_path):
-    configs = load(write(tmp_path, settings | {"model_name": ["finetune", "replay"], "memory_per_class": [2, 4], "seed": [7, 3]}))
+    configs = load(
+        write(tmp_path, settings | {"model_name": ["finetune", "replay"], "memory_per_class": [2, 4], "seed": [7, 3]})
+    )
     schedule, order = Schedule(configs), []
     while job := schedule.next():
         order.append((job.config.seed, job.config.model_name, job.config.memory_per_class))
@@ -211,7 +253,9 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     overview.progress(second, Progress("task 1/3", 300, 30.0))
     # to go: 500 + 700 + 1000 images
     assert overview.status() == "done 0/3, running 2, waiting 1, failed 0, 0:00:55 left"
-    assert "[2/3] wsc m4 seed 2 task 1/3" in sys.stderr.getvalue() and "30 images/s, 0:00:23 left" in sys.stderr.getvalue()
+    assert (
+        "[2/3] wsc m4 seed 2 task 1/3" in sys.stderr.getvalue() and "30 images/s, 0:00:23 left" in sys.stderr.getvalue()
+    )
     overview.ended(first, "retry", "FAILED")
     assert overview.status() == "done 0/3, running 1, waiting 1, failed 1, 0:00:55 left"
     overview.ended(second, "done", "")

@@ -10,19 +10,28 @@ from small_runs import killed_at, without_measurements
 from test_consolidation import snapshot, start, train
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.config import resolve
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.engine.triggers import Plateau
+from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.triggers import Plateau
-from pycil_wsc.trainer import Run
-from utils.data import load_dataset
-from utils.errors import UserError
+from pycil_wsc.runs.run import Run
 
 # ---- in any loop -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"importance": "drift"}, {"reset": "none"}, {"average_start": "first"}, {"reset_every": 2}, {"reset_momentum": True}, {"average_count": "absolute"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"importance": "drift"},
+        {"reset": "none"},
+        {"average_start": "first"},
+        {"reset_every": 2},
+        {"reset_momentum": True},
+        {"average_count": "absolute"},
+    ],
+)
 def test_a_warmup_ended_by_hand_is_one_of_as_many_steps(options):
     net, optimizer, wsc = start(warmup_steps=None, average_every=2, **options)
     train(net, optimizer, range(5))
@@ -76,7 +85,10 @@ def test_what_makes_no_sense_is_refused():
 # ---- in a run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("patience, losses, end", [(1, [3, 2, 2, 1], 2), (2, [3, 2, 2.5, 2.4, 1], 3), (2, [3, 3, 2, 2.1, 1.9], None), (3, [1, 2, 3, 4], 3)])
+@pytest.mark.parametrize(
+    "patience, losses, end",
+    [(1, [3, 2, 2, 1], 2), (2, [3, 2, 2.5, 2.4, 1], 3), (2, [3, 3, 2, 2.1, 1.9], None), (3, [1, 2, 3, 4], 3)],
+)
 def test_a_plateau_is_as_many_epochs_without_a_new_least_loss(patience, losses, end):
     plateau = Plateau(patience)
     assert next((epoch for epoch, loss in enumerate(losses) if plateau.reached(loss)), None) == end
@@ -136,7 +148,9 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
             return
         targets = torch.from_numpy(self.manager.train_targets[held]).long()
         with torch.no_grad():
-            images = torch.cat([images for images, _ in self.train_source.batches(held, self.manager.train_targets, 1000)])
+            images = torch.cat(
+                [images for images, _ in self.train_source.batches(held, self.manager.train_targets, 1000)]
+            )
             expected = cross_entropy(self.eval().predict(images).float(), targets).item()
         watched.append((task.index, held, dict(self.memory.classes), expected))
 
@@ -161,11 +175,18 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(trigger, stop, settings, tmp_
     assert any(whole["warmup_epochs"])
     with killed_at(stop):
         run(settings | {"out": str(tmp_path / "stopped")}, **keys).execute()
-    assert without_measurements(run(settings | {"out": str(tmp_path / "stopped")}, **keys).execute()) == without_measurements(whole)
-    assert all(value is None or math.isfinite(value) for value in json.loads((next((tmp_path / "whole").rglob("result.json"))).read_text())["warmup_epochs"])
+    assert without_measurements(
+        run(settings | {"out": str(tmp_path / "stopped")}, **keys).execute()
+    ) == without_measurements(whole)
+    assert all(
+        value is None or math.isfinite(value)
+        for value in json.loads((next((tmp_path / "whole").rglob("result.json"))).read_text())["warmup_epochs"]
+    )
 
 
-@pytest.mark.parametrize("keys", [{"memory_per_class": 1}, {"memory_per_class": 0}, {"fixed_memory": False, "memory_size": 3}])
+@pytest.mark.parametrize(
+    "keys", [{"memory_per_class": 1}, {"memory_per_class": 0}, {"fixed_memory": False, "memory_size": 3}]
+)
 def test_no_two_exemplars_of_a_class_is_one_clear_line(keys, settings):
     with pytest.raises(UserError, match="wsc.trigger: 'held_out' "):
         run(settings, **{"wsc.trigger": "held_out"} | keys).execute()

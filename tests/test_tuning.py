@@ -13,12 +13,12 @@ from synthetic import HERE, lines_of
 import pycil_wsc
 from main import main
 from pycil_wsc import report
-from pycil_wsc.attempt import Datasets
-from pycil_wsc.config import load, resolve
-from pycil_wsc.trainer import Run
-from utils.data import Dataset, DatasetInfo, Split, load_dataset
-from utils.errors import UserError
-from utils.held_out import hold_out
+from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
+from pycil_wsc.data.validation import hold_out
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.run import Run
 
 TUNING = f"tuning-{HERE}-validation10"
 
@@ -46,7 +46,9 @@ def test_the_parts_are_apart_whole_and_in_the_data_sets_order():
     split = hold_out(whole, 0.2, 7)
     kept, apart = (part.images[:, 0, 0, 0] for part in (split.train, split.test))
     assert sorted([*kept, *apart]) == list(range(94)) and list(kept) == sorted(kept) and list(apart) == sorted(apart)
-    assert (whole.train.targets[kept] == split.train.targets).all() and (whole.train.targets[apart] == split.test.targets).all()
+    assert (whole.train.targets[kept] == split.train.targets).all() and (
+        whole.train.targets[apart] == split.test.targets
+    ).all()
 
 
 def test_the_seed_alone_decides_the_split():
@@ -71,7 +73,9 @@ def test_what_is_trained_and_tested_on_is_the_split(settings):
     split = hold_out(load_dataset(settings["dataset"], "."), 0.25, 1993)
     assert len(split.test) == 18 and run.train_source.images.numpy().tobytes() == split.train.images.tobytes()
     assert np.sum(result["confusion"], 1).tolist() == [3] * 6
-    assert result["last_acc"] == pytest.approx(100 * np.mean(pycil_wsc.load(run.folder).predict(split.test.images) == split.test.targets))
+    assert result["last_acc"] == pytest.approx(
+        100 * np.mean(pycil_wsc.load(run.folder).predict(split.test.images) == split.test.targets)
+    )
     assert result["images_trained"] == 18 * 3 + (18 + 8) * 4 + (18 + 16) * 4
     assert result["tested_on"] == "validation" and run_of(settings).execute()["tested_on"] == "test"
 
@@ -87,7 +91,15 @@ def test_a_poisoned_test_set_tunes_the_same(settings, tmp_path):
         place = settings | choices | {"dataset": data, "out": str(tmp_path / f"runs{number}")}
         assert main(["--config", write(tmp_path, place)]) == 0
         tuned = json.loads((tmp_path / f"runs{number}" / "run" / "report" / "tuned_wsc.json").read_text())
-        chosen.append((tuned | {"dataset": None}, [without_measurements(result) | {"config": None} for _, result in sorted(results(place).items(), key=lambda item: item[1]["config"]["wsc.retain"])]))
+        chosen.append(
+            (
+                tuned | {"dataset": None},
+                [
+                    without_measurements(result) | {"config": None}
+                    for _, result in sorted(results(place).items(), key=lambda item: item[1]["config"]["wsc.retain"])
+                ],
+            )
+        )
     assert chosen[0] == chosen[1] and len(chosen[0][1]) == 2
 
 
@@ -109,7 +121,11 @@ def test_the_first_task_is_not_shared_with_runs_on_all_training_data(settings, t
 
 def test_the_split_decides_the_result_and_has_limits():
     usual = resolve({})
-    assert resolve({"validation_split": 0.0}).run_folder == usual.run_folder != resolve({"validation_split": 0.1}).run_folder
+    assert (
+        resolve({"validation_split": 0.0}).run_folder
+        == usual.run_folder
+        != resolve({"validation_split": 0.1}).run_folder
+    )
     with pytest.raises(UserError, match="validation_split: 0.6 is above 0.5"):
         resolve({"validation_split": 0.6})
 
@@ -122,42 +138,86 @@ def test_small_copies_of_image_files_are_made_of_the_training_files_alone(tmp_pa
             for number in range(4):
                 path = tmp_path / "images" / part / label / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (40, 30), (number * 20, 0, 0)).save(path) if part == "train" else path.write_bytes(b"poison")
-    config = resolve({"dataset": f"folder:{tmp_path / 'images'}", "image_size": 8, "validation_split": 0.25, "init_cls": 1, "increment": 1, "cache_images": True,
-                      "num_workers": 1, "data_root": str(tmp_path / "root")})  # fmt: skip
+                Image.new("RGB", (40, 30), (number * 20, 0, 0)).save(path) if part == "train" else path.write_bytes(
+                    b"poison"
+                )
+    config = resolve(
+        {
+            "dataset": f"folder:{tmp_path / 'images'}",
+            "image_size": 8,
+            "validation_split": 0.25,
+            "init_cls": 1,
+            "increment": 1,
+            "cache_images": True,
+            "num_workers": 1,
+            "data_root": str(tmp_path / "root"),
+        }
+    )
     dataset = Datasets().for_training(config)
-    assert len(dataset.train) == 6 and len(dataset.test) == 2 and all("resized" in path for path in (*dataset.train.images, *dataset.test.images))
+    assert (
+        len(dataset.train) == 6
+        and len(dataset.test) == 2
+        and all("resized" in path for path in (*dataset.train.images, *dataset.test.images))
+    )
 
 
 # ---- the report --------------------------------------------------------------------------------------------------------
 
 
 def trial(method, average, seed=1993, memory=200, **keys):
-    return synthetic.result(method, memory, seed, validation_split=0.1, **keys) | {"avg_acc": average, "tested_on": "validation"}
+    return synthetic.result(method, memory, seed, validation_split=0.1, **keys) | {
+        "avg_acc": average,
+        "tested_on": "validation",
+    }
 
 
-TRIALS = [trial("replay", 70.0, lrate=0.1, weight_decay=1e-4), trial("replay", 73.0, lrate=0.1, weight_decay=5e-4), trial("replay", 64.5, lrate=0.2, weight_decay=1e-4),
-          trial("wsc", 75.0), trial("wsc", 74.0, wsc__blend=0.25), trial("wsc", 76.5, wsc__retain=0.5, wsc__blend=0.25)]  # fmt: skip
+TRIALS = [
+    trial("replay", 70.0, lrate=0.1, weight_decay=1e-4),
+    trial("replay", 73.0, lrate=0.1, weight_decay=5e-4),
+    trial("replay", 64.5, lrate=0.2, weight_decay=1e-4),
+    trial("wsc", 75.0),
+    trial("wsc", 74.0, wsc__blend=0.25),
+    trial("wsc", 76.5, wsc__retain=0.5, wsc__blend=0.25),
+]
 
 
 def test_the_best_trial_of_each_method_is_named_and_its_configuration_written(tmp_path, undrawn):
     synthetic.write(tmp_path, *TRIALS)
     page = report.write_report(tmp_path)
     lines = lines_of(page.parent, TUNING)
-    assert {(line["method"], line["trials"], line["best trial"]) for line in lines} == {("replay", "3", "lrate=0.1 weight_decay=0.0005"), ("wsc", "3", "wsc.retain=0.5 wsc.blend=0.25")}
+    assert {(line["method"], line["trials"], line["best trial"]) for line in lines} == {
+        ("replay", "3", "lrate=0.1 weight_decay=0.0005"),
+        ("wsc", "3", "wsc.retain=0.5 wsc.blend=0.25"),
+    }
     found = {(line["method"], line["column"]): float(line["mean"]) for line in lines}
-    assert found == {("replay", "best trial"): 73, ("replay", "median of the trials"): 70, ("replay", "worst trial"): 64.5,
-                     ("wsc", "best trial"): 76.5, ("wsc", "median of the trials"): 75, ("wsc", "worst trial"): 74}  # fmt: skip
+    assert found == {
+        ("replay", "best trial"): 73,
+        ("replay", "median of the trials"): 70,
+        ("replay", "worst trial"): 64.5,
+        ("wsc", "best trial"): 76.5,
+        ("wsc", "median of the trials"): 75,
+        ("wsc", "worst trial"): 74,
+    }
     tuned = {name: json.loads((page.parent / f"tuned_{name}.json").read_text()) for name in ("replay", "wsc")}
-    assert (tuned["replay"]["lrate"], tuned["replay"]["weight_decay"], tuned["replay"]["model_name"]) == (0.1, 5e-4, "replay")
+    assert (tuned["replay"]["lrate"], tuned["replay"]["weight_decay"], tuned["replay"]["model_name"]) == (
+        0.1,
+        5e-4,
+        "replay",
+    )
     assert (tuned["wsc"]["wsc.retain"], tuned["wsc"]["wsc.blend"]) == (0.5, 0.25)
-    assert all("validation_split" not in config and "device" not in config and config["prefix"] == "tuned" for config in tuned.values())
+    assert all(
+        "validation_split" not in config and "device" not in config and config["prefix"] == "tuned"
+        for config in tuned.values()
+    )
     assert "tuned_replay.json, tuned_wsc.json" in page.read_text() and "Not the same number" not in page.read_text()
 
 
 def test_a_mean_over_seeds_and_memories_decides_and_a_trial_that_lacks_some_is_left_out(tmp_path, undrawn):
-    many = [trial("wsc", value, seed, memory, wsc__retain=retain) for retain, values in ((0.2, (70, 72, 74, 76)), (0.5, (80, 60, 80, 60))) for value, (seed, memory) in
-            zip(values, ((1, 20), (1, 200), (2, 20), (2, 200)))]  # fmt: skip
+    many = [
+        trial("wsc", value, seed, memory, wsc__retain=retain)
+        for retain, values in ((0.2, (70, 72, 74, 76)), (0.5, (80, 60, 80, 60)))
+        for value, (seed, memory) in zip(values, ((1, 20), (1, 200), (2, 20), (2, 200)))
+    ]
     synthetic.write(tmp_path, *many, trial("wsc", 99.0, 1, 20, wsc__retain=0.1), trial("replay", 50.0))
     page = report.write_report(tmp_path)
     text = (page.parent / "tables" / f"{TUNING}.md").read_text()
@@ -173,9 +233,13 @@ def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path):
     held_out = {f"{trial['avg_acc']:g}" for trial in TRIALS}
     for path in (page.parent / "tables").glob("*.csv"):
         means = {f"{float(line['mean']):g}" for line in lines_of(page.parent, path.stem) if line["mean"]}
-        assert not ("validation" in path.stem and means & {"71", "72"}) and ("validation" in path.stem or not means & held_out), path.stem
+        assert not ("validation" in path.stem and means & {"71", "72"}) and (
+            "validation" in path.stem or not means & held_out
+        ), path.stem
     names = {path.stem for path in (page.parent / "tables").iterdir()}
-    assert {name for name in names if "validation" in name} == {f"{slug}-{HERE}-validation10" for slug in ("tuning", "measures", "cost")}
+    assert {name for name in names if "validation" in name} == {
+        f"{slug}-{HERE}-validation10" for slug in ("tuning", "measures", "cost")
+    }
     assert [line["mean"] for line in lines_of(page.parent, f"accuracy-{HERE}") if line["mean"]] == ["71.0", "72.0"]
     assert not [path for path in (page.parent / "figures").iterdir() if "validation" in path.name]
     assert "tested on 10 % held out of the training data" in page.read_text()
@@ -189,24 +253,47 @@ def test_trials_on_two_data_sets_have_files_of_their_own(tmp_path, undrawn):
     synthetic.write(tmp_path, TRIALS[0], trial("replay", 60.0, dataset="cifar10", lrate=0.3))
     page = report.write_report(tmp_path)
     names = {path.name: json.loads(path.read_text())["dataset"] for path in page.parent.glob("tuned_*.json")}
-    assert names == {f"tuned_replay-{HERE}-validation10.json": "cifar100", "tuned_replay-cifar10-b10-inc10-resnet32-validation10.json": "cifar10"}
+    assert names == {
+        f"tuned_replay-{HERE}-validation10.json": "cifar100",
+        "tuned_replay-cifar10-b10-inc10-resnet32-validation10.json": "cifar10",
+    }
 
 
 def test_the_winners_configuration_runs_at_other_memory_sizes_on_the_test_set(settings, tmp_path, capsys, undrawn):
     runs = [{"model_name": "replay", "lrate": [0.05, 0.1]}, {"model_name": "wsc", "wsc.retain": [0.3, 0.6]}]
-    assert main(["--config", write(tmp_path, {key: value for key, value in settings.items() if key != "model_name"} | {"validation_split": 0.25, "runs": runs})]) == 0
+    assert (
+        main(
+            [
+                "--config",
+                write(
+                    tmp_path,
+                    {key: value for key, value in settings.items() if key != "model_name"}
+                    | {"validation_split": 0.25, "runs": runs},
+                ),
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "average accuracy on held-out training data" in printed and "tested on 25 % held out" in printed
     found = list(results(settings).values())
     for name, key in (("replay", "lrate"), ("wsc", "wsc.retain")):
-        best = max((result for result in found if result["config"]["model_name"] == name), key=lambda result: result["avg_acc"])
+        best = max(
+            (result for result in found if result["config"]["model_name"] == name), key=lambda result: result["avg_acc"]
+        )
         path, out = tmp_path / "runs" / "run" / "report" / f"tuned_{name}.json", tmp_path / f"tuned-{name}"
-        assert main(["--config", str(path), "--set", "memory_per_class=[2,6]", "--out", str(out), "--device", "cpu"]) == 0
+        assert (
+            main(["--config", str(path), "--set", "memory_per_class=[2,6]", "--out", str(out), "--device", "cpu"]) == 0
+        )
         again = list(results({"out": out}).values())
         assert sorted(result["config"]["memory_per_class"] for result in again) == [2, 6]
         for result in again:
             assert result["tested_on"] == "test" and result["config"][key] == best["config"][key]
-            same = {option: value for option, value in best["config"].items() if option not in ("prefix", "device", "checkpoint_seconds", "memory_per_class", "validation_split")}
+            same = {
+                option: value
+                for option, value in best["config"].items()
+                if option not in ("prefix", "device", "checkpoint_seconds", "memory_per_class", "validation_split")
+            }
             assert same.items() <= result["config"].items()
 
 
@@ -216,8 +303,18 @@ def test_the_winners_configuration_runs_at_other_memory_sizes_on_the_test_set(se
 def test_the_shipped_search_gives_every_method_as_many_trials_on_held_out_data():
     configs = [*load("exps/tune_wsc.json"), *load("exps/tune_baselines.json")]
     counts = Counter(config.model_name for config in configs)
-    assert set(counts) == {"replay", "wsc", "icarl", "bic", "wa", "der", "foster", "memo"} and set(counts.values()) == {32}
-    assert {(config.validation_split, config.seed, config.memory_per_class, config.dataset) for config in configs} == {(0.1, 1993, 200, "cifar100")}
+    assert set(counts) == {"replay", "wsc", "icarl", "bic", "wa", "der", "foster", "memo"} and set(counts.values()) == {
+        32
+    }
+    assert {(config.validation_split, config.seed, config.memory_per_class, config.dataset) for config in configs} == {
+        (0.1, 1993, 200, "cifar100")
+    }
     wsc = [dataclasses.asdict(config.wsc) for config in configs if config.model_name == "wsc"]
-    assert {name for name in wsc[0] if len({str(options[name]) for options in wsc}) > 1} == {"warmup", "average_every", "average_lr", "retain", "blend"}
+    assert {name for name in wsc[0] if len({str(options[name]) for options in wsc}) > 1} == {
+        "warmup",
+        "average_every",
+        "average_lr",
+        "retain",
+        "blend",
+    }
     assert {config.prefix for config in configs} == {"tune"}

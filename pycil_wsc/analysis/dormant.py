@@ -2,7 +2,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pycil_wsc.analysis.observer import Observer
-from utils.factory import register_analysis
+from pycil_wsc.registry import register_analysis
 
 RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
 
@@ -20,11 +20,18 @@ class Dormant(Observer):
     samples = 2000
 
     def task_trained(self, task):
-        layers = mean_activations(self.learner.predict, (images for images, _ in self.batches(self.sample(task, self.samples))))
+        layers = mean_activations(
+            self.learner.predict, (images for images, _ in self.batches(self.sample(task, self.samples)))
+        )
         dormant = [units <= self.threshold * units.mean() for units in layers]
         number = sum(len(units) for units in layers)
         share = sum(units.sum().item() for units in dormant) / number if number else None
-        return {"threshold": self.threshold, "units": number, "share": share, "layers": [units.double().mean().item() for units in dormant]}
+        return {
+            "threshold": self.threshold,
+            "units": number,
+            "share": share,
+            "layers": [units.double().mean().item() for units in dormant],
+        }
 
 
 @torch.no_grad()

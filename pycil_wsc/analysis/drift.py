@@ -1,7 +1,7 @@
 from collections import defaultdict
 
 from pycil_wsc.analysis.observer import Observer
-from utils.factory import register_analysis
+from pycil_wsc.registry import register_analysis
 
 
 @register_analysis("drift")
@@ -27,7 +27,10 @@ class Drift(Observer):
 
     def task_trained(self, task):
         weights, previous = self.weights(), self.state.get("previous")
-        record = {"between": between(weights, previous) if previous else None, "within": {"norm": self.state["epochs"], "layers": self.state["path"]}}
+        record = {
+            "between": between(weights, previous) if previous else None,
+            "within": {"norm": self.state["epochs"], "layers": self.state["path"]},
+        }
         self.state = {"previous": weights}
         return record
 
@@ -43,7 +46,11 @@ def between(weights, previous):
 
 def differences(weights, previous):
     """By name, in the part that both have: a head or a layer may have grown."""
-    common = {name: tuple(slice(min(sizes)) for sizes in zip(weights[name].shape, previous[name].shape)) for name in weights if name in previous}
+    common = {
+        name: tuple(slice(min(sizes)) for sizes in zip(weights[name].shape, previous[name].shape))
+        for name in weights
+        if name in previous
+    }
     return {name: weights[name][part] - previous[name][part].to(weights[name].device) for name, part in common.items()}
 
 

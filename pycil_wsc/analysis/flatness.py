@@ -1,8 +1,8 @@
 import torch
 
+from pycil_wsc import seeding
 from pycil_wsc.analysis.observer import Observer, finite
-from utils import seeding
-from utils.factory import register_analysis
+from pycil_wsc.registry import register_analysis
 
 
 @register_analysis("flatness")
@@ -25,7 +25,9 @@ class Flatness(Observer):
         try:
             for number in range(self.directions):
                 direction = filter_normalised(solution, seeding.generator(seed, "flatness", task.index, number))
-                losses.append([self.loss_at(parameters, solution, direction, distance, indices) for distance in self.distances])
+                losses.append(
+                    [self.loss_at(parameters, solution, direction, distance, indices) for distance in self.distances]
+                )
         finally:
             move(parameters, solution)
         return {"distance": list(self.distances), "loss": losses}

@@ -1,7 +1,7 @@
 import torch
 
 from pycil_wsc.analysis.observer import Observer, finite
-from utils.factory import register_analysis
+from pycil_wsc.registry import register_analysis
 
 
 @register_analysis("gradients")
@@ -17,10 +17,19 @@ class Gradients(Observer):
     def task_started(self, task):
         past, share = self.learner.memory.indices, self.share_of_new(task)
         new, old = self.mean_gradient(task.train_indices), self.mean_gradient(past) if len(past) else None
-        record = {"cosine": None, "norm_new": finite(new.norm().item()), "norm_past": None, "norm": finite(new.norm().item())}
+        record = {
+            "cosine": None,
+            "norm_new": finite(new.norm().item()),
+            "norm_past": None,
+            "norm": finite(new.norm().item()),
+        }
         if old is not None:
             cosine = (new @ old / (new.norm() * old.norm())).item()
-            record |= {"cosine": finite(cosine), "norm_past": finite(old.norm().item()), "norm": finite((share * new + (1 - share) * old).norm().item())}
+            record |= {
+                "cosine": finite(cosine),
+                "norm_past": finite(old.norm().item()),
+                "norm": finite((share * new + (1 - share) * old).norm().item()),
+            }
         self.state["record"] = record
 
     def task_trained(self, task):
@@ -31,6 +40,8 @@ class Gradients(Observer):
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=self.learner.device)
         for images, targets in self.batches(indices):
-            gradients = torch.autograd.grad(self.summed_loss(images, targets), parameters, materialize_grads=True, allow_unused=True)
+            gradients = torch.autograd.grad(
+                self.summed_loss(images, targets), parameters, materialize_grads=True, allow_unused=True
+            )
             total += torch.cat([gradient.reshape(-1) for gradient in gradients])
         return total / len(indices)

@@ -30,7 +30,9 @@ class Observer:
 
     def batches(self, indices):
         """(images, targets) of these training samples, with the test transform."""
-        return self.learner.train_source.batches(indices, self.learner.manager.train_targets, self.learner.config.batch_size)
+        return self.learner.train_source.batches(
+            indices, self.learner.manager.train_targets, self.learner.config.batch_size
+        )
 
     def sample(self, task, number):
         """At most ``number`` of the task's samples and the exemplars, evenly over the classes: (n,) indices."""

@@ -5,9 +5,9 @@ import json
 
 import torch
 
+from pycil_wsc import registry
 from pycil_wsc.analysis.observer import Observer
-from utils import factory
-from utils.files import write_atomically
+from pycil_wsc.files import write_atomically
 
 FILE = "analyses.jsonl"
 
@@ -21,7 +21,7 @@ class Records:
 
     def __init__(self, config, learner, folder):
         self.learner, self.path = learner, folder / FILE
-        self.observers = {name: factory.analyses[name](learner) for name in config.analyse}
+        self.observers = {name: registry.analyses[name](learner) for name in config.analyse}
         self.watching, self.lines = [], []
 
     @property

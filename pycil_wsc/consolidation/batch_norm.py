@@ -38,10 +38,14 @@ def recompute_batch_norm(model, batches):
 def _collect(model, norms, batches):
     first = next(batches, None)
     if first is None:
-        raise ValueError("no batch to recompute batch-norm statistics from: `batches` is empty, or an iterator already used up")
+        raise ValueError(
+            "no batch to recompute batch-norm statistics from: `batches` is empty, or an iterator already used up"
+        )
     for norm in norms:
         norm.reset_running_stats()
     for number, batch in enumerate(chain([first], batches), 1):
         for norm in norms:
-            norm.momentum = 1 / number  # a cumulative mean, as by None, for which torch reads the number back from the device
+            norm.momentum = (
+                1 / number
+            )  # a cumulative mean, as by None, for which torch reads the number back from the device
         model(batch[0] if isinstance(batch, (tuple, list)) else batch)

@@ -31,7 +31,9 @@ def check_eligible(eligible, params):
             raise ValueError(f"eligible: '{name}' is not the name of a trainable parameter")
         shape = tuple(params[name].shape)
         if mask.dtype != torch.bool or tuple(mask.shape) != shape:
-            raise ValueError(f"eligible: '{name}' needs torch.bool of shape {shape}, not {mask.dtype} of {tuple(mask.shape)}")
+            raise ValueError(
+                f"eligible: '{name}' needs torch.bool of shape {shape}, not {mask.dtype} of {tuple(mask.shape)}"
+            )
 
 
 def layouts(tensors):

@@ -47,7 +47,9 @@ class ContinualBackprop:
 
     def __init__(self, model, units, fresh, rate=1e-5, maturity=1000, decay=0.99):
         if not 0 <= rate <= 1 or maturity < 0 or not 0 <= decay < 1:
-            raise ValueError(f"rate={rate!r}, maturity={maturity!r}, decay={decay!r}: give a share, a number of steps, and a number from 0 to below 1")
+            raise ValueError(
+                f"rate={rate!r}, maturity={maturity!r}, decay={decay!r}: give a share, a number of steps, and a number from 0 to below 1"
+            )
         self.fresh, self.rate, self.maturity, self.decay = fresh, rate, maturity, decay
         self.steps = self.replaced = 0
         self._hooks = []
@@ -79,7 +81,10 @@ class ContinualBackprop:
 
     def state_dict(self):
         """All that is needed to go on, for ``torch.load(weights_only=True)``. As in torch, the tensors are not copies."""
-        layers = [{"utility": layer.utility, "born": layer.born, "births": list(layer.births), "due": layer.owed} for layer in self._layers]
+        layers = [
+            {"utility": layer.utility, "born": layer.born, "births": list(layer.births), "due": layer.owed}
+            for layer in self._layers
+        ]
         return {"steps": self.steps, "replaced": self.replaced, "layers": layers}
 
     def load_state_dict(self, state):
@@ -100,13 +105,17 @@ class _Layer:
         self.incoming, self.outgoing = self.parts[0], model.get_submodule(outgoing)
         for name, layer in (incoming, self.incoming), (outgoing, self.outgoing):
             if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) or getattr(layer, "groups", 1) != 1:
-                raise ValueError(f"units: '{name}' is a {type(layer).__name__}; give linear layers or convolutions in one group")
+                raise ValueError(
+                    f"units: '{name}' is a {type(layer).__name__}; give linear layers or convolutions in one group"
+                )
         weight, number = self.outgoing.weight, len(self.incoming.weight)
         if weight.shape[1] != number:
             raise ValueError(f"units: '{incoming}' has {number} outputs, '{outgoing}' takes {weight.shape[1]}")
         self.utility = torch.zeros(number, dtype=wide(weight.dtype), device=weight.device)
         self.born = torch.zeros(number, dtype=torch.int64, device=weight.device)
-        self.magnitude = torch.full_like(self.utility, -1)  # mean |h| of the last forward pass; negative where there was none
+        self.magnitude = torch.full_like(
+            self.utility, -1
+        )  # mean |h| of the last forward pass; negative where there was none
         self.births, self.owed = [], 0.0
 
     @torch.no_grad()
@@ -116,7 +125,9 @@ class _Layer:
             h = inputs[0]
             channels = -1 if isinstance(outgoing, nn.Linear) else 1
             others = [d for d in range(h.dim()) if d != channels % h.dim()]
-            self.magnitude.copy_(torch.linalg.vector_norm(h, 1, dim=others, dtype=wide(h.dtype)) / (h.numel() / len(self.utility)))
+            self.magnitude.copy_(
+                torch.linalg.vector_norm(h, 1, dim=others, dtype=wide(h.dtype)) / (h.numel() / len(self.utility))
+            )
 
     def update_utility(self, decay):
         """A step without a forward pass in training mode tells nothing of the units."""

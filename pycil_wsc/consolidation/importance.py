@@ -42,7 +42,11 @@ def fisher_diagonal(model, params, batches, chunk_size=16):
 
     The square of each sample's own gradient, not of a batch's mean. ``chunk_size`` samples' gradients are held at a time.
     """
-    constant = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name not in params}
+    constant = {
+        name: tensor.detach()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if name not in params
+    }
     values = {name: param.detach() for name, param in params.items()}
 
     def negative_log_likelihood(values, sample, target):
@@ -65,7 +69,11 @@ def hessian_diagonal(model, params, batches, probes, generator=None):
     H is that of the mean cross-entropy over ``batches``; its products with ``probes`` vectors v_k take a double backward pass each
     over each batch. Importance is its absolute value.
     """
-    tensors, estimate, count = list(params.values()), {name: torch.zeros_like(param) for name, param in params.items()}, 0
+    tensors, estimate, count = (
+        list(params.values()),
+        {name: torch.zeros_like(param) for name, param in params.items()},
+        0,
+    )
     vectors = [[_signs(tensor, generator) for tensor in tensors] for _ in range(probes)]
     for inputs, targets in batches:
         with torch.enable_grad():

@@ -32,7 +32,9 @@ class Gradients:
     def _meet(self, names, grads, skipped):
         for name in names:
             if grads[name].layout != torch.strided:
-                raise RuntimeError(f"the gradient of '{name}' is sparse: make it dense (for an embedding, sparse=False)")
+                raise RuntimeError(
+                    f"the gradient of '{name}' is sparse: make it dense (for an embedding, sparse=False)"
+                )
         if skipped is None or not skipped.item():  # the one wait in the warm-up, and only under a GradScaler
             self.with_gradient.update(names)
 
@@ -54,16 +56,29 @@ class OwnMoments(Gradients):
     def __init__(self, params, betas, absolute, score=moment_score):
         super().__init__(params)
         self.betas, self.absolute, self.score = betas, absolute, score
-        self.first, self.second = ({name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2))
+        self.first, self.second = (
+            {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2)
+        )
 
     def follow(self, optimizer, skipped):
         grads = super().follow(optimizer, skipped)
-        update_moments_(list(self.first.values()), list(self.second.values()), list(grads.values()), self.betas, self.absolute, skipped)
+        update_moments_(
+            list(self.first.values()),
+            list(self.second.values()),
+            list(grads.values()),
+            self.betas,
+            self.absolute,
+            skipped,
+        )
 
     def scores(self, optimizer, steps):
         """{name: score} of the parameters that have had a gradient."""
         score = partial(self.score, step=steps, betas=self.betas)
-        return {name: BlockScore(score, self.first[name], self.second[name]) for name in self.params if name in self.with_gradient}
+        return {
+            name: BlockScore(score, self.first[name], self.second[name])
+            for name in self.params
+            if name in self.with_gradient
+        }
 
     @property
     def nbytes(self):
@@ -75,7 +90,9 @@ class OwnMoments(Gradients):
     def load_state_dict(self, state):
         super().load_state_dict(state)
         for name, param in self.params.items():
-            self.first[name], self.second[name] = (state[part][name].to(param.device, copy=True) for part in ("first", "second"))
+            self.first[name], self.second[name] = (
+                state[part][name].to(param.device, copy=True) for part in ("first", "second")
+            )
 
 
 class OptimizerMoments:
@@ -92,7 +109,9 @@ class OptimizerMoments:
     def check(self, optimizer, steps):
         """Raise unless the optimiser is one that has moments, and none from before the task, which has had ``steps`` steps, or they may be carried."""
         if not all("betas" in group for group in optimizer.param_groups):
-            raise ValueError(f"moments='optimizer' reads Adam's moments, {_kind(optimizer)} has none: use Adam or AdamW, or moments='own'")
+            raise ValueError(
+                f"moments='optimizer' reads Adam's moments, {_kind(optimizer)} has none: use Adam or AdamW, or moments='own'"
+            )
         longest = max((float(state["step"]) for state in self._states(optimizer).values()), default=0)
         if longest > steps and not self.carried:
             raise ValueError(
@@ -102,7 +121,9 @@ class OptimizerMoments:
 
     def follow(self, optimizer, skipped):
         if not self.found and not self._states(optimizer):
-            raise RuntimeError("missing gradients: the optimizer has no moments after its step; call backward() before it")
+            raise RuntimeError(
+                "missing gradients: the optimizer has no moments after its step; call backward() before it"
+            )
         self.found = True
 
     def scores(self, optimizer, steps):
@@ -110,8 +131,15 @@ class OptimizerMoments:
         self.check(optimizer, steps)
         betas = {id(p): tuple(map(float, group["betas"])) for group in optimizer.param_groups for p in group["params"]}
         states = {name: (state, float(state["step"])) for name, state in self._states(optimizer).items()}
-        scores = {name: partial(self.score, step=step, betas=betas[id(self.params[name])]) for name, (_, step) in states.items()}
-        return {name: BlockScore(scores[name], state["exp_avg"], state["exp_avg_sq"]) for name, (state, step) in states.items() if step}
+        scores = {
+            name: partial(self.score, step=step, betas=betas[id(self.params[name])])
+            for name, (_, step) in states.items()
+        }
+        return {
+            name: BlockScore(scores[name], state["exp_avg"], state["exp_avg_sq"])
+            for name, (state, step) in states.items()
+            if step
+        }
 
     def state_dict(self):
         return {"first": {}, "second": {}, "with_gradient": []}  # in the optimiser's

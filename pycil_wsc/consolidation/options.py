@@ -50,7 +50,9 @@ class Options:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} is a share: give a number from 0 to 1")
         if self.perturb < 0 or not 0 <= self.shrink <= 1:
-            raise ValueError(f"shrink={self.shrink!r}, perturb={self.perturb!r}: give a share from 0 to 1 and a factor of at least 0")
+            raise ValueError(
+                f"shrink={self.shrink!r}, perturb={self.perturb!r}: give a share from 0 to 1 and a factor of at least 0"
+            )
         if self.resets and self.moments != "own" and (self.betas is not None or self.score_abs):
             raise ValueError("betas and score_abs are the optimizer's own affair: leave them out, or use moments='own'")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)):
@@ -120,7 +122,9 @@ class Options:
             raise ValueError(f"warmup_steps={self.warmup_steps} is more than the {steps} steps of the task: shorten it")
         first = self.warmup_steps + (0 if self.average_start == "reset" else self.average_every)
         if self.average and not self.average_last and steps < first:
-            raise ValueError(f"no sample of the average within the {steps} steps of the task: shorten average_every, or set average_last")
+            raise ValueError(
+                f"no sample of the average within the {steps} steps of the task: shorten average_every, or set average_last"
+            )
 
     def weight_of_average(self, step, samples):
         """n in Theta <- (n Theta + theta) / (n + 1) at ``step``, for an average of ``samples`` samples so far."""
@@ -128,7 +132,14 @@ class Options:
 
     def check_saved(self, saved):
         """Raise ValueError if a state was saved under other options: going on would follow another schedule."""
-        saved = {"moments": "own", "importance": "moment", "shrink": self.shrink, "perturb": self.perturb} | saved  # of a state from before there was a choice
+        saved = {
+            "moments": "own",
+            "importance": "moment",
+            "shrink": self.shrink,
+            "perturb": self.perturb,
+        } | saved  # of a state from before there was a choice
         for name, value in asdict(self).items():
             if name not in saved or saved[name] != value:
-                raise ValueError(f"the state was saved with {name}={saved.get(name)!r}, this object has {name}={value!r}")
+                raise ValueError(
+                    f"the state was saved with {name}={saved.get(name)!r}, this object has {name}={value!r}"
+                )

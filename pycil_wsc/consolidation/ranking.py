@@ -88,7 +88,9 @@ class _Ranked:
 
     def __init__(self, scores, eligible):
         self.scores, self.eligible = scores, eligible
-        self.total = sum(math.prod(s.shape) if e is None else int(e.sum()) for s, e in zip(scores, eligible, strict=True))
+        self.total = sum(
+            math.prod(s.shape) if e is None else int(e.sum()) for s, e in zip(scores, eligible, strict=True)
+        )
         self.dtype = reduce(torch.promote_types, (score.dtype for score in scores), torch.float32)
         self.made = list(self._make()) if self.total <= BLOCK else None
 

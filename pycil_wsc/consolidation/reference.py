@@ -12,10 +12,33 @@ class ReferenceConsolidation:
     its betas may differ from group to group, so ``betas`` may be ``{name: (b1, b2)}``.
     """
 
-    def __init__(self, weights, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, importance="moment", moments="own", betas=(0.9, 0.999),
-                 score_abs=False, rank_scope="global", reset="blend", shrink=0.6, perturb=0.01, fresh=None, reset_every=None,
-                 average=True, average_start="reset", average_count="since_reset", average_last=True,
-                 buffers=None, reset_buffers=False, average_buffers=False, eligible=None):  # fmt: skip
+    def __init__(
+        self,
+        weights,
+        *,
+        warmup_steps,
+        average_every=1,
+        retain=0.2,
+        blend=0.5,
+        importance="moment",
+        moments="own",
+        betas=(0.9, 0.999),
+        score_abs=False,
+        rank_scope="global",
+        reset="blend",
+        shrink=0.6,
+        perturb=0.01,
+        fresh=None,
+        reset_every=None,
+        average=True,
+        average_start="reset",
+        average_count="since_reset",
+        average_last=True,
+        buffers=None,
+        reset_buffers=False,
+        average_buffers=False,
+        eligible=None,
+    ):
         self.warmup_steps, self.average_every, self.retain, self.blend = warmup_steps, average_every, retain, blend
         self.moments, self.score_abs, self.rank_scope = moments, score_abs, rank_scope
         self.betas = betas if isinstance(betas, dict) else {name: betas for name in weights}
@@ -75,11 +98,16 @@ class ReferenceConsolidation:
 
     def reset_weights(self, weights, buffers):
         alpha = self.blend if self.reset == "blend" else 0.0
-        ranked = {name: [e for e in range(len(values)) if name not in self.eligible or self.eligible[name][e]]
-                  for name, values in weights.items() if name in self.has_gradient}  # fmt: skip
+        ranked = {
+            name: [e for e in range(len(values)) if name not in self.eligible or self.eligible[name][e]]
+            for name, values in weights.items()
+            if name in self.has_gradient
+        }
         by_tensor = [[(name, e) for e in elements] for name, elements in ranked.items()]
         for group in by_tensor if self.rank_scope == "tensor" else [sum(by_tensor, [])]:
-            best_first = sorted(group, key=lambda element: -self.score(weights, *element))  # stable: of equals the first
+            best_first = sorted(
+                group, key=lambda element: -self.score(weights, *element)
+            )  # stable: of equals the first
             kept = 0 if self.reset == "shrink_perturb" else round(self.retain * len(group))
             for name, e in best_first[kept:]:
                 if self.reset == "random":

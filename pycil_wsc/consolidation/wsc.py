@@ -5,7 +5,15 @@ from dataclasses import asdict, replace
 
 import torch
 
-from pycil_wsc.consolidation.checks import by_name, check_eligible, check_finite, check_layouts, check_saved_shapes, layouts, plain_name
+from pycil_wsc.consolidation.checks import (
+    by_name,
+    check_eligible,
+    check_finite,
+    check_layouts,
+    check_saved_shapes,
+    layouts,
+    plain_name,
+)
 from pycil_wsc.consolidation.functional import average_, blend_, reset_
 from pycil_wsc.consolidation.importance import MOMENT_SCORES, drift_score
 from pycil_wsc.consolidation.moments import BlockScore, Gradients, OptimizerMoments, OwnMoments, wide
@@ -89,24 +97,66 @@ class WeightSpaceConsolidation:
         RuntimeError: in the course of training, for what cannot go on; the message says what to do.
     """
 
-    def __init__(self, named_parameters, *, warmup_steps, average_every=1, retain=0.2, blend=0.5, importance="moment", moments="own", betas=None,
-                 score_abs=False, rank_scope="global", reset="blend", shrink=0.6, perturb=0.01, fresh=None, reset_every=None, reset_momentum=False,
-                 average=True, average_start="reset", average_count="since_reset", average_last=True,
-                 named_buffers=(), reset_buffers=False, average_buffers=False, eligible=None, peers=None):  # fmt: skip
+    def __init__(
+        self,
+        named_parameters,
+        *,
+        warmup_steps,
+        average_every=1,
+        retain=0.2,
+        blend=0.5,
+        importance="moment",
+        moments="own",
+        betas=None,
+        score_abs=False,
+        rank_scope="global",
+        reset="blend",
+        shrink=0.6,
+        perturb=0.01,
+        fresh=None,
+        reset_every=None,
+        reset_momentum=False,
+        average=True,
+        average_start="reset",
+        average_count="since_reset",
+        average_last=True,
+        named_buffers=(),
+        reset_buffers=False,
+        average_buffers=False,
+        eligible=None,
+        peers=None,
+    ):
         if betas is None and moments == "own":
             betas = (0.9, 0.999)
         if not callable(importance) and importance not in (*MOMENT_SCORES, "drift"):
-            raise ValueError(f"importance={importance!r} is unknown; known: {', '.join(MOMENT_SCORES)}, drift, or a function")
+            raise ValueError(
+                f"importance={importance!r} is unknown; known: {', '.join(MOMENT_SCORES)}, drift, or a function"
+            )
         if fresh is None and reset in ("random", "shrink_perturb"):
             raise ValueError(f"reset={reset!r} needs fresh, a function that gives new initial values: {{name: tensor}}")
         self._importance, self._fresh = importance, fresh
         self.options = Options(
-            warmup_steps=warmup_steps, average_every=average_every, retain=retain, blend=blend,
-            importance=getattr(importance, "__name__", "own") if callable(importance) else importance, shrink=shrink, perturb=perturb,
-            moments=moments, betas=None if betas is None else tuple(betas), score_abs=score_abs, rank_scope=rank_scope,
-            reset=reset, reset_every=reset_every, reset_momentum=reset_momentum, average=average, average_start=average_start,
-            average_count=average_count, average_last=average_last, reset_buffers=reset_buffers, average_buffers=average_buffers,
-        )  # fmt: skip
+            warmup_steps=warmup_steps,
+            average_every=average_every,
+            retain=retain,
+            blend=blend,
+            importance=getattr(importance, "__name__", "own") if callable(importance) else importance,
+            shrink=shrink,
+            perturb=perturb,
+            moments=moments,
+            betas=None if betas is None else tuple(betas),
+            score_abs=score_abs,
+            rank_scope=rank_scope,
+            reset=reset,
+            reset_every=reset_every,
+            reset_momentum=reset_momentum,
+            average=average,
+            average_start=average_start,
+            average_count=average_count,
+            average_last=average_last,
+            reset_buffers=reset_buffers,
+            average_buffers=average_buffers,
+        )
         with_buffers = reset_buffers or average_buffers
         if with_buffers and named_buffers == ():
             raise ValueError("reset_buffers and average_buffers need named_buffers=model.named_buffers()")
@@ -161,7 +211,9 @@ class WeightSpaceConsolidation:
         """Reset, and average from here on: for a warm-up whose end shows in training, such as a plateau of the loss; with ``warmup_steps=None``."""
         steps = self.steps
         if self.options.warmup_steps is not None:
-            raise RuntimeError(f"end_warmup(): the warm-up ends after {self.options.warmup_steps} steps; for one that ends here, make the object with warmup_steps=None")
+            raise RuntimeError(
+                f"end_warmup(): the warm-up ends after {self.options.warmup_steps} steps; for one that ends here, make the object with warmup_steps=None"
+            )
         if self._hook is None or not steps:
             raise RuntimeError("end_warmup() before any step: attach() first, and train")
         self.options = replace(self.options, warmup_steps=steps)
@@ -177,7 +229,9 @@ class WeightSpaceConsolidation:
         if self._finished:
             raise RuntimeError("finish() was called already: make a new WeightSpaceConsolidation for each task")
         if options.warmup_steps is None:
-            raise RuntimeError("finish() before end_warmup(): call it first, or detach() to leave the weights as they are")
+            raise RuntimeError(
+                "finish() before end_warmup(): call it first, or detach() to leave the weights as they are"
+            )
         if steps < options.warmup_steps:
             of = f"{steps} of {options.warmup_steps} warm-up steps"
             raise RuntimeError(f"finish() after {of}: train longer or shorten warmup_steps")
@@ -243,10 +297,18 @@ class WeightSpaceConsolidation:
         self.options.check_saved(state["options"])
         check_saved_shapes(state["shapes"], self._shapes())
         self._steps, self._averaged, self._resets = state["steps"], state["averaged"], state["resets"]
-        self._finished, self._skipped, self._scoring_seconds = state["finished"], None, state.get("scoring_seconds", 0.0)
+        self._finished, self._skipped, self._scoring_seconds = (
+            state["finished"],
+            None,
+            state.get("scoring_seconds", 0.0),
+        )
         for part in "previous", "average":
             saved = state[part]
-            setattr(self, f"_{part}", {name: saved[name].to(t.device, copy=True) for name, t in self._tensors.items() if name in saved})
+            setattr(
+                self,
+                f"_{part}",
+                {name: saved[name].to(t.device, copy=True) for name, t in self._tensors.items() if name in saved},
+            )
         to_come = self.options.resets and not self._finished and (self.options.reset_every or not self._resets)
         self._moments = self._new_moments() if to_come else None
         if self._moments:
@@ -258,9 +320,13 @@ class WeightSpaceConsolidation:
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs):
         if self._finished:
-            raise RuntimeError("a step after finish(): make a new WeightSpaceConsolidation for the next task, or detach() this one")
+            raise RuntimeError(
+                "a step after finish(): make a new WeightSpaceConsolidation for the next task, or detach() this one"
+            )
         check_layouts(self._tensors, self._layouts)
-        skipped = getattr(optimizer, "found_inf", None)  # a GradScaler lets a fused optimiser skip by itself, on the device
+        skipped = getattr(
+            optimizer, "found_inf", None
+        )  # a GradScaler lets a fused optimiser skip by itself, on the device
         self._steps += 1
         if skipped is not None:
             self._skipped = (skipped != 0) + (0 if self._skipped is None else self._skipped)
@@ -310,7 +376,16 @@ class WeightSpaceConsolidation:
         names = list(scores)
         others = self._fresh() if options.reset in ("random", "shrink_perturb") else self._previous
         eligible = [self._eligible.get(name) for name in names]
-        reset_(_pick(self._params, names), _pick(others, names), list(scores.values()), options.kept, options.rule, options.rank_scope, eligible, self._peers)
+        reset_(
+            _pick(self._params, names),
+            _pick(others, names),
+            list(scores.values()),
+            options.kept,
+            options.rule,
+            options.rank_scope,
+            eligible,
+            self._peers,
+        )
         if options.reset_buffers:
             keep_none = [torch.zeros_like(b, dtype=torch.bool) for b in self._buffers.values()]
             blend_(self._buffers.values(), _pick(self._previous, self._buffers), keep_none, options.reset_blend)
@@ -332,7 +407,9 @@ class WeightSpaceConsolidation:
         scores = self._importance(params, previous)
         for name in names:
             if name not in scores or scores[name].shape != params[name].shape:
-                raise ValueError(f"importance: the function gave no scores of shape {tuple(params[name].shape)} for '{name}'")
+                raise ValueError(
+                    f"importance: the function gave no scores of shape {tuple(params[name].shape)} for '{name}'"
+                )
         return {name: scores[name].detach().to(params[name].device) for name in names}
 
     def _sample(self):

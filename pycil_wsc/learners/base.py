@@ -2,48 +2,20 @@
 
 import contextlib
 import functools
-from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 import torch
 from torch import nn
 
-from pycil_wsc.learners.cost import StepCost
-from pycil_wsc.learners.graphs import Passes, RecordedPasses, cuda_graph
-from pycil_wsc.learners.precision import resolved_precision
-from pycil_wsc.learners.schedules import cosine_lr, step_lr
-from utils import seeding
-from utils.inc_net import IncrementalNet
-from utils.loader import mixed_order, num_batches
-from utils.memory import ExemplarMemory, normalise
-
-
-@dataclass
-class Phase:
-    """A stretch of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
-
-    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the part in
-    training mode, all else being in evaluation mode; ``name`` is for the progress bar.
-    """
-
-    epochs: int
-    optimizer: torch.optim.Optimizer
-    lr: Callable
-    indices: np.ndarray
-    loss: Callable
-    network: nn.Module
-    name: str = "train"
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Where a stopped run stood within a task: ``epoch`` epochs of phase ``phase`` were done."""
-
-    phase: int
-    epoch: int
-    learner: dict
-    optimizer: dict
+from pycil_wsc import seeding
+from pycil_wsc.data.loader import mixed_order, num_batches
+from pycil_wsc.data.memory import ExemplarMemory, normalise
+from pycil_wsc.engine.phase import Phase
+from pycil_wsc.engine.precision import resolved_precision
+from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
+from pycil_wsc.engine.schedules import cosine_lr, step_lr
+from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.networks.nets import IncrementalNet
 
 
 class BaseLearner(nn.Module):
@@ -230,11 +202,18 @@ class BaseLearner(nn.Module):
         """The usual phase: SGD over the task's data and the memory, with the schedule of the configuration."""
         c = self.config
         if task.index == 0:
-            base, milestones, factor, usual = c.init_lr, c.init_milestones, c.init_lr_decay, (c.init_epoch, c.init_weight_decay)
+            base, milestones, factor, usual = (
+                c.init_lr,
+                c.init_milestones,
+                c.init_lr_decay,
+                (c.init_epoch, c.init_weight_decay),
+            )
         else:
             base, milestones, factor, usual = c.lrate, c.milestones, c.lrate_decay, (c.epochs, c.weight_decay)
         epochs = usual[0] if epochs is None else epochs
-        optimizer = self.sgd(parameters or self.network.parameters(), usual[1] if weight_decay is None else weight_decay)
+        optimizer = self.sgd(
+            parameters or self.network.parameters(), usual[1] if weight_decay is None else weight_decay
+        )
         lr = cosine_lr(base, epochs) if c.scheduler == "cosine" else step_lr(base, milestones, factor)
         return Phase(epochs, optimizer, lr, self.training_indices(task), self.loss, self.network)
 
@@ -248,7 +227,9 @@ class BaseLearner(nn.Module):
         return torch.optim.SGD(trainable, lr=0.0, momentum=self.config.momentum, weight_decay=weight_decay, fused=True)
 
     def autocast(self):
-        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
+        return (
+            torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
+        )
 
     @property
     def precision(self):
@@ -286,7 +267,11 @@ class BaseLearner(nn.Module):
 
     def trained_state(self):
         """What training the first task gave, in a form that every network of the same backbone can take."""
-        return {"tensors": self._first_task_tensors(), "images_trained": self.images_trained, "train_flops": self.train_flops}
+        return {
+            "tensors": self._first_task_tensors(),
+            "images_trained": self.images_trained,
+            "train_flops": self.train_flops,
+        }
 
     def load_trained_state(self, state):
         for mine, trained in zip(self._first_task_tensors(), state["tensors"], strict=True):
@@ -297,7 +282,11 @@ class BaseLearner(nn.Module):
         return [tensor for part in self.network.first_parts() for tensor in part.state_dict().values()]
 
     def get_extra_state(self):
-        return {"memory": self.memory.state_dict(), "images_trained": self.images_trained, "train_flops": self.train_flops}
+        return {
+            "memory": self.memory.state_dict(),
+            "images_trained": self.images_trained,
+            "train_flops": self.train_flops,
+        }
 
     def set_extra_state(self, state):
         self.memory.load_state_dict(state["memory"])

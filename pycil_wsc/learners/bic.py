@@ -2,17 +2,24 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.learners.base import Phase
+from pycil_wsc import seeding
+from pycil_wsc.engine.phase import Phase
 from pycil_wsc.learners.wa import WA
-from utils import seeding
-from utils.factory import register_learner
-from utils.inc_net import BiasCorrectedNet
+from pycil_wsc.networks.nets import BiasCorrectedNet
+from pycil_wsc.registry import register_learner
 
 
 @register_learner(
-    "bic", init_epoch=170, init_milestones=[60, 100, 140], init_weight_decay=2e-4, epochs=170, milestones=[60, 100, 140],
-    T=2.0, split_ratio=0.1, validation="pycil",
-)  # fmt: skip
+    "bic",
+    init_epoch=170,
+    init_milestones=[60, 100, 140],
+    init_weight_decay=2e-4,
+    epochs=170,
+    milestones=[60, 100, 140],
+    T=2.0,
+    split_ratio=0.1,
+    validation="pycil",
+)
 class BiC(WA):
     """Bias correction (Wu et al., 2019): a second phase learns a scale and a shift for the newest task's logits on held-out samples.
 
@@ -28,7 +35,11 @@ class BiC(WA):
 
     @classmethod
     def check(cls, config):
-        return None if config.options.validation in ("pycil", "per_class") else "validation: expected 'pycil' or 'per_class'"
+        return (
+            None
+            if config.options.validation in ("pycil", "per_class")
+            else "validation: expected 'pycil' or 'per_class'"
+        )
 
     @classmethod
     def also_reads(cls, config):
@@ -41,7 +52,15 @@ class BiC(WA):
         yield main
         if len(held_out):
             c, newest = self.config, self.network.corrections[-1]
-            yield Phase(c.epochs, self.sgd([newest], c.weight_decay), main.lr, held_out, self.correction_loss, self.network, "bias correction")
+            yield Phase(
+                c.epochs,
+                self.sgd([newest], c.weight_decay),
+                main.lr,
+                held_out,
+                self.correction_loss,
+                self.network,
+                "bias correction",
+            )
 
     def held_out(self, task):
         """As many samples of every class, at random, for the second phase: int64 (n,)."""

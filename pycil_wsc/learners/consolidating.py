@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import ContinualBackprop, WeightSpaceConsolidation, recompute_batch_norm
-from pycil_wsc.learners.cost import PeakBytes
-from pycil_wsc.learners.schedules import held_lr
-from pycil_wsc.learners.triggers import Plateau, held_out_exemplars, mean_loss
-from utils import factory, seeding
-from utils.errors import UserError
-from utils.inc_net import inner_units
-from utils.loader import num_batches
+from pycil_wsc.data.loader import num_batches
+from pycil_wsc.engine.schedules import held_lr
+from pycil_wsc.engine.step_cost import PeakBytes
+from pycil_wsc.engine.triggers import Plateau, held_out_exemplars, mean_loss
+from pycil_wsc.errors import UserError
+from pycil_wsc.networks.nets import inner_units
 
 RANKED = ("blend", "revert", "random")  # the resets that keep some elements for their scores
 
@@ -40,7 +40,11 @@ class Consolidated:
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}  # seconds: of the tasks that are done
+        self.scoring = {
+            "importance_seconds": 0.0,
+            "importance_bytes": 0,
+            "importance_passes": 0.0,
+        }  # seconds: of the tasks that are done
         self.warmups, self.replaced = [], []  # for each task: epochs before the reset, units replaced
 
     @property
@@ -72,7 +76,9 @@ class Consolidated:
             average_every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
             retain=options.retain,
             blend=options.blend,
-            importance=functools.partial(self._score, task) if options.importance in factory.importances else options.importance,
+            importance=functools.partial(self._score, task)
+            if options.importance in registry.importances
+            else options.importance,
             betas=options.betas,
             score_abs=options.score_abs,
             rank_scope=options.rank_scope,
@@ -93,12 +99,16 @@ class Consolidated:
         ).attach(phase.optimizer)
         if options.reset == "continual_backprop":
             fresh = functools.partial(self._fresh, task)
-            self.replacement = ContinualBackprop(self.network, self._units(), fresh, options.replacement_rate, options.maturity, options.utility_decay)
+            self.replacement = ContinualBackprop(
+                self.network, self._units(), fresh, options.replacement_rate, options.maturity, options.utility_decay
+            )
             self.replacement.attach(phase.optimizer)
         self.scoring["importance_bytes"] = max(self.scoring["importance_bytes"], self.consolidation.scoring_bytes)
         if options.average and options.average_lr is not None:
             schedule = phase.lr
-            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, options.average_lr, options.average_anneal)(epoch)
+            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, options.average_lr, options.average_anneal)(
+                epoch
+            )
 
     def after_epoch(self, task, phase, epoch, loss):
         super().after_epoch(task, phase, epoch, loss)
@@ -109,9 +119,13 @@ class Consolidated:
 
     def _units(self):
         """The units of the parts that learn."""
-        units = [names for names in inner_units(self.network) if self.network.get_submodule(names[0]).weight.requires_grad]
+        units = [
+            names for names in inner_units(self.network) if self.network.get_submodule(names[0]).weight.requires_grad
+        ]
         if not units:
-            raise UserError(f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; its blocks need conv1, bn1 and conv2")
+            raise UserError(
+                f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; its blocks need conv1, bn1 and conv2"
+            )
         return units
 
     def _eligible(self, task):
@@ -125,7 +139,11 @@ class Consolidated:
                 masks[name] = old.view(-1, *[1] * (param.dim() - 1)).expand_as(param)
         for prefix, module in network.named_modules():
             if isinstance(module, _BatchNorm) and not options.reset_norm:
-                masks |= {name: torch.zeros_like(param, dtype=torch.bool) for name, param in module.named_parameters(prefix) if param.requires_grad}
+                masks |= {
+                    name: torch.zeros_like(param, dtype=torch.bool)
+                    for name, param in module.named_parameters(prefix)
+                    if param.requires_grad
+                }
         return masks
 
     def _score(self, task, params, previous):
@@ -133,7 +151,7 @@ class Consolidated:
         batches = UnaugmentedBatches(self, task)
         modes = {module: module.training for module in self.network.modules()}
         self.network.eval()
-        importance = factory.importances[self.config.wsc.importance]
+        importance = registry.importances[self.config.wsc.importance]
 
         def function(batches):
             return importance(self.network, params, previous, batches, self.config.wsc)
@@ -189,14 +207,25 @@ class Consolidated:
         super().end_task(task)
 
     def get_extra_state(self):
-        parts = {name: part.state_dict() for name in ("consolidation", "replacement", "plateau") if (part := getattr(self, name))}
-        mine = {"warm_epochs": self.warm_epochs, "warmups": self.warmups, "replaced": self.replaced, "scoring": dict(self.scoring)}
+        parts = {
+            name: part.state_dict()
+            for name in ("consolidation", "replacement", "plateau")
+            if (part := getattr(self, name))
+        }
+        mine = {
+            "warm_epochs": self.warm_epochs,
+            "warmups": self.warmups,
+            "replaced": self.replaced,
+            "scoring": dict(self.scoring),
+        }
         return super().get_extra_state() | {"wsc": parts | mine}
 
     def set_extra_state(self, state):
         super().set_extra_state(state)
         mine = state["wsc"]
-        self.warm_epochs, self.warmups, self.replaced, self.scoring = (mine[name] for name in ("warm_epochs", "warmups", "replaced", "scoring"))
+        self.warm_epochs, self.warmups, self.replaced, self.scoring = (
+            mine[name] for name in ("warm_epochs", "warmups", "replaced", "scoring")
+        )
         for name in "consolidation", "replacement", "plateau":
             if part := getattr(self, name):
                 part.load_state_dict(mine[name])
@@ -213,7 +242,9 @@ class UnaugmentedBatches:
 
     def __iter__(self):
         learner = self.learner
-        for images, targets in learner.train_source.batches(self.indices, learner.manager.train_targets, learner.config.batch_size):
+        for images, targets in learner.train_source.batches(
+            self.indices, learner.manager.train_targets, learner.config.batch_size
+        ):
             self.images += len(images)
             yield images, targets
 

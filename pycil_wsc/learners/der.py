@@ -2,8 +2,8 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import newest_task_targets
-from utils.factory import register_learner
-from utils.inc_net import ExpandingNet
+from pycil_wsc.networks.nets import ExpandingNet
+from pycil_wsc.registry import register_learner
 
 
 @register_learner("der", epochs=170, milestones=[80, 120, 150], alpha_aux=1.0)
@@ -30,7 +30,9 @@ class DER(BaseLearner):
         loss = cross_entropy(logits, targets)
         if self.num_old:
             newest = self.network.classify_newest(features).float()
-            loss = loss + self.config.options.alpha_aux * cross_entropy(newest, newest_task_targets(targets, self.num_old))
+            loss = loss + self.config.options.alpha_aux * cross_entropy(
+                newest, newest_task_targets(targets, self.num_old)
+            )
         return loss, logits
 
     def end_task(self, task):

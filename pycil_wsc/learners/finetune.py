@@ -1,7 +1,7 @@
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.learners.base import BaseLearner
-from utils.factory import register_learner
+from pycil_wsc.registry import register_learner
 
 
 @register_learner("finetune", epochs=80, milestones=[40, 70], nme=False)

@@ -6,14 +6,26 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import balanced_weights, distillation
-from utils.factory import register_learner
-from utils.inc_net import ExpandingNet
+from pycil_wsc.networks.nets import ExpandingNet
+from pycil_wsc.registry import register_learner
 
 
 @register_learner(
-    "foster", scheduler="cosine", epochs=170, weight_decay=5e-4, compression_epochs=130, compression_weight_decay=0.0,
-    beta1=0.96, beta2=0.97, lambda_okd=1.0, T=2.0, oofc="ft", is_teacher_wa=False, is_student_wa=False, wa_value=1.0,
-)  # fmt: skip
+    "foster",
+    scheduler="cosine",
+    epochs=170,
+    weight_decay=5e-4,
+    compression_epochs=130,
+    compression_weight_decay=0.0,
+    beta1=0.96,
+    beta2=0.97,
+    lambda_okd=1.0,
+    T=2.0,
+    oofc="ft",
+    is_teacher_wa=False,
+    is_student_wa=False,
+    wa_value=1.0,
+)
 class FOSTER(BaseLearner):
     """FOSTER (Wang et al., 2022): a second backbone is boosted on what the first cannot do, then both are compressed into one.
 
@@ -68,7 +80,9 @@ class FOSTER(BaseLearner):
         if options.is_teacher_wa:
             self.network.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
         self.weights = balanced_weights(counts, options.beta2).to(self.device)
-        compression = self.main_phase(task, self.student.parameters(), options.compression_epochs, options.compression_weight_decay)
+        compression = self.main_phase(
+            task, self.student.parameters(), options.compression_epochs, options.compression_weight_decay
+        )
         compression.network, compression.loss, compression.name = self.student, self.compression_loss, "compression"
         yield compression
         if options.is_student_wa:

@@ -2,7 +2,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.learners.distilling import DistillingLearner
 from pycil_wsc.learners.losses import distillation
-from utils.factory import register_learner
+from pycil_wsc.registry import register_learner
 
 
 @register_learner("icarl", epochs=170, milestones=[80, 120], distill=1.0, T=2.0)

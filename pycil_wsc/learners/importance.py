@@ -3,7 +3,7 @@
 import torch
 
 from pycil_wsc.consolidation import fisher_diagonal, hessian_diagonal
-from utils.factory import register_importance
+from pycil_wsc.registry import register_importance
 
 
 @register_importance("fisher")

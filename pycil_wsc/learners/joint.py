@@ -1,5 +1,5 @@
 from pycil_wsc.learners.replay import Replay
-from utils.factory import register_learner
+from pycil_wsc.registry import register_learner
 
 
 @register_learner("joint", epochs=200, milestones=[60, 120, 170], weight_decay=5e-4)

@@ -1,6 +1,6 @@
 from pycil_wsc.learners.der import DER
-from utils.factory import register_learner
-from utils.inc_net import ExpandingNet
+from pycil_wsc.networks.nets import ExpandingNet
+from pycil_wsc.registry import register_learner
 
 
 @register_learner("memo", epochs=170, milestones=[80, 120, 150], alpha_aux=1.0, train_base=True, train_adaptive=False)

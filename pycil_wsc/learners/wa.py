@@ -2,7 +2,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.learners.distilling import DistillingLearner
 from pycil_wsc.learners.losses import distillation
-from utils.factory import register_learner
+from pycil_wsc.registry import register_learner
 
 
 @register_learner("wa", epochs=170, milestones=[60, 100, 140], T=2.0)

@@ -1,6 +1,6 @@
 from pycil_wsc.learners.consolidating import consolidated
 from pycil_wsc.learners.replay import Replay
-from utils.factory import register_learner
+from pycil_wsc.registry import register_learner
 
 
 @register_learner("wsc", epochs=70, milestones=[30, 50])

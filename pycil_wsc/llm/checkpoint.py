@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from utils.errors import UnusableRun, UserError
+from pycil_wsc.errors import UnusableRun, UserError
 
 SEQUENCES = {"list": list, "tuple": tuple}
 
@@ -24,7 +24,9 @@ def save_state(path, state):
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written ({error}); free space or choose another folder with --out. What was saved before is intact") from None
+        raise UserError(
+            f"{path}: cannot be written ({error}); free space or choose another folder with --out. What was saved before is intact"
+        ) from None
 
 
 def load_state(path):
@@ -33,7 +35,9 @@ def load_state(path):
         with safe_open(path, "pt") as file:
             return _unpacked(json.loads(file.metadata()["state"]), file)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UnusableRun(f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again") from None
+        raise UnusableRun(
+            f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again"
+        ) from None
 
 
 def _packed(value, path, tensors):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import get_type_hints
 
-from pycil_wsc import keys
-from pycil_wsc.keys import checked, digest, key
-from utils.errors import UserError, did_you_mean
+from pycil_wsc.config import keys
+from pycil_wsc.config.keys import checked, digest, key
+from pycil_wsc.errors import UserError, did_you_mean
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -18,18 +18,45 @@ TINY = "tiny-llama"
 class Consolidation:
     """Weight Space Consolidation on a language model: the keys ``wsc.*``, in optimiser steps. Defaults are the paper's for TRACE."""
 
-    covers: str = key("replay", "consolidate over the `replay` epochs, or `all` epochs of a task; the paper does not say", choices=("replay", "all"))
+    covers: str = key(
+        "replay",
+        "consolidate over the `replay` epochs, or `all` epochs of a task; the paper does not say",
+        choices=("replay", "all"),
+    )
     warmup: float = key(0.25, "share of the covered steps before the reset", low=0, high=1)
     retain: float = key(0.2, "share of the parameters that keep their weights at the reset", low=0, high=1)
-    blend: float = key(0.5, "weight of the current weights in a reset parameter; the rest is of the weights before the task", low=0, high=1)
-    moments: str = key("carried", "rank by AdamW's moments as they are, `carried` over from the steps before, or by `own` ones of the covered steps", choices=("carried", "own"))
-    rank_scope: str = key("global", "rank over all parameters together or within each tensor", choices=("global", "tensor"))
-    reset: str = key("blend", "`blend` with the weights before the task, `revert` to them, or `none`", choices=("blend", "revert", "none"))
+    blend: float = key(
+        0.5,
+        "weight of the current weights in a reset parameter; the rest is of the weights before the task",
+        low=0,
+        high=1,
+    )
+    moments: str = key(
+        "carried",
+        "rank by AdamW's moments as they are, `carried` over from the steps before, or by `own` ones of the covered steps",
+        choices=("carried", "own"),
+    )
+    rank_scope: str = key(
+        "global", "rank over all parameters together or within each tensor", choices=("global", "tensor")
+    )
+    reset: str = key(
+        "blend",
+        "`blend` with the weights before the task, `revert` to them, or `none`",
+        choices=("blend", "revert", "none"),
+    )
     reset_momentum: bool = key(False, "clear AdamW's moments at the reset")
     average: bool = key(True, "average the weights from the reset on")
     average_every: int = key(20, "steps between samples of the average", low=1)
-    average_start: str = key("reset", "the first weights averaged: those just `reset`, or those of the `first` interval after", choices=("reset", "first"))
-    average_count: str = key("since_reset", "`since_reset` is a plain mean, `absolute` the paper's n = i/j", choices=("since_reset", "absolute"))
+    average_start: str = key(
+        "reset",
+        "the first weights averaged: those just `reset`, or those of the `first` interval after",
+        choices=("reset", "first"),
+    )
+    average_count: str = key(
+        "since_reset",
+        "`since_reset` is a plain mean, `absolute` the paper's n = i/j",
+        choices=("since_reset", "absolute"),
+    )
     average_last: bool = key(True, "the task's last weights enter the average")
     first_task: bool = key(False, "consolidate in the first task too")
 
@@ -41,13 +68,24 @@ class LLMConfig:
     prefix: str = key("trace", "first folder below `out`: names an experiment")
     seed: int = key(1234, "order of the items, weights of a model made here, adapters, sampling", low=0)
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`")
-    precision: str = key("auto", "`auto` is bf16 on a GPU that computes it natively, else fp32; weights and moments are fp32", choices=("auto", "fp32", "bf16"))
+    precision: str = key(
+        "auto",
+        "`auto` is bf16 on a GPU that computes it natively, else fp32; weights and moments are fp32",
+        choices=("auto", "fp32", "bf16"),
+    )
     threads: int | None = key(None, "processor threads of a run; null: one for each core", low=1)
     data_root: str = key("data", "folder of the data sets")
     out: str = key("runs", "folder of the results")
-    save_weights: bool | str = key(False, "keep the model as a folder for transformers: `true` after the last task, `\"every\"` after each", choices=(False, True, "every"))
+    save_weights: bool | str = key(
+        False,
+        'keep the model as a folder for transformers: `true` after the last task, `"every"` after each',
+        choices=(False, True, "every"),
+    )
 
-    model: str = key("meta-llama/Llama-3.2-1B-Instruct", f"a folder, a name on the hub, or `{TINY}`: random weights of the sizes below")
+    model: str = key(
+        "meta-llama/Llama-3.2-1B-Instruct",
+        f"a folder, a name on the hub, or `{TINY}`: random weights of the sizes below",
+    )
     hidden_size: int = key(64, f"width of `{TINY}`", low=1)
     layers: int = key(2, f"layers of `{TINY}`", low=1)
     heads: int = key(4, f"attention heads of `{TINY}`", low=1)
@@ -57,21 +95,37 @@ class LLMConfig:
 
     data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format")
     tasks: tuple[str, ...] = key(TRACE, "the tasks in their order")
-    epochs: tuple[int, ...] | None = key(None, "epochs of each task; null: its own (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1)
+    epochs: tuple[int, ...] | None = key(
+        None, "epochs of each task; null: its own (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
+    )
     train_items: int | None = key(None, "of each task only the first so many training items", low=1)
     test_items: int | None = key(None, "of each task only the first so many test items", low=1)
     pool: str | None = key("Lima", "folder of general items that every replay epoch has, or null")
     pool_items: int | None = key(None, "of the pool only the first so many items", low=1)
 
     method: str = key("wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS)
-    replay_ratio: float = key(0.1, "share of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)", low=0, high=1)
-    replay_choice: str = key("head", "the first items of a task, as in TRACE, or `random` ones", choices=("head", "random"))
+    replay_ratio: float = key(
+        0.1, "share of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)", low=0, high=1
+    )
+    replay_choice: str = key(
+        "head", "the first items of a task, as in TRACE, or `random` ones", choices=("head", "random")
+    )
     replay_epochs: int = key(1, "replay epochs after each task's own", low=1)
     average: str = key("mean", "`avg_online`: running `mean`, or `ema`", choices=("mean", "ema"))
-    ema_decay: float = key(0.5, "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)", low=0, high=1)
-    slerp_weight: float = key(0.5, "`slerp`: place of the result between the merged model (0) and the new one (1)", low=0, high=1)
-    slerp_on: str = key("weights", "`slerp`: `weights`, or `task_vectors`, their differences from the start", choices=("weights", "task_vectors"))
-    task_arithmetic_scale: float = key(0.3, "factor of the sum of task vectors (Ilharco et al.); tune it at 20 % memory")
+    ema_decay: float = key(
+        0.5, "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)", low=0, high=1
+    )
+    slerp_weight: float = key(
+        0.5, "`slerp`: place of the result between the merged model (0) and the new one (1)", low=0, high=1
+    )
+    slerp_on: str = key(
+        "weights",
+        "`slerp`: `weights`, or `task_vectors`, their differences from the start",
+        choices=("weights", "task_vectors"),
+    )
+    task_arithmetic_scale: float = key(
+        0.3, "factor of the sum of task vectors (Ilharco et al.); tune it at 20 % memory"
+    )
     magmax_scale: float = key(0.5, "factor of MagMax's task vector (Marczak et al.)")
 
     batch_size: int = key(256, "items of an optimiser step, over all processes", low=1)
@@ -80,7 +134,11 @@ class LLMConfig:
     eps: float = key(1e-8, "AdamW's epsilon", low=0)
     weight_decay: float = key(0.0, "AdamW's weight decay", low=0)
     clip: float = key(1.0, "norm that gradients are clipped to", low=0)
-    loss: str = key("item", "mean over items of each one's mean over tokens (TRACE's up to its batches of two), or mean over all `token`s", choices=("item", "token"))
+    loss: str = key(
+        "item",
+        "mean over items of each one's mean over tokens (TRACE's up to its batches of two), or mean over all `token`s",
+        choices=("item", "token"),
+    )
     max_prompt: int = key(1024, "tokens of a prompt; a longer one loses its beginning", low=2)
     max_answer: int = key(512, "tokens of an answer, its end included; a longer one loses its end", low=2)
     lora_rank: int = key(0, "rank of LoRA's adapters (needs peft); 0 trains all weights", low=0)
@@ -120,16 +178,28 @@ class LLMConfig:
         """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of what else differs>]``"""
         usual = resolve({name: value for name, value in self.to_dict().items() if name in IN_PATH}).identity()
         what = re.sub(r"[^\w.]+", "-", f"{self.data}-{self.model}").strip("-")[-80:]
-        return Path(self.out, self.prefix, what, self.method, f"r{self.replay_ratio:g}", f"seed{self.seed}{digest(self.identity(), usual)}")
+        return Path(
+            self.out,
+            self.prefix,
+            what,
+            self.method,
+            f"r{self.replay_ratio:g}",
+            f"seed{self.seed}{digest(self.identity(), usual)}",
+        )
 
 
 SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out", "save_weights")
-FIELDS = {f.name if f.name in SHARED else f"llm.{f.name}": f for f in fields(LLMConfig) if f.metadata} | {f"wsc.{f.name}": f for f in fields(Consolidation)}
+FIELDS = {f.name if f.name in SHARED else f"llm.{f.name}": f for f in fields(LLMConfig) if f.metadata} | {
+    f"wsc.{f.name}": f for f in fields(Consolidation)
+}
 KINDS = {name if name in SHARED else f"llm.{name}": kind for name, kind in get_type_hints(LLMConfig).items()}
 KINDS |= {f"wsc.{name}": kind for name, kind in get_type_hints(Consolidation).items()}
 IN_PATH = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio")
 PLACES = {"prefix", "device", "threads", "data_root", "out", "save_weights"}
-PLACES |= {f"llm.{name}" for name in ("micro_tokens", "padding", "eval_batch", "gradient_checkpointing", "shard", "checkpoint_minutes")}
+PLACES |= {
+    f"llm.{name}"
+    for name in ("micro_tokens", "padding", "eval_batch", "gradient_checkpointing", "shard", "checkpoint_minutes")
+}
 
 
 def takes_list(name):
@@ -156,9 +226,15 @@ def _check_together(config):
     if not config.tasks or len(set(config.tasks)) < len(config.tasks):
         raise UserError(f"llm.tasks: expected different tasks, at least one, got {list(config.tasks)}")
     if config.epochs is not None and len(config.epochs) != len(config.tasks):
-        raise UserError(f"llm.epochs: {len(config.epochs)} numbers for {len(config.tasks)} tasks; give one for each task")
-    if config.model == TINY and (config.hidden_size % config.heads or config.heads % config.kv_heads or (config.hidden_size // config.heads) % 2):
-        raise UserError("llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads")
+        raise UserError(
+            f"llm.epochs: {len(config.epochs)} numbers for {len(config.tasks)} tasks; give one for each task"
+        )
+    if config.model == TINY and (
+        config.hidden_size % config.heads or config.heads % config.kv_heads or (config.hidden_size // config.heads) % 2
+    ):
+        raise UserError(
+            "llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads"
+        )
     if len(config.betas) != 2 or max(config.betas) >= 1:
         raise UserError(f"llm.betas: expected two numbers below 1, got {list(config.betas)}")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
@@ -168,4 +244,6 @@ def _check_together(config):
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         raise UserError(f"device: '{config.device}' is not auto, cpu, cuda or cuda:N")
     if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):
-        raise UserError(f"prefix: '{config.prefix}' must be a folder name of letters, digits, dots, dashes and underscores")
+        raise UserError(
+            f"prefix: '{config.prefix}' must be a folder name of letters, digits, dots, dashes and underscores"
+        )

@@ -4,12 +4,24 @@ import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.data import load_pool, load_task, replay_items, warnings_of
 from pycil_wsc.llm.metrics import VERSIONS, score, trivial_scores
 from pycil_wsc.llm.tokens import encode, encode_prompts, load_tokenizer
-from utils.errors import UserError
 
-DECIDING = ("data_root", "data", "tasks", "pool", "train_items", "test_items", "pool_items", "model", "vocab_size", "max_prompt", "max_answer")
+DECIDING = (
+    "data_root",
+    "data",
+    "tasks",
+    "pool",
+    "train_items",
+    "test_items",
+    "pool_items",
+    "model",
+    "vocab_size",
+    "max_prompt",
+    "max_answer",
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,10 @@ class Corpus:
         self.pool = self._pool(root)
         self.tokenizer = load_tokenizer(self.chosen, self._texts())
         self.encoded = self._encode([*self.pool, *(item for task in self.tasks for item in task.train)])
-        self.test_prompts = [encode_prompts(self.tokenizer, [item.prompt for item in task.test], self.chosen.max_prompt) for task in self.tasks]
+        self.test_prompts = [
+            encode_prompts(self.tokenizer, [item.prompt for item in task.test], self.chosen.max_prompt)
+            for task in self.tasks
+        ]
         self.warnings = warnings_of(self.tasks)
 
     @functools.cached_property
@@ -56,13 +71,23 @@ class Corpus:
         """The epochs of task ``index``, in order: its own, then those of replay if there is anything to replay."""
         own = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
         epochs = [Epoch("epoch", number, own, False, self._examples(self.tasks[index].train)) for number in range(own)]
-        if config.replays and (items := replay_items(self.tasks[:index], config.replay_ratio, config.replay_choice, config.seed, self.pool)):
-            epochs += [Epoch("replay", number, config.replay_epochs, True, self._examples(items)) for number in range(config.replay_epochs)]
+        if config.replays and (
+            items := replay_items(self.tasks[:index], config.replay_ratio, config.replay_choice, config.seed, self.pool)
+        ):
+            epochs += [
+                Epoch("replay", number, config.replay_epochs, True, self._examples(items))
+                for number in range(config.replay_epochs)
+            ]
         return epochs
 
     def planned_tokens(self, config):
         """Tokens that a whole run trains on."""
-        return sum(len(example) for index in range(len(self.tasks)) for epoch in self.epochs(config, index) for example in epoch.examples)
+        return sum(
+            len(example)
+            for index in range(len(self.tasks))
+            for epoch in self.epochs(config, index)
+            for example in epoch.examples
+        )
 
     def _cut(self, task):
         return replace(task, train=task.train[: self.chosen.train_items], test=task.test[: self.chosen.test_items])

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.llm.metrics import METRICS
-from utils.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,13 @@ def load_task(root, name):
     """The :class:`TaskData` in ``<root>/<name>``. Whatever is wrong with it is a :class:`UserError` of one line with file and row."""
     folder = _task_folder(root, name)
     evaluation = _items(folder / "eval.json") if (folder / "eval.json").exists() else ()
-    return TaskData(name, _items(folder / "train.json"), evaluation, _items(folder / "test.json"), _info(folder, TASKS.get(name, TaskInfo())))
+    return TaskData(
+        name,
+        _items(folder / "train.json"),
+        evaluation,
+        _items(folder / "test.json"),
+        _info(folder, TASKS.get(name, TaskInfo())),
+    )
 
 
 def load_pool(root, name=POOL):
@@ -115,9 +121,13 @@ def _shuffled(count, seed, name):
 def _task_folder(root, name):
     folder = Path(root).expanduser() / name
     if not folder.is_dir():
-        there = sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir()) if folder.parent.is_dir() else []
+        there = (
+            sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir()) if folder.parent.is_dir() else []
+        )
         hint = did_you_mean(name, there) if there else f" (a relative path starts at {os.getcwd()})"
-        raise UserError(f"{folder}: no such folder{hint}; a task is a folder with train.json and test.json in TRACE's format")
+        raise UserError(
+            f"{folder}: no such folder{hint}; a task is a folder with train.json and test.json in TRACE's format"
+        )
     return folder
 
 
@@ -156,13 +166,19 @@ def _item(path, number, row):
         raise UserError(f'{place} (counted from 1): {_kind(row)}; a row is {{"prompt": text, "answer": text}}')
     for key in ("prompt", "answer"):
         if key not in row:
-            raise UserError(f"{place} (counted from 1): no '{key}'{did_you_mean(key, row)}; give each row both 'prompt' and 'answer'")
+            raise UserError(
+                f"{place} (counted from 1): no '{key}'{did_you_mean(key, row)}; give each row both 'prompt' and 'answer'"
+            )
         if not isinstance(row[key], str):
             raise UserError(f"{place} (counted from 1): '{key}' is {_kind(row[key])}; write it as a string in quotes")
         if not _is_unicode(row[key]):
-            raise UserError(f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff); mend or remove the row")
+            raise UserError(
+                f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff); mend or remove the row"
+            )
     if not row["answer"].strip():
-        raise UserError(f"{place} (counted from 1): 'answer' is empty, so there is nothing to learn or to score; fill it in or remove the row")
+        raise UserError(
+            f"{place} (counted from 1): 'answer' is empty, so there is nothing to learn or to score; fill it in or remove the row"
+        )
     return Item(row["prompt"], row["answer"])
 
 
@@ -174,13 +190,17 @@ def _json(path, wanted):
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg}); it must hold {wanted}") from None
+        raise UserError(
+            f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg}); it must hold {wanted}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON in UTF-8 ({error}); it must hold {wanted}") from None
 
 
 def _kind(value):
-    return {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(type(value), "a number")
+    return {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(
+        type(value), "a number"
+    )
 
 
 def _is_unicode(text):

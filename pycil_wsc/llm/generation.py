@@ -5,11 +5,21 @@ import contextlib
 import torch
 from transformers import GenerationConfig
 
-from utils import seeding
+from pycil_wsc import seeding
 
 
 @torch.no_grad()
-def answers(model, tokenizer, prompts, config, device, autocast=contextlib.nullcontext, address=(), tell=lambda count: None, together=False):
+def answers(
+    model,
+    tokenizer,
+    prompts,
+    config,
+    device,
+    autocast=contextlib.nullcontext,
+    address=(),
+    tell=lambda count: None,
+    together=False,
+):
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
     Greedy, or sampled where ``config.temperature`` is not 0, then random by ``address``. ``tell`` is called with the number of
@@ -18,14 +28,22 @@ def answers(model, tokenizer, prompts, config, device, autocast=contextlib.nullc
     """
     model.eval()
     stop = stop_tokens(model, tokenizer)
-    options = GenerationConfig(max_new_tokens=config.max_new_tokens, eos_token_id=sorted(stop), pad_token_id=tokenizer.pad_token_id, use_cache=True,
-                               do_sample=config.temperature > 0, **({"temperature": config.temperature, "top_k": 0, "top_p": 1.0} if config.temperature else {}))  # fmt: skip
+    options = GenerationConfig(
+        max_new_tokens=config.max_new_tokens,
+        eos_token_id=sorted(stop),
+        pad_token_id=tokenizer.pad_token_id,
+        use_cache=True,
+        do_sample=config.temperature > 0,
+        **({"temperature": config.temperature, "top_k": 0, "top_p": 1.0} if config.temperature else {}),
+    )
     order, texts = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True), [""] * len(prompts)
     for start in range(0, len(order), config.eval_batch):
         batch = order[start : start + config.eval_batch]
         ids, mask = left_padded([prompts[i] for i in batch], tokenizer.pad_token_id, device)
         with autocast(), sampling(device, config.seed, "sampling", *address, start):
-            generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=options, synced_gpus=together)
+            generated = model.generate(
+                input_ids=ids, attention_mask=mask, generation_config=options, synced_gpus=together
+            )
         for i, row in zip(batch, generated[:, ids.shape[1] :].tolist()):
             texts[i] = tokenizer.decode(until(row, stop), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         tell(start + len(batch))

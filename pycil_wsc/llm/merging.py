@@ -20,7 +20,7 @@ import torch
 
 from pycil_wsc.consolidation.checks import check_saved_shapes
 from pycil_wsc.consolidation.functional import average_
-from utils.factory import Registry
+from pycil_wsc.registry import Registry
 
 merges = Registry("merging method")
 UNMERGED = {"finetune": 1, "replay": 1, "wsc": 2}  # other methods: the models each keeps at once
@@ -44,7 +44,9 @@ class Merge:
     def __init__(self, start):
         self._layout = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in start.items()}
         self._alias = _aliases(start)
-        self._merged = [name for name, tensor in start.items() if tensor.is_floating_point() and name not in self._alias]
+        self._merged = [
+            name for name, tensor in start.items() if tensor.is_floating_point() and name not in self._alias
+        ]
         self._copied = [name for name, tensor in start.items() if not tensor.is_floating_point()]
         self._start = {name: start[name].clone() for name in self._merged} if self.task_vectors else {}
         self._running, self._last, self.count = {}, {}, 0
@@ -74,7 +76,11 @@ class Merge:
     def state_dict(self):
         """A flat dict of tensors, fit for safetensors. theta_0 is not in it: construct with the same one before loading."""
         running = {f"running.{name}": tensor for name, tensor in self._running.items()}
-        return running | {f"last.{name}": tensor for name, tensor in self._last.items()} | {"count": torch.tensor(self.count)}
+        return (
+            running
+            | {f"last.{name}": tensor for name, tensor in self._last.items()}
+            | {"count": torch.tensor(self.count)}
+        )
 
     def load_state_dict(self, state):
         """Go on where ``state_dict()`` was taken. Names or shapes of another model are a ``ValueError``."""
@@ -99,13 +105,20 @@ class Merge:
         return running + self._start[name].to(running) if self.task_vectors else running
 
     def _check(self, state):
-        check_saved_shapes({name: tensor.shape for name, tensor in state.items()}, {name: shape for name, (shape, _) in self._layout.items()})
+        check_saved_shapes(
+            {name: tensor.shape for name, tensor in state.items()},
+            {name: shape for name, (shape, _) in self._layout.items()},
+        )
         for name, (_, dtype) in self._layout.items():
             if state[name].dtype != dtype:
-                raise ValueError(f"'{name}' is {state[name].dtype}, in the model merged from {dtype}: convert one of them")
+                raise ValueError(
+                    f"'{name}' is {state[name].dtype}, in the model merged from {dtype}: convert one of them"
+                )
         for name, first in self._alias.items():
             if _place(state[name]) != _place(state[first]) and not torch.equal(state[name], state[first]):
-                raise ValueError(f"'{name}' and '{first}' were one tensor in the model merged from and now differ: tie or untie them throughout")
+                raise ValueError(
+                    f"'{name}' and '{first}' were one tensor in the model merged from and now differ: tie or untie them throughout"
+                )
 
 
 @register_merge("avg_offline")
@@ -218,7 +231,11 @@ def models_resident(method, tasks, task_vectors=False):
 def _aliases(state):
     """{name: the first name of the same tensor} of the names that are not the first."""
     first = {}
-    return {name: first[place] for name, tensor in state.items() if (place := _place(tensor)) and first.setdefault(place, name) != name}
+    return {
+        name: first[place]
+        for name, tensor in state.items()
+        if (place := _place(tensor)) and first.setdefault(place, name) != name
+    }
 
 
 def _place(tensor):

@@ -23,7 +23,7 @@ import numpy as np
 
 from pycil_wsc.llm.rouge import rouge_l, rouge_l_union
 from pycil_wsc.llm.sari import sari
-from utils import metrics
+from pycil_wsc.runs import metrics
 
 VERSIONS = ("trace", "fixed")
 LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
@@ -83,6 +83,7 @@ def _difflib_percent(prediction, answer, prompt):
 def _indel_ratio(prediction, answer, prompt):
     """Twice the longest common subsequence over the sum of the lengths, in characters: rapidfuzz's ``fuzz.ratio``."""
     from rapidfuzz.fuzz import ratio  # here: an extra, wanted by this metric alone
+
     return ratio(*(_with_literals(text).strip() for text in (prediction, answer))) / 100
 
 
@@ -155,4 +156,10 @@ def summary(matrix):
     op = [float(np.mean(row)) for row in matrix]
     learned = [row[-1] for row in matrix]
     bwt = [float(np.mean(np.subtract(row, learned[: len(row)]))) for row in matrix]
-    return {"last_average": op[-1], "op": op, "bwt": bwt, "new_score": metrics.new_task_accuracy(matrix), "forgetting": metrics.forgetting(matrix)}
+    return {
+        "last_average": op[-1],
+        "op": op,
+        "bwt": bwt,
+        "new_score": metrics.new_task_accuracy(matrix),
+        "forgetting": metrics.forgetting(matrix),
+    }

@@ -21,7 +21,9 @@ class Processes:
     def __init__(self):
         self.rank, self.count = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if launched() else (0, 1)
         if self.count > 1 and not distributed.is_initialized():
-            distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE
+            )
 
     @property
     def first(self):
@@ -29,7 +31,9 @@ class Processes:
 
     def device(self, device):
         """This process's own of several GPUs."""
-        own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device.type == "cuda" and self.count > 1 else device
+        own = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device.type == "cuda" and self.count > 1 else device
+        )
         if own.type == "cuda":
             torch.cuda.set_device(own)
         return own

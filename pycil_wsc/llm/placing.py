@@ -61,7 +61,9 @@ class Sharded(Whole):
         layers = set(getattr(model, "_no_split_modules", None) or ())
         for layer in [module for module in model.modules() if type(module).__name__ in layers]:
             fully_shard(layer, mesh=self.mesh)
-        fully_shard(model, mesh=self.mesh, reshard_after_forward=True)  # what is gathered must not outlive a change of the parts
+        fully_shard(
+            model, mesh=self.mesh, reshard_after_forward=True
+        )  # what is gathered must not outlive a change of the parts
         model.to(device)
         self.sharded = trained_parameters(model)
         self.parameters = {name: nn.Parameter(parameter.to_local()) for name, parameter in self.sharded.items()}
@@ -70,7 +72,9 @@ class Sharded(Whole):
         """As many in every process, for they gather layers together: where there are too few, the last comes again and counts nothing."""
         count = self.processes.count
         missing = -len(groups) % count
-        weighted = [(group, float(count)) for group in groups] + [(groups[-1], 0.0)] * missing  # FSDP gives the mean over processes
+        weighted = [(group, float(count)) for group in groups] + [
+            (groups[-1], 0.0)
+        ] * missing  # FSDP gives the mean over processes
         return self.processes.share(weighted)
 
     def collect_gradients(self):
@@ -82,7 +86,9 @@ class Sharded(Whole):
 
     def whole(self, name, tensor):
         like = self.sharded[name]
-        whole = DTensor.from_local(tensor, self.mesh, like.placements, shape=like.shape, stride=like.stride()).full_tensor()
+        whole = DTensor.from_local(
+            tensor, self.mesh, like.placements, shape=like.shape, stride=like.stride()
+        ).full_tensor()
         return whole.cpu() if self.processes.first else torch.empty(0)
 
     def part(self, name, tensor):

@@ -21,7 +21,10 @@ def sari(source, output, references):
 def _of_order(n, source, output, references):
     """(keep F1, delete precision, add F1) of the n-grams."""
     wanted = sum((_ngrams(tokens, n) for tokens in references), Counter())
-    present, said = (Counter({gram: count * len(references) for gram, count in _ngrams(tokens, n).items()}) for tokens in (source, output))
+    present, said = (
+        Counter({gram: count * len(references) for gram, count in _ngrams(tokens, n).items()})
+        for tokens in (source, output)
+    )
 
     kept, to_keep, deleted = present & said, present & wanted, present - said
     kept_well, deleted_well = kept & wanted, deleted - wanted
@@ -56,4 +59,5 @@ def _tokens(text):
 @cache
 def _tokenizer():
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a  # here: an extra, wanted by this metric alone
+
     return Tokenizer13a()

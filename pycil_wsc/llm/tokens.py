@@ -6,13 +6,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from pycil_wsc import seeding
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import TINY
-from utils import seeding
-from utils.errors import UserError
 
 IGNORED = -100  # a label that is not learned, as torch's cross_entropy has it
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-PAD_NAMES = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>")  # of models whose tokeniser declares none: Llama-3.1 and later have the first
+PAD_NAMES = (
+    "<|finetune_right_pad_id|>",
+    "<pad>",
+    "<|endoftext|>",
+)  # of models whose tokeniser declares none: Llama-3.1 and later have the first
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,18 @@ def load_tokenizer(config, texts):
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.model)
     except (OSError, ValueError) as error:
-        raise UserError(f"llm.model: no tokeniser at '{config.model}' ({_first_line(error)}); give a folder, or a name on the hub that is reachable or cached") from None
+        raise UserError(
+            f"llm.model: no tokeniser at '{config.model}' ({_first_line(error)}); give a folder, or a name on the hub that is reachable or cached"
+        ) from None
     if tokenizer.eos_token_id is None:
-        raise UserError(f"llm.model: the tokeniser of '{config.model}' has no token for the end of a text; set eos_token in its tokenizer_config.json")
+        raise UserError(
+            f"llm.model: the tokeniser of '{config.model}' has no token for the end of a text; set eos_token in its tokenizer_config.json"
+        )
     if tokenizer.pad_token_id is None:
         known = tokenizer.get_vocab()
-        tokenizer.pad_token = next((name for name in PAD_NAMES if name in known), tokenizer.eos_token)  # padding is masked by place, whatever its token
+        tokenizer.pad_token = next(
+            (name for name in PAD_NAMES if name in known), tokenizer.eos_token
+        )  # padding is masked by place, whatever its token
     return tokenizer
 
 
@@ -47,8 +57,15 @@ def train_tokenizer(texts, vocab_size):
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[PAD, BOS, EOS], initial_alphabet=alphabet, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False)
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=[PAD, BOS, EOS], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
 
 
 def encode(tokenizer, items, max_prompt, max_answer):
@@ -59,7 +76,10 @@ def encode(tokenizer, items, max_prompt, max_answer):
     """
     prompts = encode_prompts(tokenizer, [prompt for prompt, _ in items], max_prompt)
     answers = _ids(tokenizer, [answer for _, answer in items])
-    return [Example((*prompt, *answer[: max_answer - 1], tokenizer.eos_token_id), len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
+    return [
+        Example((*prompt, *answer[: max_answer - 1], tokenizer.eos_token_id), len(prompt))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 def encode_prompts(tokenizer, prompts, max_prompt):
@@ -70,7 +90,11 @@ def encode_prompts(tokenizer, prompts, max_prompt):
 
 
 def _ids(tokenizer, texts):
-    return tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"] if texts else []
+    return (
+        tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        if texts
+        else []
+    )
 
 
 def _first_line(error):

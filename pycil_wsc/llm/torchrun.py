@@ -2,11 +2,11 @@
 
 import contextlib
 
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.corpus import load_corpus
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.trainer import Run
-from pycil_wsc.trainer import TrainingDiverged
-from utils.errors import UnusableRun
+from pycil_wsc.runs.run import TrainingDiverged
 
 STOPPED = 130  # by Ctrl-C, in the middle of what the processes do together
 

@@ -8,6 +8,10 @@ import time
 import torch
 import transformers
 
+from pycil_wsc.allocator import keep_freed_memory
+from pycil_wsc.engine.environment import commit, device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.llm.checkpoint import load_state, save_state
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.merging import models_resident
@@ -15,12 +19,8 @@ from pycil_wsc.llm.metrics import VERSIONS, score, summary
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training
-from pycil_wsc.machine import commit, device_name, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.progress import INTERVAL, Progress, open_log, print_task
-from pycil_wsc.trainer import TrainingDiverged
-from utils.allocator import keep_freed_memory
-from utils.errors import UnusableRun, UserError
-from utils.files import write_atomically, write_json
+from pycil_wsc.runs.progress import INTERVAL, Progress, open_log, print_task
+from pycil_wsc.runs.run import TrainingDiverged
 
 START = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0.0}
 
@@ -28,7 +28,7 @@ START = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0.0}
 class Run:
     """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
 
-    ``corpus`` is a :class:`pycil_wsc.llm.corpus.Corpus`; ``report`` is called with each :class:`pycil_wsc.progress.Progress`.
+    ``corpus`` is a :class:`pycil_wsc.llm.corpus.Corpus`; ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
     """
 
     def __init__(self, config, corpus, report=print_task):
@@ -56,7 +56,9 @@ class Run:
             if self.processes.count == 1:
                 raise
             self.log.exception("%s", error)
-            raise SystemExit(f"{self.folder}: {type(error).__name__}: {error} (traceback in log.txt)") from error  # torchrun then ends the other processes
+            raise SystemExit(
+                f"{self.folder}: {type(error).__name__}: {error} (traceback in log.txt)"
+            ) from error  # torchrun then ends the other processes
 
     def _execute(self):
         self.log = open_log(self.folder) if self.processes.first else logging.getLogger("pycil_wsc.following")
@@ -65,7 +67,9 @@ class Run:
             self.processes.tell(self.config)  # to those that follow
             self._begin()
         if not self.processes.agree(position):
-            raise UnusableRun(f"{self.folder}: not all processes see the same checkpoint there; name a folder that all machines share with --out")
+            raise UnusableRun(
+                f"{self.folder}: not all processes see the same checkpoint there; name a folder that all machines share with --out"
+            )
         self.before = self.clock | self.training.counts  # when this command took the run up
         self.mark = self.saved = time.perf_counter()
         for index in range(position["task"], len(self.corpus.tasks)):
@@ -83,7 +87,13 @@ class Run:
         write_json(self.folder / "config.json", self.config.to_dict())
         for line in self.corpus.warnings:
             self.log.warning("%s", line)
-        self.log.info("%s on %s, %s, %d process(es)", self.folder, device_name(self.device), self.training.precision, self.processes.count)
+        self.log.info(
+            "%s on %s, %s, %d process(es)",
+            self.folder,
+            device_name(self.device),
+            self.training.precision,
+            self.processes.count,
+        )
 
     # ---- training ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +104,9 @@ class Run:
             training.begin_task(index, epochs)
         for number in range(position["epoch"], len(epochs)):
             training.begin_epoch(epochs[number])
-            self._epoch(index, number, *((position["step"], position["loss"]) if number == position["epoch"] else (0, 0.0)))
+            self._epoch(
+                index, number, *((position["step"], position["loss"]) if number == position["epoch"] else (0, 0.0))
+            )
         training.end_task()
         self._tick("train_seconds")
         self._checkpoint(START | {"task": index, "stage": "test"})
@@ -110,13 +122,27 @@ class Run:
             self._tell(index, f"{epoch.name} {epoch.number + 1}/{epoch.total}, step {step + 1}/{len(batches)}")
             if self._due() and (number, step) != (len(self.epochs[index]) - 1, len(batches) - 1):
                 loss, losses = loss + self._summed(losses), torch.zeros((), device=self.device)
-                done = {"epoch": number + 1} if step + 1 == len(batches) else {"epoch": number, "step": step + 1, "loss": loss}
+                done = (
+                    {"epoch": number + 1}
+                    if step + 1 == len(batches)
+                    else {"epoch": number, "step": step + 1, "loss": loss}
+                )
                 self._checkpoint(START | {"task": index} | done)
         mean = (loss + self._summed(losses)) / len(batches)
         self._tick("train_seconds")  # the device has done all by now
-        self.log.info("task %d %s %d/%d: loss %.4f, %s tokens/s", index, epoch.name, epoch.number + 1, epoch.total, mean, f"{self._speed():,.0f}")
+        self.log.info(
+            "task %d %s %d/%d: loss %.4f, %s tokens/s",
+            index,
+            epoch.name,
+            epoch.number + 1,
+            epoch.total,
+            mean,
+            f"{self._speed():,.0f}",
+        )
         if not math.isfinite(mean):
-            raise TrainingDiverged(f"the loss became {mean} in task {index}, {epoch.name} {epoch.number + 1}; try a lower learning rate")
+            raise TrainingDiverged(
+                f"the loss became {mean} in task {index}, {epoch.name} {epoch.number + 1}; try a lower learning rate"
+            )
 
     def _summed(self, losses):
         """The processes' losses together."""
@@ -131,11 +157,21 @@ class Run:
             for number in range(index + 1):
                 task, texts = self.corpus.tasks[number], self._answers(model, index, number, known)
                 for version in VERSIONS:
-                    scores[version].append(score(task.info.metric, texts, [item.answer for item in task.test], [item.prompt for item in task.test], version))
+                    scores[version].append(
+                        score(
+                            task.info.metric,
+                            texts,
+                            [item.answer for item in task.test],
+                            [item.prompt for item in task.test],
+                            version,
+                        )
+                    )
             self._keep(model, index)
         self._tick()
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
-        self.history.append({"task": index, "name": self.corpus.tasks[index].name, **scores, **self.training.counts, **self.clock})
+        self.history.append(
+            {"task": index, "name": self.corpus.tasks[index].name, **scores, **self.training.counts, **self.clock}
+        )
         if self.processes.first:
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
         self._checkpoint(START | {"task": index + 1})
@@ -145,14 +181,32 @@ class Run:
 
     def _answers(self, model, index, number, known):
         """The answers to the test items of task ``number`` after task ``index``; they are kept in ``predictions``."""
-        task, path = self.corpus.tasks[number], self.folder / "predictions" / f"after-{index + 1}" / f"{self.corpus.tasks[number].name}.jsonl"
-        texts = [json.loads(line)["prediction"] for line in path.read_text().splitlines()] if known and path.exists() else None
+        task, path = (
+            self.corpus.tasks[number],
+            self.folder / "predictions" / f"after-{index + 1}" / f"{self.corpus.tasks[number].name}.jsonl",
+        )
+        texts = (
+            [json.loads(line)["prediction"] for line in path.read_text().splitlines()]
+            if known and path.exists()
+            else None
+        )
         texts = self.processes.tell(texts)
         if texts is None:
             prompts, count = self.corpus.test_prompts[number], self.processes.count
             prompts = [*prompts, *prompts[:1] * (-len(prompts) % count)]  # as many for each process
-            share = answers(model, self.corpus.tokenizer, self.processes.share(prompts), self.config, self.device, self.training.autocast, (index, number),
-                            lambda done: self._tell(index, f"answers to {task.name}, {min(done * count, len(task.test))}/{len(task.test)}"), self.training.sharded)  # fmt: skip
+            share = answers(
+                model,
+                self.corpus.tokenizer,
+                self.processes.share(prompts),
+                self.config,
+                self.device,
+                self.training.autocast,
+                (index, number),
+                lambda done: self._tell(
+                    index, f"answers to {task.name}, {min(done * count, len(task.test))}/{len(task.test)}"
+                ),
+                self.training.sharded,
+            )
             texts = self.processes.gather(share, len(prompts))[: len(task.test)]
         if self.processes.first:
             rows = ({"prediction": text, "answer": item.answer} for text, item in zip(texts, task.test, strict=True))
@@ -172,9 +226,17 @@ class Run:
     def _checkpoint(self, position):
         self._tick()
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
-        state = {"position": position, "training": self.training.state_dict(), "history": self.history, "clock": self.clock}
+        state = {
+            "position": position,
+            "training": self.training.state_dict(),
+            "history": self.history,
+            "clock": self.clock,
+        }
         if self.processes.first:
-            save_state(self.folder / "checkpoint.safetensors", state | {"peak_memory": self.peak_memory, "identity": self.config.identity()})
+            save_state(
+                self.folder / "checkpoint.safetensors",
+                state | {"peak_memory": self.peak_memory, "identity": self.config.identity()},
+            )
         self.saved = time.perf_counter()
 
     def _restore(self):
@@ -189,7 +251,13 @@ class Run:
         position = state["position"]
         if position["task"] < len(self.epochs):
             self.training.load_state_dict(state["training"], position["task"], self.epochs[position["task"]])
-        self.log.info("going on with task %d, %s, epoch %d, step %d", position["task"], position["stage"], position["epoch"] + 1, position["step"] + 1)
+        self.log.info(
+            "going on with task %d, %s, epoch %d, step %d",
+            position["task"],
+            position["stage"],
+            position["epoch"] + 1,
+            position["step"] + 1,
+        )
         return position
 
     def _due(self):
@@ -213,15 +281,35 @@ class Run:
         if not line and time.monotonic() - self.told < INTERVAL:
             return
         self.told, task = time.monotonic(), f"task {index + 1}/{len(self.corpus.tasks)}"
-        self.report(Progress(f"{task} {self.corpus.tasks[index].name} {position}", self.training.counts["tokens"], self._speed(), line and f"{task}  {line}", unit="tokens"))
+        self.report(
+            Progress(
+                f"{task} {self.corpus.tasks[index].name} {position}",
+                self.training.counts["tokens"],
+                self._speed(),
+                line and f"{task}  {line}",
+                unit="tokens",
+            )
+        )
 
     def _result(self):
         last, minutes = self.history[-1], self.clock["train_seconds"] / 60
-        scores = {version: summary([row[version] for row in self.history]) | {"matrix": [row[version] for row in self.history]} for version in VERSIONS}
-        residents = models_resident(self.config.method, len(self.corpus.tasks), self.config.method == "slerp" and self.config.slerp_on == "task_vectors")
+        scores = {
+            version: summary([row[version] for row in self.history])
+            | {"matrix": [row[version] for row in self.history]}
+            for version in VERSIONS
+        }
+        residents = models_resident(
+            self.config.method,
+            len(self.corpus.tasks),
+            self.config.method == "slerp" and self.config.slerp_on == "task_vectors",
+        )
         return {
             "kind": "llm",
-            "config": {name: value for name, value in self.config.to_dict().items() if name not in ("out", "data_root", "save_weights")},
+            "config": {
+                name: value
+                for name, value in self.config.to_dict().items()
+                if name not in ("out", "data_root", "save_weights")
+            },
             "tasks": [task.name for task in self.corpus.tasks],
             "metrics": [task.info.metric for task in self.corpus.tasks],
             "avg_score": scores["trace"]["last_average"],
@@ -242,7 +330,9 @@ class Run:
             "padding": last["padding"] / (last["padding"] + last["tokens"]),
             "tokens_per_second": last["tokens"] / self.clock["train_seconds"],
             "parameters": sum(parameter.numel() for parameter in self.training.model.parameters()),
-            "parameters_trained": sum(parameter.numel() for parameter in self.training.model.parameters() if parameter.requires_grad),
+            "parameters_trained": sum(
+                parameter.numel() for parameter in self.training.model.parameters() if parameter.requires_grad
+            ),
             "processes": self.processes.count,
             "sharded": self.training.sharded,
             "device": device_name(self.device),

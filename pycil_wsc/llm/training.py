@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 from pycil_wsc.consolidation import WeightSpaceConsolidation
-from pycil_wsc.learners.precision import resolved_precision
+from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.llm.merging import merges
 from pycil_wsc.llm.model import load_model, token_losses
 from pycil_wsc.llm.placing import Sharded, Whole
@@ -17,12 +17,26 @@ class Training:
 
     def __init__(self, config, tokenizer, processes, device):
         self.config, self.processes, self.device, self.pad = config, processes, device, tokenizer.pad_token_id
-        self.placing = (Sharded if config.shard and processes.count > 1 else Whole)(load_model(config, tokenizer), processes, device)
+        self.placing = (Sharded if config.shard and processes.count > 1 else Whole)(
+            load_model(config, tokenizer), processes, device
+        )
         self.model, self.parameters = self.placing.model, self.placing.parameters
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
         self.merge = _merge(config, self._weights(), self.placing.peers)
         self.wsc = None
-        self.counts = {"steps": 0, "tokens": 0, "padding": 0, "answers": 0}  # padding: tokens beside those; answers: tokens with a label
+        self.counts = {
+            "steps": 0,
+            "tokens": 0,
+            "padding": 0,
+            "answers": 0,
+        }  # padding: tokens beside those; answers: tokens with a label
 
     def begin_task(self, index, epochs):
         """Before task ``index``, whose :class:`pycil_wsc.llm.corpus.Epoch`s are ``epochs``: the weights before it are remembered."""
@@ -72,7 +86,9 @@ class Training:
         self._set(own)
 
     def autocast(self):
-        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
+        return (
+            torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
+        )
 
     @property
     def sharded(self):
@@ -80,7 +96,9 @@ class Training:
 
     @property
     def precision(self):
-        small = self.config.precision == "auto" and self.device.type == "cpu"  # what a CPU has time for is faster in fp32
+        small = (
+            self.config.precision == "auto" and self.device.type == "cpu"
+        )  # what a CPU has time for is faster in fp32
         return "fp32" if small else resolved_precision(self.config.precision, self.device)
 
     # ---- saving and going on -------------------------------------------------------------------------------------------
@@ -94,12 +112,16 @@ class Training:
     def load_state_dict(self, state, index, epochs):
         """Go on from ``state``, saved within or after task ``index`` of these ``epochs``."""
         self.counts = state["counts"]
-        state = by_name(self.placing.part, {name: part for name, part in state.items() if name != "counts"}, self.parameters)
+        state = by_name(
+            self.placing.part, {name: part for name, part in state.items() if name != "counts"}, self.parameters
+        )
         self._set(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if state["wsc"]:
             self.begin_task(index, epochs)
-            self.wsc.load_state_dict(state["wsc"] | {"shapes": self.wsc.state_dict()["shapes"]})  # of a sharded model they are this process's
+            self.wsc.load_state_dict(
+                state["wsc"] | {"shapes": self.wsc.state_dict()["shapes"]}
+            )  # of a sharded model they are this process's
         if state["merge"]:
             self.merge.load_state_dict({name: tensor.to(self.device) for name, tensor in state["merge"].items()})
 
@@ -142,7 +164,11 @@ def by_name(change, state, names, path=()):
     if isinstance(state, dict):
         return {key: by_name(change, value, names, (*path, key)) for key, value in state.items()}
     if isinstance(state, torch.Tensor) and state.dim():
-        (name,) = [name for key in path if (name := list(names)[key] if isinstance(key, int) else str(key).removeprefix("running.")) in names]
+        (name,) = [
+            name
+            for key in path
+            if (name := list(names)[key] if isinstance(key, int) else str(key).removeprefix("running.")) in names
+        ]
         return change(name, state)
     return state
 

@@ -37,8 +37,14 @@ class WSCCallback(TrainerCallback):
     def __init__(self, warmup=0.25, average_every=20, moments="optimizer", **options):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
-        self.warmup, self.options, self.wsc = warmup, {"average_every": average_every, "moments": moments} | options, None
-        WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options)  # bad options: now
+        self.warmup, self.options, self.wsc = (
+            warmup,
+            {"average_every": average_every, "moments": moments} | options,
+            None,
+        )
+        WeightSpaceConsolidation(
+            torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options
+        )  # bad options: now
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **others):
         _check(args)
@@ -60,8 +66,11 @@ class WSCCallback(TrainerCallback):
     def on_train_end(self, args, state, control, **others):
         self.wsc.detach()
         if self.wsc.phase == "warm-up":
-            logger.warning("WSC: training ended in the warm-up, after %d of %d steps: the weights stay as they are",
-                           self.wsc.steps, self.wsc.options.warmup_steps)  # fmt: skip
+            logger.warning(
+                "WSC: training ended in the warm-up, after %d of %d steps: the weights stay as they are",
+                self.wsc.steps,
+                self.wsc.options.warmup_steps,
+            )
         else:
             self.wsc.finish()
 
@@ -84,5 +93,7 @@ def _saved(args, step):
     for place in places:
         if place.is_file():
             return torch.load(place, map_location="cpu", weights_only=True)
-    raise RuntimeError(f"training is to go on at step {step}, but {places[-1]} does not exist: that checkpoint was saved without WSCCallback, "
-                       "or lies elsewhere (then name it as TrainingArguments(resume_from_checkpoint=...) too)")  # fmt: skip
+    raise RuntimeError(
+        f"training is to go on at step {step}, but {places[-1]} does not exist: that checkpoint was saved without WSCCallback, "
+        "or lies elsewhere (then name it as TrainingArguments(resume_from_checkpoint=...) too)"
+    )

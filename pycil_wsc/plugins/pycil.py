@@ -65,7 +65,9 @@ def run(checkout, config):
     enter(checkout)
     factory, trainer = importlib.import_module("utils.factory"), importlib.import_module("trainer")
     factory.get_model = with_consolidation(factory.get_model, settings)
-    factory.get_model(args["model_name"], args | {"device": [torch.device("cpu")]})  # before any data is loaded: may it be had?
+    factory.get_model(
+        args["model_name"], args | {"device": [torch.device("cpu")]}
+    )  # before any data is loaded: may it be had?
     trainer.train({"config": str(config)} | args)
 
 
@@ -101,7 +103,9 @@ class Settings:
 
     def in_steps(self, epochs, per_epoch):
         """Arguments of :class:`WeightSpaceConsolidation` for a task of ``epochs`` epochs of ``per_epoch`` optimiser steps."""
-        warmup = self.warmup_epochs(epochs) * per_epoch or int(self.warmup * epochs * per_epoch)  # less than an epoch: in steps
+        warmup = self.warmup_epochs(epochs) * per_epoch or int(
+            self.warmup * epochs * per_epoch
+        )  # less than an epoch: in steps
         beside = {"warmup", "reset_new_rows", "average_unit", "average_lr", "average_anneal", "bn_update", "first_task"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in beside} | {
             "warmup_steps": warmup if self.reset == "none" else max(1, warmup),
@@ -131,7 +135,9 @@ def _made(get_model, name, base, args):
     try:
         return get_model(base, args)
     except AssertionError:
-        raise BadInput(f"model_name: '{name}' is no learner of this checkout; give one of PyCIL's names, wsc, or wsc_<PyCIL's name>") from None
+        raise BadInput(
+            f"model_name: '{name}' is no learner of this checkout; give one of PyCIL's names, wsc, or wsc_<PyCIL's name>"
+        ) from None
     except KeyError as error:
         raise BadInput(f"model_name: '{name}' needs the key {error} in the JSON file; add it") from None
     except ImportError as error:
@@ -140,7 +146,9 @@ def _made(get_model, name, base, args):
 
 def _refuse(name, base, reason):
     if reason:
-        raise BadInput(f"model_name: '{name}': PyCIL's {base} {reason}; WSC goes with learners such as replay, icarl, wa, bic, lwf")
+        raise BadInput(
+            f"model_name: '{name}': PyCIL's {base} {reason}; WSC goes with learners such as replay, icarl, wa, bic, lwf"
+        )
 
 
 def _unfit(learner):
@@ -152,7 +160,11 @@ def _unfit(learner):
 
 def consolidated(learner_class, settings):
     """A subclass whose training of a task is followed by a consolidation: before exemplars, alignment and test."""
-    phases = {phase: _followed(getattr(learner_class, phase), settings) for phase in ("_init_train", *PHASES) if hasattr(learner_class, phase)}
+    phases = {
+        phase: _followed(getattr(learner_class, phase), settings)
+        for phase in ("_init_train", *PHASES)
+        if hasattr(learner_class, phase)
+    }
     return type(f"WSC{learner_class.__name__}", (learner_class,), phases)
 
 
@@ -176,13 +188,25 @@ def _followed(train, settings):
         except ValueError as error:
             raise BadInput(f"wsc: {error}") from None
         if settings.average and settings.average_lr is not None:
-            scheduler = HeldRate(scheduler, optimizer, max(1, settings.warmup_epochs(epochs)), settings.average_lr, settings.average_anneal)
+            scheduler = HeldRate(
+                scheduler,
+                optimizer,
+                max(1, settings.warmup_epochs(epochs)),
+                settings.average_lr,
+                settings.average_anneal,
+            )
         result = train(self, train_loader, test_loader, optimizer, scheduler, *rest, **named)
         wsc.finish()
         wsc.detach()
         if settings.average and settings.bn_update == "recompute":
             recompute_batch_norm(self._network, (inputs.to(self._device) for _, inputs, _ in train_loader))
-        logging.info("WSC: %d steps, %d of them warm-up; resets: %d; weights averaged: %d", wsc.steps, wsc.options.warmup_steps, wsc.resets, wsc.averaged)
+        logging.info(
+            "WSC: %d steps, %d of them warm-up; resets: %d; weights averaged: %d",
+            wsc.steps,
+            wsc.options.warmup_steps,
+            wsc.resets,
+            wsc.averaged,
+        )
         return result
 
     return phase
@@ -214,7 +238,13 @@ class HeldRate:
     in ``anneal`` epochs and is held there. ``value="initial"``: the rate at the beginning. A rate of 0 stays 0."""
 
     def __init__(self, scheduler, optimizer, start, value, anneal):
-        self.scheduler, self.groups, self.start, self.anneal, self.epoch = scheduler, optimizer.param_groups, start, anneal, 0
+        self.scheduler, self.groups, self.start, self.anneal, self.epoch = (
+            scheduler,
+            optimizer.param_groups,
+            start,
+            anneal,
+            0,
+        )
         self.targets = [group["lr"] if value == "initial" else value for group in self.groups]
         self.rates = [group["lr"] for group in self.groups]  # of the last epoch before `start`
 
@@ -243,7 +273,9 @@ def enter(checkout):
     """From here on ``utils``, ``convs``, ``models`` and ``trainer`` are PyCIL's. Nothing is written into the checkout."""
     for needed in "trainer.py", "utils/factory.py", "models/base.py":
         if not (checkout / needed).is_file():
-            raise BadInput(f"--pycil {checkout}: no checkout of PyCIL, as it has no {needed}; git clone https://github.com/LAMDA-CL/PyCIL")
+            raise BadInput(
+                f"--pycil {checkout}: no checkout of PyCIL, as it has no {needed}; git clone https://github.com/LAMDA-CL/PyCIL"
+            )
     sys.dont_write_bytecode = True
     for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
         del sys.modules[name]
@@ -263,10 +295,16 @@ def load(path):
     inner = raw.pop("wsc", {})
     if not isinstance(inner, dict):
         raise BadInput(f'--config {path}: "wsc" must be an object of options, such as {{"retain": 0.2}}')
-    given = {name: raw.pop(f"wsc.{name}") for name in [key.removeprefix("wsc.") for key in raw if key.startswith("wsc.")]} | inner
+    given = {
+        name: raw.pop(f"wsc.{name}") for name in [key.removeprefix("wsc.") for key in raw if key.startswith("wsc.")]
+    } | inner
     try:
         settings = Settings(**{name: _checked(name, value) for name, value in given.items()})
-        WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), named_buffers=[("b", torch.ones(1))], **settings.in_steps(100, 100))
+        WeightSpaceConsolidation(
+            torch.nn.Linear(1, 1).named_parameters(),
+            named_buffers=[("b", torch.ones(1))],
+            **settings.in_steps(100, 100),
+        )
     except (BadInput, ValueError) as error:
         raise BadInput(f"--config {path}: wsc: {error}") from None
     return raw, settings
@@ -277,7 +315,9 @@ def _checked(name, value):
     kinds = {f.name: f.default for f in fields(Settings)}
     if name not in kinds:
         near = difflib.get_close_matches(name, kinds, n=1)
-        raise BadInput(f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(kinds)}"))
+        raise BadInput(
+            f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(kinds)}")
+        )
     default, number = kinds[name], isinstance(value, (int, float)) and not isinstance(value, bool)
     good = {
         bool: isinstance(value, bool),

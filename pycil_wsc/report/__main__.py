@@ -5,14 +5,20 @@ import os
 import sys
 from pathlib import Path
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.report import find_runs, write_found
-from utils.errors import UserError
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m pycil_wsc.report", description="Write tables and figures of the runs below some folders.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pycil_wsc.report", description="Write tables and figures of the runs below some folders."
+    )
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="where result.json files are, at any depth")
-    parser.add_argument("--out", metavar="DIR", help="where the report goes (default: report, in the folder or in the one that holds all the folders)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the report goes (default: report, in the folder or in the one that holds all the folders)",
+    )
     args = parser.parse_args(argv)
     try:
         print(f"Report: {run(args.folders, args.out)}")
@@ -29,8 +35,14 @@ def run(folders, out):
     for path, reason in found.problems:
         print(f"skipped: {path}: {reason}", file=sys.stderr)
     if not found.records and not found.language:
-        raise UserError(f"{', '.join(folders)}: no finished run below (no usable result.json); name the folder that a sweep wrote, runs/<prefix>")
-    return write_found(found, folders, Path(out) if out else Path(os.path.commonpath([os.path.abspath(folder) for folder in folders])) / "report")
+        raise UserError(
+            f"{', '.join(folders)}: no finished run below (no usable result.json); name the folder that a sweep wrote, runs/<prefix>"
+        )
+    return write_found(
+        found,
+        folders,
+        Path(out) if out else Path(os.path.commonpath([os.path.abspath(folder) for folder in folders])) / "report",
+    )
 
 
 if __name__ == "__main__":

@@ -10,16 +10,56 @@ from pycil_wsc.report.style import PAGE, key, new_figure
 def analyses(series):
     """Every :class:`Plot` that the runs' records fill, even in part."""
     yield from gradients(series)
-    yield from curves(series, "drift", "Parameter drift between tasks", drift, lambda records: numbered([[line["norm"] for line in drift(r)] for r in records], 2),
-                      ("task", "distance from the weights before (norm)"), markers=True, from_zero=True)  # fmt: skip
-    yield from curves(series, "drift-layers", "Parameter drift between tasks, layer by layer", layer_drift, lambda records: numbered(list(map(layer_drift, records)), 1),
-                      ("layer, from the input on", "drift (over the layer's norm before)"), ("Mean over the tasks. Batch norm counts as a layer.",), from_zero=True)  # fmt: skip
-    yield from curves(series, "drift-within", "Parameter drift within a task, of each epoch", lambda record: of_tasks(record, "drift"), epoch_drift,
-                      ("tasks learned", "distance covered in the epoch (norm)"), ("Every task is one unit wide, however many epochs it has.",), from_zero=True)  # fmt: skip
-    yield from curves(series, "flatness", "Training loss around the last solution", lambda record: of_tasks(record, "flatness"), loss_around,
-                      ("step (over the weights' norm)", "mean training loss (nats)"), ("Mean over the random, filter-normalised directions.",), True)  # fmt: skip
-    yield from curves(series, "dormant", "Dormant units after each task", dormant, lambda records: numbered(list(map(dormant, records)), 1),
-                      ("task", "dormant units (%)"), markers=True, from_zero=True)  # fmt: skip
+    yield from curves(
+        series,
+        "drift",
+        "Parameter drift between tasks",
+        drift,
+        lambda records: numbered([[line["norm"] for line in drift(r)] for r in records], 2),
+        ("task", "distance from the weights before (norm)"),
+        markers=True,
+        from_zero=True,
+    )
+    yield from curves(
+        series,
+        "drift-layers",
+        "Parameter drift between tasks, layer by layer",
+        layer_drift,
+        lambda records: numbered(list(map(layer_drift, records)), 1),
+        ("layer, from the input on", "drift (over the layer's norm before)"),
+        ("Mean over the tasks. Batch norm counts as a layer.",),
+        from_zero=True,
+    )
+    yield from curves(
+        series,
+        "drift-within",
+        "Parameter drift within a task, of each epoch",
+        lambda record: of_tasks(record, "drift"),
+        epoch_drift,
+        ("tasks learned", "distance covered in the epoch (norm)"),
+        ("Every task is one unit wide, however many epochs it has.",),
+        from_zero=True,
+    )
+    yield from curves(
+        series,
+        "flatness",
+        "Training loss around the last solution",
+        lambda record: of_tasks(record, "flatness"),
+        loss_around,
+        ("step (over the weights' norm)", "mean training loss (nats)"),
+        ("Mean over the random, filter-normalised directions.",),
+        True,
+    )
+    yield from curves(
+        series,
+        "dormant",
+        "Dormant units after each task",
+        dormant,
+        lambda records: numbered(list(map(dormant, records)), 1),
+        ("task", "dormant units (%)"),
+        markers=True,
+        from_zero=True,
+    )
 
 
 def gradients(series):
@@ -33,13 +73,25 @@ def gradients(series):
     for name, style in shown.items():
         small = style | {"markersize": style.get("markersize", 5) - 1.5}
         found = series.of(name, alignment)
-        axes[0].plot(list(found), [np.mean([line["cosine"] for record in records for line in alignment(record)]) for records in found.values()], **small)
+        axes[0].plot(
+            list(found),
+            [
+                np.mean([line["cosine"] for record in records for line in alignment(record)])
+                for records in found.values()
+            ],
+            **small,
+        )
         lines = [line for records in found.values() for record in records for line in alignment(record)]
         shares = [100 * line["share_new"] for line in lines]
         axes[1].plot(shares, [line["cosine"] for line in lines], **small | {"linestyle": "none"})
         axes[2].plot(shares, [line["norm"] / line["norm_new"] for line in lines], **small | {"linestyle": "none"})
         if moved:
-            pairs = [(100 * line["share_new"], line["norm"]) for records in found.values() for record in records for line in drift(record) or ()]
+            pairs = [
+                (100 * line["share_new"], line["norm"])
+                for records in found.values()
+                for record in records
+                for line in drift(record) or ()
+            ]
             axes[3].plot(*zip(*pairs) if pairs else ([], []), **small | {"linestyle": "none"})
     axes[2].axhline(1, color="#8a8f94", linewidth=0.8)
     axes[0].set(xlabel=series.group.memory_title, ylabel="gradient similarity (cosine)")
@@ -48,7 +100,10 @@ def gradients(series):
     if moved:
         axes[3].set(xlabel="share of new data (%)", ylabel="distance from the weights before (norm)")
     key(figure, shown)
-    notes = ["Where a task's training starts. Left: means over tasks; else a marker for each task and run.", "The grey line is the paper's bound."]
+    notes = [
+        "Where a task's training starts. Left: means over tasks; else a marker for each task and run.",
+        "The grey line is the paper's bound.",
+    ]
     yield Plot("gradients", "Gradients of new and of past data", figure, series.notes(*notes, read=alignment))
 
 
@@ -57,14 +112,20 @@ def gradients(series):
 
 def of_tasks(record, name):
     """One analysis, a dict per task, if every task of the run has it; else None."""
-    lines = [line[name] | {"task": line["task"], "share_new": line["share_new"]} for line in record.analyses if line.get(name)]
+    lines = [
+        line[name] | {"task": line["task"], "share_new": line["share_new"]}
+        for line in record.analyses
+        if line.get(name)
+    ]
     return lines if [line["task"] for line in lines] == list(range(len(record.data["curve"]))) else None
 
 
 def alignment(record):
     """Of the tasks with past data."""
     lines = of_tasks(record, "gradients") or ()
-    return [line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]] or None
+    return [
+        line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]
+    ] or None
 
 
 def drift(record):
@@ -88,13 +149,21 @@ def dormant(record):
 
 
 def epoch_drift(records):
-    return concatenated([mean_series(epochs) for epochs in zip(*([line["within"]["norm"] for line in of_tasks(record, "drift")] for record in records))])
+    return concatenated(
+        [
+            mean_series(epochs)
+            for epochs in zip(*([line["within"]["norm"] for line in of_tasks(record, "drift")] for record in records))
+        ]
+    )
 
 
 def loss_around(records):
     """After the last task, over the random directions; a loss that is no finite number is a gap."""
     last = [of_tasks(record, "flatness")[-1] for record in records]
-    losses = np.array([direction for line in last for direction in line["loss"] if line["distance"] == last[0]["distance"]], dtype=float)
+    losses = np.array(
+        [direction for line in last for direction in line["loss"] if line["distance"] == last[0]["distance"]],
+        dtype=float,
+    )
     return last[0]["distance"], losses.mean(0)
 
 

@@ -16,11 +16,18 @@ def curves(series, slug, title, read, curve, labels, notes=(), markers=False, fr
     if not memories:
         return
     figure, axes = panels(len(memories), sharex=True, sharey=True)
-    styles = {name: style if markers else style | {"marker": ""} for name, style in series.styles.items() if series.of(name, read)}
+    styles = {
+        name: style if markers else style | {"marker": ""}
+        for name, style in series.styles.items()
+        if series.of(name, read)
+    }
     for memory, ax in zip(memories, axes):
         for name, style in styles.items():
             if records := series.of(name, read).get(memory):
-                ax.plot(*curve(records), **style | ({"markersize": style.get("markersize", 5) - 1.5} if markers else {"linewidth": 1}))
+                ax.plot(
+                    *curve(records),
+                    **style | ({"markersize": style.get("markersize", 5) - 1.5} if markers else {"linewidth": 1}),
+                )
         ax.set_title(f"{memory:,} {series.group.memory_title}")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if from_zero:

@@ -47,8 +47,18 @@ def seconds(record):
 
 AGAINST_MEMORY = (
     ("accuracy-memory", "Average accuracy against memory size", "average accuracy (%)", average),
-    ("forgetting-memory", "Forgetting against memory size", "forgetting (percentage points)", lambda record: record.data["forgetting"]),
-    ("new-task-memory", "Accuracy on the newest task against memory size", "accuracy on the newest task (%)", lambda record: record.data["new_acc"]),
+    (
+        "forgetting-memory",
+        "Forgetting against memory size",
+        "forgetting (percentage points)",
+        lambda record: record.data["forgetting"],
+    ),
+    (
+        "new-task-memory",
+        "Accuracy on the newest task against memory size",
+        "accuracy on the newest task (%)",
+        lambda record: record.data["new_acc"],
+    ),
     ("time-memory", "Training time against memory size", "training time", seconds),
 )
 
@@ -60,11 +70,27 @@ def accuracy_over_time(series):
     unit, size = time_unit(series.records)
     marks = marker_sizes(series.memories)
     for name, style in series.styles.items():
-        points = {memory: (mean_and_error([seconds(r) / size for r in records])[0], *mean_and_error(list(map(average, records)))) for memory, records in series.of(name).items()}
+        points = {
+            memory: (
+                mean_and_error([seconds(r) / size for r in records])[0],
+                *mean_and_error(list(map(average, records))),
+            )
+            for memory, records in series.of(name).items()
+        }
         times, accuracies, errors = zip(*points.values())
         axes.plot(times, accuracies, **style | {"marker": "", "linewidth": 1.1})
         for memory, time, accuracy, error in zip(points, times, accuracies, errors):
-            axes.errorbar(time, accuracy, error, **style | {"markersize": marks[memory] * (1.4 if style["marker"] == "*" else 1), "linestyle": "none", "elinewidth": 0.8})
+            axes.errorbar(
+                time,
+                accuracy,
+                error,
+                **style
+                | {
+                    "markersize": marks[memory] * (1.4 if style["marker"] == "*" else 1),
+                    "linestyle": "none",
+                    "elinewidth": 0.8,
+                },
+            )
     if spread(times := [seconds(record) / size for record in series.records]):
         log_scale(axes, times)
     axes.set(xlabel=f"training time ({unit})", ylabel="average accuracy (%)")
@@ -80,7 +106,9 @@ def against_memory(series, slug, title, axis, read):
     unit, size = time_unit(series.records) if read is seconds else ("", 1)
     shown = {name: style for name, style in series.styles.items() if any(series.of(name))}
     for name, style in shown.items():
-        values = {memory: [read(record) / size for record in records] for memory, records in series.of(name).items() if memory}
+        values = {
+            memory: [read(record) / size for record in records] for memory, records in series.of(name).items() if memory
+        }
         means, errors = zip(*map(mean_and_error, values.values()))
         axes.errorbar(list(values), means, [error or 0 for error in errors], **style | {"elinewidth": 0.8})
     memory_axis(axes, [memory for memory in series.memories if memory], series.group.memory_title)
@@ -109,15 +137,35 @@ def retain_rates(group):
     for (memory, last), line in sorted(lines.items()):
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
         name = f"{memory:,}" + (" without averaging" if last else "")
-        styles[name] = {"color": colour, "marker": "o", "linestyle": ":" if last else "-", "markerfacecolor": SURFACE if last else colour}
+        styles[name] = {
+            "color": colour,
+            "marker": "o",
+            "linestyle": ":" if last else "-",
+            "markerfacecolor": SURFACE if last else colour,
+        }
         rates = sorted(line)
         means, errors = zip(*(mean_and_error(line[rate]) for rate in rates))
-        axes.errorbar([100 * rate for rate in rates], means, [error or 0 for error in errors], **styles[name] | {"elinewidth": 0.8})
-    axes.set(xlabel="parameters that keep their weights at the reset (%)", ylabel="average accuracy (%)", xlim=(-3, 103))
+        axes.errorbar(
+            [100 * rate for rate in rates],
+            means,
+            [error or 0 for error in errors],
+            **styles[name] | {"elinewidth": 0.8},
+        )
+    axes.set(
+        xlabel="parameters that keep their weights at the reset (%)", ylabel="average accuracy (%)", xlim=(-3, 103)
+    )
     key(figure, styles, title=group.memory_title)
     rates = sorted({rate for line in lines.values() for rate in line})
-    gaps = [f"{name} at {', '.join(f'{rate:.0%}' for rate in rates if rate not in line)}" for name, (_, line) in zip(styles, sorted(lines.items())) if len(line) < len(rates)]
-    bars = ["Bars: one standard error."] if any(len(values) > 1 for line in lines.values() for values in line.values()) else ["One seed."]
+    gaps = [
+        f"{name} at {', '.join(f'{rate:.0%}' for rate in rates if rate not in line)}"
+        for name, (_, line) in zip(styles, sorted(lines.items()))
+        if len(line) < len(rates)
+    ]
+    bars = (
+        ["Bars: one standard error."]
+        if any(len(values) > 1 for line in lines.values() for values in line.values())
+        else ["One seed."]
+    )
     notes = [*bars, *([f"Missing: {'; '.join(gaps)}."] if gaps else [])]
     yield Plot("retain-rate", "WSC: average accuracy over the retain rate", figure, tuple(notes))
 
@@ -132,13 +180,29 @@ def accuracy_curves(series):
         means = mean_series([record.data["curve"] for record in records])
         return range(1, len(means) + 1), means
 
-    yield from curves(series, "curves", "Accuracy after each task", average, curve, ("task", "accuracy on all classes seen (%)"), markers=True)
+    yield from curves(
+        series,
+        "curves",
+        "Accuracy after each task",
+        average,
+        curve,
+        ("task", "accuracy on all classes seen (%)"),
+        markers=True,
+    )
 
 
 def loss_curves(series):
     """Mean training loss of each epoch."""
-    yield from curves(series, "training-loss", "Training loss, mean of each epoch", training_loss, lambda records: concatenated([mean_series(losses) for losses in zip(*map(training_loss, records))]),
-                      ("tasks learned", "mean training loss (nats)"), ("Every task is one unit wide, however many epochs it has.",), from_zero=True)  # fmt: skip
+    yield from curves(
+        series,
+        "training-loss",
+        "Training loss, mean of each epoch",
+        training_loss,
+        lambda records: concatenated([mean_series(losses) for losses in zip(*map(training_loss, records))]),
+        ("tasks learned", "mean training loss (nats)"),
+        ("Every task is one unit wide, however many epochs it has.",),
+        from_zero=True,
+    )
 
 
 def training_loss(record):
@@ -151,8 +215,11 @@ def cost_dots(series):
     figure = new_figure(PAGE, 1.5 + 0.32 * len(names))
     marks = marker_sizes(series.memories)
     unit, size = time_unit(series.records)
-    measures = {f"training time ({unit})": lambda record: seconds(record) / size, "training images (millions)": lambda record: record.data["images_trained"] / 1e6,
-                "peak memory (MiB)": lambda record: record.data["peak_memory_bytes"] / 2**20}  # fmt: skip
+    measures = {
+        f"training time ({unit})": lambda record: seconds(record) / size,
+        "training images (millions)": lambda record: record.data["images_trained"] / 1e6,
+        "peak memory (MiB)": lambda record: record.data["peak_memory_bytes"] / 2**20,
+    }
     axes = figure.subplots(1, 3, sharey=True)
     for ax, (title, read) in zip(axes, measures.items()):
         for row, name in enumerate(names):
@@ -180,8 +247,27 @@ def marker_sizes(memories):
 
 
 def size_key(figure, series, marks):
-    dots = [Line2D([], [], marker="o", linestyle="none", markeredgecolor="#8a8f94", markerfacecolor=SURFACE, markersize=size, label=f"{memory:,}") for memory, size in marks.items()]
-    figure.legend(handles=dots, loc="outside lower center", ncols=min(9, len(dots)), title=f"marker size: {series.group.memory_title}", columnspacing=1.3, handletextpad=0.2)
+    dots = [
+        Line2D(
+            [],
+            [],
+            marker="o",
+            linestyle="none",
+            markeredgecolor="#8a8f94",
+            markerfacecolor=SURFACE,
+            markersize=size,
+            label=f"{memory:,}",
+        )
+        for memory, size in marks.items()
+    ]
+    figure.legend(
+        handles=dots,
+        loc="outside lower center",
+        ncols=min(9, len(dots)),
+        title=f"marker size: {series.group.memory_title}",
+        columnspacing=1.3,
+        handletextpad=0.2,
+    )
 
 
 def memory_axis(axes, memories, title):

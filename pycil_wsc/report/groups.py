@@ -4,11 +4,18 @@ import json
 import re
 from collections import Counter, defaultdict
 
-from pycil_wsc.keys import PLACES
+from pycil_wsc.config.keys import PLACES
 from pycil_wsc.report import paper
 
 SAME_ROW = PLACES | {"model_name", "consolidate", "memory_size", "memory_per_class", "fixed_memory", "seed"}
-STUDIED = {"wsc.importance": "moment", "wsc.reset": "blend", "wsc.reset_every": "once", "wsc.average": True, "wsc.retain": 0.2, "exemplars": "herding"}
+STUDIED = {
+    "wsc.importance": "moment",
+    "wsc.reset": "blend",
+    "wsc.reset_every": "once",
+    "wsc.average": True,
+    "wsc.retain": 0.2,
+    "exemplars": "herding",
+}
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
 
 
@@ -19,7 +26,10 @@ class Group:
     alone = True  # no other group was tested on held-out training data
 
     def __init__(self, setting, records):
-        self.setting, self.records = setting, sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.config["seed"]))
+        self.setting, self.records = (
+            setting,
+            sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.config["seed"])),
+        )
         self.usual = {name: self._usual(name) for name in STUDIED}
         self.reference = paper.tables(setting)
 
@@ -40,15 +50,27 @@ class Group:
     def slug(self):
         """Names the files of the group."""
         share = 100 * self.setting.validation_split
-        dataset, convnet = (re.sub(r"[^\w.]+", "-", name).strip("-.")[-60:] for name in (self.setting.dataset, self.setting.convnet_type))
+        dataset, convnet = (
+            re.sub(r"[^\w.]+", "-", name).strip("-.")[-60:]
+            for name in (self.setting.dataset, self.setting.convnet_type)
+        )
         return f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{convnet}{'' if self.setting.fixed_memory else '-total'}{f'-validation{share:g}' if share else ''}"
 
     @property
     def title(self):
-        setting, tasks = self.setting, Counter(len(record.data["curve"]) for record in self.records).most_common(1)[0][0]
+        setting, tasks = (
+            self.setting,
+            Counter(len(record.data["curve"]) for record in self.records).most_common(1)[0][0],
+        )
         first = f", the first of {setting.init_cls}" if setting.init_cls != setting.increment else ""
-        name = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100"}.get(setting.dataset, setting.dataset)
-        held_out = f", tested on {100 * setting.validation_split:g} % held out of the training data" if setting.validation_split else ""
+        name = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100"}.get(
+            setting.dataset, setting.dataset
+        )
+        held_out = (
+            f", tested on {100 * setting.validation_split:g} % held out of the training data"
+            if setting.validation_split
+            else ""
+        )
         return f"{name}, {tasks} tasks of {setting.increment} classes{first}, {setting.convnet_type}{held_out}"
 
     @property
@@ -107,7 +129,13 @@ def telling_keys(records, skipped):
 def position(record, name):
     """The value of a studied key; exemplars chosen at random are no study of the paper."""
     value = record.config.get(name, STUDIED[name])
-    return STUDIED[name] if (name, value) == ("exemplars", "random") else _plain(value) if isinstance(value, (list, dict)) else value
+    return (
+        STUDIED[name]
+        if (name, value) == ("exemplars", "random")
+        else _plain(value)
+        if isinstance(value, (list, dict))
+        else value
+    )
 
 
 def unusual(record):

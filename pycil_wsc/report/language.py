@@ -10,7 +10,20 @@ from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.tables import Cell, Column, Row, Table, to_text
 
-NOT_NAMED = {f"llm.{name}" for name in ("method", "replay_ratio", "micro_tokens", "padding", "eval_batch", "gradient_checkpointing", "shard", "checkpoint_minutes", "pool")}
+NOT_NAMED = {
+    f"llm.{name}"
+    for name in (
+        "method",
+        "replay_ratio",
+        "micro_tokens",
+        "padding",
+        "eval_batch",
+        "gradient_checkpointing",
+        "shard",
+        "checkpoint_minutes",
+        "pool",
+    )
+}
 ORDER = ("finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")  # the paper's
 
 
@@ -33,8 +46,17 @@ class LanguageGroup:
 
     def __init__(self, data, model, tasks, records):
         self.data, self.model, self.tasks = data, model, tasks
-        self.records = sorted(records, key=lambda record: (ORDER.index(record.method) if record.method in ORDER else len(ORDER), record.memory, record.config["seed"]))
-        self.reference = PAPER["trace"]["scores"] if list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model else {}
+        self.records = sorted(
+            records,
+            key=lambda record: (
+                ORDER.index(record.method) if record.method in ORDER else len(ORDER),
+                record.memory,
+                record.config["seed"],
+            ),
+        )
+        self.reference = (
+            PAPER["trace"]["scores"] if list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model else {}
+        )
 
     def base(self):
         return self.records
@@ -52,7 +74,9 @@ def language_groups(records):
     """One :class:`LanguageGroup` for each setting."""
     settings = {}
     for record in (LanguageRecord(record.data, record.path) for record in records):
-        settings.setdefault((record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])), []).append(record)
+        settings.setdefault(
+            (record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])), []
+        ).append(record)
     return [LanguageGroup(*setting, members) for setting, members in sorted(settings.items())]
 
 
@@ -70,12 +94,28 @@ def _scores(group, measures, version="trace"):
     rows = []
     for name, memory, records in _cells(group):
         paper = group.reference.get(name, {}).get(f"{memory:g}", {}) if version == "trace" else {}
-        cells = [_cell(records, lambda result, i=i: 100 * result["scores"][version]["matrix"][-1][i], paper.get(task)) for i, task in enumerate(group.tasks)]
-        cells += [_cell(records, value if version == "trace" else _fixed(column), paper.get(column.label)) for column, value in measures]
+        cells = [
+            _cell(records, lambda result, i=i: 100 * result["scores"][version]["matrix"][-1][i], paper.get(task))
+            for i, task in enumerate(group.tasks)
+        ]
+        cells += [
+            _cell(records, value if version == "trace" else _fixed(column), paper.get(column.label))
+            for column, value in measures
+        ]
         rows.append(Row((name, f"{memory:g}"), False, tuple(cells)))
-    title = f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'metrics as they should be'}"
+    title = (
+        f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'metrics as they should be'}"
+    )
     columns = (*map(Column, group.tasks), *(column for column, _ in measures))
-    return Table(f"scores-{version}-{group.slug}", title, group.title, ("method", "memory"), columns, tuple(rows), _notes(group, version))
+    return Table(
+        f"scores-{version}-{group.slug}",
+        title,
+        group.title,
+        ("method", "memory"),
+        columns,
+        tuple(rows),
+        _notes(group, version),
+    )
 
 
 def _fixed(column):
@@ -85,9 +125,20 @@ def _fixed(column):
 
 
 def _costs(group):
-    rows = [Row((name, f"{memory:g}"), False, tuple(_cell(records, value) for _, value in COSTS)) for name, memory, records in _cells(group)]
+    rows = [
+        Row((name, f"{memory:g}"), False, tuple(_cell(records, value) for _, value in COSTS))
+        for name, memory, records in _cells(group)
+    ]
     note = "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge at the end keep one model per task), and as they are needed here (streamed)."
-    return Table(f"cost-{group.slug}", "Cost", group.title, ("method", "memory"), tuple(column for column, _ in COSTS), tuple(rows), (note,))
+    return Table(
+        f"cost-{group.slug}",
+        "Cost",
+        group.title,
+        ("method", "memory"),
+        tuple(column for column, _ in COSTS),
+        tuple(rows),
+        (note,),
+    )
 
 
 def _cells(group):
@@ -104,8 +155,14 @@ def _cell(records, value, paper=None):
 
 def _notes(group, version):
     trivial = group.records[0].data["trivial"][version]
-    guesses = "; ".join(f"{task}: " + ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items()) for task, scores in trivial.items())
-    return (f"Answers that need no learning score (%): {guesses}.", *(f"Data: {line}" for line in group.records[0].data["warnings"]))
+    guesses = "; ".join(
+        f"{task}: " + ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
+        for task, scores in trivial.items()
+    )
+    return (
+        f"Answers that need no learning score (%): {guesses}.",
+        *(f"Data: {line}" for line in group.records[0].data["warnings"]),
+    )
 
 
 def language_figures(group):
@@ -115,6 +172,18 @@ def language_figures(group):
 
     series = Series(group)
     if any(series.memories):
-        yield against_memory(series, "score-memory", "Average score against memory", "average score (%)", lambda record: 100 * record.data["avg_score"])
+        yield against_memory(
+            series,
+            "score-memory",
+            "Average score against memory",
+            "average score (%)",
+            lambda record: 100 * record.data["avg_score"],
+        )
         vram = "relative VRAM usage (minutes x models)"
-        yield against_memory(series, "vram-memory", "Relative VRAM usage against memory", vram, lambda record: record.data["relative_vram_minutes"])
+        yield against_memory(
+            series,
+            "vram-memory",
+            "Relative VRAM usage against memory",
+            vram,
+            lambda record: record.data["relative_vram_minutes"],
+        )

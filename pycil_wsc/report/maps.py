@@ -17,15 +17,35 @@ NAMED = 20  # classes: more have no room for names
 
 def matrix_maps(series):
     """Accuracy on each task's classes (columns) after each task (rows)."""
-    yield from _maps(series, "matrix", "Accuracy on each task's classes", lambda record: _lower(record.data["matrix"]), Normalize(0, 100),
-                     ("classes of task", "after task"), "accuracy (%)", 1, ())  # fmt: skip
+    yield from _maps(
+        series,
+        "matrix",
+        "Accuracy on each task's classes",
+        lambda record: _lower(record.data["matrix"]),
+        Normalize(0, 100),
+        ("classes of task", "after task"),
+        "accuracy (%)",
+        1,
+        (),
+    )
 
 
 def confusion_maps(series):
     """Of each class's test images (rows), the share taken for each class (columns), after the last task."""
-    yield from _maps(series, "confusion", "Confusion after the last task", lambda record: _shares(record.data.get("confusion")), PowerNorm(0.5, 0, 100),
-                     ("predicted class", "true class"), "share of the true class's images (%)", 0,
-                     ("Classes are in the order in which they were learned; lines part the tasks.", "The colours follow the square root, so that small shares show."))  # fmt: skip
+    yield from _maps(
+        series,
+        "confusion",
+        "Confusion after the last task",
+        lambda record: _shares(record.data.get("confusion")),
+        PowerNorm(0.5, 0, 100),
+        ("predicted class", "true class"),
+        "share of the true class's images (%)",
+        0,
+        (
+            "Classes are in the order in which they were learned; lines part the tasks.",
+            "The colours follow the square root, so that small shares show.",
+        ),
+    )
 
 
 def _maps(series, slug, title, read, norm, axes, unit, first, notes):
@@ -38,11 +58,25 @@ def _maps(series, slug, title, read, norm, axes, unit, first, notes):
         if slug == "confusion":
             _name_classes(figure, [record for records in members.values() for record in records])
         seeds = sorted({len(records) for records in members.values()})
-        over = "One seed." if seeds == [1] else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
-        lacking = [name for name in series.methods if name not in members and (memory in series.of(name) or memory and any(series.of(name)))]
+        over = (
+            "One seed."
+            if seeds == [1]
+            else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
+        )
+        lacking = [
+            name
+            for name in series.methods
+            if name not in members and (memory in series.of(name) or memory and any(series.of(name)))
+        ]
         missing = [f"Missing: {', '.join(lacking)}."] if lacking else []
         folded = memory not in (series.memories[0], series.memories[-1])
-        yield Plot(f"{slug}-m{memory}", f"{title}, {memory:,} {series.group.memory_title}", figure, (over, *notes, *missing), folded)
+        yield Plot(
+            f"{slug}-m{memory}",
+            f"{title}, {memory:,} {series.group.memory_title}",
+            figure,
+            (over, *notes, *missing),
+            folded,
+        )
 
 
 def _draw(maps, series, norm, labels, unit, first):
@@ -51,8 +85,18 @@ def _draw(maps, series, norm, labels, unit, first):
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax, (name, values) in zip(axes, maps.items()):
         size = len(values)
-        image = ax.imshow(values, COLOURS, norm, extent=(first - 0.5, first + size - 0.5, first + size - 0.5, first - 0.5), interpolation="none")
-        ax.set_title(f"{name} {DAGGER}" if expands(series.methods[name]) else name, fontsize=8.5 if len(name) < 40 else 6.5, wrap=True)
+        image = ax.imshow(
+            values,
+            COLOURS,
+            norm,
+            extent=(first - 0.5, first + size - 0.5, first + size - 0.5, first - 0.5),
+            interpolation="none",
+        )
+        ax.set_title(
+            f"{name} {DAGGER}" if expands(series.methods[name]) else name,
+            fontsize=8.5 if len(name) < 40 else 6.5,
+            wrap=True,
+        )
         ax.grid(False)
         ax.spines[:].set_visible(False)
         for axis in (ax.xaxis, ax.yaxis):

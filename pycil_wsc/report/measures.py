@@ -1,7 +1,7 @@
 """What is read of a language model's result, and whether it is all there."""
 
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report.tables import Column
-from utils.errors import UnusableRun
 
 MEASURES = (  # column, value of a result
     (Column("average"), lambda result: 100 * result["avg_score"]),
@@ -29,8 +29,12 @@ def checked(path, data):
     """``data``, if it is the result of a language model's run as this version writes them."""
     try:
         tasks, matrices = data["tasks"], [data["scores"][version]["matrix"] for version in ("trace", "fixed")]
-        numbers = [value(data) for _, value in (*MEASURES, *COSTS)] + [score for matrix in matrices for row in matrix for score in row]
-        whole = all(type(number) in (int, float) for number in numbers) and all([len(row) for row in matrix] == list(range(1, len(tasks) + 1)) for matrix in matrices)
+        numbers = [value(data) for _, value in (*MEASURES, *COSTS)] + [
+            score for matrix in matrices for row in matrix for score in row
+        ]
+        whole = all(type(number) in (int, float) for number in numbers) and all(
+            [len(row) for row in matrix] == list(range(1, len(tasks) + 1)) for matrix in matrices
+        )
         whole = whole and {"llm.method", "llm.replay_ratio", "llm.data", "llm.model", "seed"} <= data["config"].keys()
     except (KeyError, TypeError, ValueError):
         whole = False

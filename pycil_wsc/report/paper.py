@@ -13,7 +13,11 @@ def expands(method):
 
 def tables(setting):
     """``{study: {row: {memory: {"mean": ..., "se": ...}}}}`` of a setting; empty where the paper has none."""
-    same = setting.fixed_memory and not setting.validation_split and PAPER["backbones"].get(setting.dataset) == setting.convnet_type
+    same = (
+        setting.fixed_memory
+        and not setting.validation_split
+        and PAPER["backbones"].get(setting.dataset) == setting.convnet_type
+    )
     return PAPER["tables"].get(f"{setting.dataset}-b{setting.init_cls}-inc{setting.increment}", {}) if same else {}
 
 

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report.measures import checked, of_a_language_model
-from utils.errors import UnusableRun
 
 HUGE = 1e18  # numbers beyond this are neither counts nor measurements
 
@@ -67,7 +67,9 @@ def find_runs(folders):
     for folder in map(Path, folders):
         if folder.is_file():
             _take(folder, found)
-        for parent, _, names in sorted(os.walk(folder, onerror=lambda error: found.problems.append((error.filename, error.strerror)))):
+        for parent, _, names in sorted(
+            os.walk(folder, onerror=lambda error: found.problems.append((error.filename, error.strerror)))
+        ):
             for path in (Path(parent, name) for name in sorted(names)):
                 if path.resolve() not in seen:
                     seen.add(path.resolve())
@@ -91,7 +93,9 @@ def _take(path, found):
             found.problems.append((path, str(error).removeprefix(f"{path}: ")))
         else:
             found.problems += [(path, flaw) for flaw in flaws]
-            analyses, flaws = read_analyses(path.with_name("analyses.jsonl")) if path.name == "result.json" else ([], [])
+            analyses, flaws = (
+                read_analyses(path.with_name("analyses.jsonl")) if path.name == "result.json" else ([], [])
+            )
             found.problems += [(path.with_name("analyses.jsonl"), flaw) for flaw in flaws]
             (found.language if of_a_language_model(data) else found.records).append(Record(data, path, analyses))
 
@@ -103,14 +107,23 @@ def read_result(path):
 
 def read_metrics(path):
     """The whole lines of a ``metrics.jsonl`` (dicts), and what is wrong with the others."""
-    return _read_lines(path, lambda line: _is_number(line.get("cnn_top1")) or _is_series(line.get("trace")), "no task or cnn_top1")
+    return _read_lines(
+        path, lambda line: _is_number(line.get("cnn_top1")) or _is_series(line.get("trace")), "no task or cnn_top1"
+    )
 
 
 def read_analyses(path):
     """The whole lines of an ``analyses.jsonl``, if there is one, and what is wrong with the others."""
     if not path.exists():
         return [], []
-    return _read_lines(path, lambda line: _is_number(line.get("share_new")) and all(fits(line[name]) for name, fits in ANALYSES.items() if name in line), "no task, or an analysis that is not as expected")
+    return _read_lines(
+        path,
+        lambda line: (
+            _is_number(line.get("share_new"))
+            and all(fits(line[name]) for name, fits in ANALYSES.items() if name in line)
+        ),
+        "no task, or an analysis that is not as expected",
+    )
 
 
 def _read_lines(path, fits, lacking):
@@ -148,12 +161,18 @@ def _checked(path, data):
         raise UnusableRun(f"{path}: is not a whole result; delete it to run this again")
     wrong = [f"config.{name}" for name, fits in CONFIG.items() if not fits(config.get(name))]
     wrong += [f"config.{name}" for name, fits in STUDIED.items() if name in config and not fits(config[name])]
-    wrong = wrong or next(([name] for name, fits in REQUIRED.items() if not fits(data.get(name), data)), [])  # "curve" first: others are as long
+    wrong = wrong or next(
+        ([name] for name, fits in REQUIRED.items() if not fits(data.get(name), data)), []
+    )  # "curve" first: others are as long
     if wrong:
         present = wrong[0] in data or wrong[0].removeprefix("config.") in config
-        raise UnusableRun(f"{path}: is a result of another version ('{wrong[0]}' is {'not as expected' if present else 'lacking'}); move it away to run this again")
+        raise UnusableRun(
+            f"{path}: is a result of another version ('{wrong[0]}' is {'not as expected' if present else 'lacking'}); move it away to run this again"
+        )
     spoilt = [name for name, fits in OPTIONAL.items() if data.get(name) is not None and not fits(data[name], data)]
-    return {name: value for name, value in data.items() if name not in spoilt}, [f"'{name}' is not as expected; left out" for name in spoilt]
+    return {name: value for name, value in data.items() if name not in spoilt}, [
+        f"'{name}' is not as expected; left out" for name in spoilt
+    ]
 
 
 def _is_text(value):
@@ -186,7 +205,11 @@ def _is_curve(value, data):
 
 def _is_matrix(value, data):
     """Lower triangular: the accuracy on tasks 0..t after task t."""
-    return isinstance(value, list) and len(value) == len(data["curve"]) and all(_is_series(row) and len(row) == t + 1 for t, row in enumerate(value))
+    return (
+        isinstance(value, list)
+        and len(value) == len(data["curve"])
+        and all(_is_series(row) and len(row) == t + 1 for t, row in enumerate(value))
+    )
 
 
 def _is_loss(value, data):
@@ -194,7 +217,11 @@ def _is_loss(value, data):
 
 
 def _is_confusion(value, _):
-    return isinstance(value, list) and bool(value) and all(_is_series(row) and len(row) == len(value) and min(row) >= 0 for row in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(_is_series(row) and len(row) == len(value) and min(row) >= 0 for row in value)
+    )
 
 
 def _is_names(value, _):
@@ -207,24 +234,84 @@ def _are_numbers(value, names):
 
 def _is_drift(value):
     between, within = (value.get(name) for name in ("between", "within")) if isinstance(value, dict) else (None, None)
-    layers = between is None or isinstance(between, dict) and _is_number(between.get("norm")) and isinstance(between.get("relative"), dict) and _are_numbers(between["relative"], between["relative"])
+    layers = (
+        between is None
+        or isinstance(between, dict)
+        and _is_number(between.get("norm"))
+        and isinstance(between.get("relative"), dict)
+        and _are_numbers(between["relative"], between["relative"])
+    )
     return layers and isinstance(within, dict) and _is_series(within.get("norm"))
 
 
 def _is_flatness(value):
     """Losses that were no finite numbers are None."""
-    if not isinstance(value, dict) or not _is_series(value.get("distance")) or not isinstance(value.get("loss"), list) or not value["loss"]:
+    if (
+        not isinstance(value, dict)
+        or not _is_series(value.get("distance"))
+        or not isinstance(value.get("loss"), list)
+        or not value["loss"]
+    ):
         return False
-    return all(isinstance(line, list) and len(line) == len(value["distance"]) and all(loss is None or _is_number(loss) for loss in line) for line in value["loss"])
+    return all(
+        isinstance(line, list)
+        and len(line) == len(value["distance"])
+        and all(loss is None or _is_number(loss) for loss in line)
+        for line in value["loss"]
+    )
 
 
-CONFIG = {"model_name": _is_text, "dataset": _is_text, "convnet_type": _is_text, "fixed_memory": _is_flag, "init_cls": _is_positive, "increment": _is_positive,
-          "memory_per_class": _is_count, "memory_size": _is_count, "init_epoch": _is_count, "epochs": _is_count, "seed": _is_count}  # fmt: skip
-STUDIED = {"wsc.importance": _is_text, "wsc.reset": _is_text, "wsc.reset_every": lambda value: _is_text(value) or _is_count(value), "wsc.average": _is_flag, "wsc.retain": _is_number, "exemplars": _is_text, "consolidate": _is_flag,
-           "validation_split": _is_number}  # fmt: skip
-REQUIRED = {"curve": _is_series, "avg_acc": _is_number, "last_acc": _is_number, "matrix": _is_matrix, "forgetting": _is_number, "new_acc": _is_number,
-            "train_seconds": _is_number, "total_seconds": _is_number, "images_trained": _is_number, "peak_memory_bytes": _is_number}  # fmt: skip
-OPTIONAL = {"top5_curve": _is_curve, "nme_curve": _is_curve, "train_loss": _is_loss, "confusion": _is_confusion, "class_names": _is_names,
-            "train_seconds_spent": _is_number, "importance_seconds": _is_number, "importance_bytes": _is_number, "importance_passes": _is_number, "parameters": _is_number, "class_order": _is_series}  # fmt: skip
-ANALYSES = {"gradients": lambda value: _are_numbers(value, ("cosine", "norm_new", "norm_past", "norm")), "drift": _is_drift, "flatness": _is_flatness,
-            "dormant": lambda value: _are_numbers(value, ("share",))}  # fmt: skip
+CONFIG = {
+    "model_name": _is_text,
+    "dataset": _is_text,
+    "convnet_type": _is_text,
+    "fixed_memory": _is_flag,
+    "init_cls": _is_positive,
+    "increment": _is_positive,
+    "memory_per_class": _is_count,
+    "memory_size": _is_count,
+    "init_epoch": _is_count,
+    "epochs": _is_count,
+    "seed": _is_count,
+}
+STUDIED = {
+    "wsc.importance": _is_text,
+    "wsc.reset": _is_text,
+    "wsc.reset_every": lambda value: _is_text(value) or _is_count(value),
+    "wsc.average": _is_flag,
+    "wsc.retain": _is_number,
+    "exemplars": _is_text,
+    "consolidate": _is_flag,
+    "validation_split": _is_number,
+}
+REQUIRED = {
+    "curve": _is_series,
+    "avg_acc": _is_number,
+    "last_acc": _is_number,
+    "matrix": _is_matrix,
+    "forgetting": _is_number,
+    "new_acc": _is_number,
+    "train_seconds": _is_number,
+    "total_seconds": _is_number,
+    "images_trained": _is_number,
+    "peak_memory_bytes": _is_number,
+}
+OPTIONAL = {
+    "top5_curve": _is_curve,
+    "nme_curve": _is_curve,
+    "train_loss": _is_loss,
+    "confusion": _is_confusion,
+    "class_names": _is_names,
+    "train_seconds_spent": _is_number,
+    "importance_seconds": _is_number,
+    "importance_bytes": _is_number,
+    "importance_passes": _is_number,
+    "parameters": _is_number,
+    "class_order": _is_series,
+}
+ANALYSES = {
+    "gradients": lambda value: _are_numbers(value, ("cosine", "norm_new", "norm_past", "norm")),
+    "drift": _is_drift,
+    "flatness": _is_flatness,
+    "dormant": lambda value: _are_numbers(value, ("share",)),
+}

@@ -34,15 +34,27 @@ class Series:
 
     def of(self, name, read=None):
         """``{memory: records}`` of one name; with ``read``, only those in which it finds something."""
-        found = {memory: [r for r in self.cells[name, memory] if read is None or read(r) is not None] for memory in self.memories if (name, memory) in self.cells}
+        found = {
+            memory: [r for r in self.cells[name, memory] if read is None or read(r) is not None]
+            for memory in self.memories
+            if (name, memory) in self.cells
+        }
         return {memory: records for memory, records in found.items() if records}
 
     def notes(self, *notes, read=None, errors=False):
         """Over how many seeds, ``notes``, what bars and dashes mean if there are any, and the runs that are missing or in which ``read`` finds nothing."""
         seeds = sorted({len(records) for records in self.cells.values()})
-        over = "One seed" if seeds == [1] else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
+        over = (
+            "One seed"
+            if seeds == [1]
+            else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
+        )
         bars = "; bars are one standard error." if errors and seeds != [1] else "."
-        dashes = ["Dashed lines and hollow markers: methods that expand."] if any(map(expands, self.methods.values())) else []
+        dashes = (
+            ["Dashed lines and hollow markers: methods that expand."]
+            if any(map(expands, self.methods.values()))
+            else []
+        )
         return (over + bars, *notes, *dashes, *self._missing(read))
 
     def _missing(self, read):

@@ -34,7 +34,10 @@ def tables(group):
 
 def accuracy_grid(group, study):
     """Average accuracy, rows of the study by memory sizes, the paper's beside; None where the runs hold nothing of the study."""
-    base = {record: study.row(record, unusual(record)) for record in (group.base() if study is ACCURACIES else group.records)}
+    base = {
+        record: study.row(record, unusual(record))
+        for record in (group.base() if study is ACCURACIES else group.records)
+    }
     present = {name for name in base.values() if name is not None}
     if present <= study.plain:
         return None
@@ -48,28 +51,62 @@ def accuracy_grid(group, study):
         theirs = reference.get(kind, {})
         cells = [_cell(group, study, members[kind, name][memory], theirs.get(str(memory))) for memory in memories]
         rows.append(Row((name,), expands(kind), cells))
-        costs.append([Cell(_values(read, [record for records in members[kind, name].values() for record in records])) for read in study.costs.values()])
+        costs.append(
+            [
+                Cell(_values(read, [record for records in members[kind, name].values() for record in records]))
+                for read in study.costs.values()
+            ]
+        )
     rows = _emboldened(rows)
     cells = [cell for row in rows for cell in row.cells]
-    notes = (_seeds_note(cells), *_bold_note(rows), *_paper_notes(cells, (record for record in base if base[record] is not None)))
+    notes = (
+        _seeds_note(cells),
+        *_bold_note(rows),
+        *_paper_notes(cells, (record for record in base if base[record] is not None)),
+    )
     columns = tuple(Column(f"{memory:,}") for memory in memories)
     missing = _missing(reference, present, memories, rows, cells)
     rows = tuple(row._replace(cells=(*row.cells, *spent)) for row, spent in zip(rows, costs, strict=True))
-    return Table(f"{study.slug}-{group.slug}", study.title, group.title, (study.corner,), (*columns, *study.costs), rows, (*notes, *study.notes), missing, group.memory_title, len(study.costs))
+    return Table(
+        f"{study.slug}-{group.slug}",
+        study.title,
+        group.title,
+        (study.corner,),
+        (*columns, *study.costs),
+        rows,
+        (*notes, *study.notes),
+        missing,
+        group.memory_title,
+        len(study.costs),
+    )
 
 
 def _cell(group, study, records, reference):
     as_paper = all(unusual(record) <= set(study.studied) for record in records)
     paper = (reference["mean"], reference.get("se")) if reference and as_paper else None
-    return Cell(tuple(record.data["avg_acc"] for record in records), paper, bool(paper and records) and all(map(same_schedule, records)))
+    return Cell(
+        tuple(record.data["avg_acc"] for record in records),
+        paper,
+        bool(paper and records) and all(map(same_schedule, records)),
+    )
 
 
 def _emboldened(rows):
     """The rows with the best of each column, among those that do not expand, in bold; a table of one row has none."""
     columns = zip(*(row.cells for row in rows))
-    best = [max((cell.mean for row, cell in zip(rows, column) if cell.values and not row.expands), default=None) for column in columns]
-    return tuple(row._replace(cells=tuple(replace(cell, best=len(rows) > 1 and not row.expands and bool(cell.values) and cell.mean == top)
-                                          for cell, top in zip(row.cells, best))) for row in rows)  # fmt: skip
+    best = [
+        max((cell.mean for row, cell in zip(rows, column) if cell.values and not row.expands), default=None)
+        for column in columns
+    ]
+    return tuple(
+        row._replace(
+            cells=tuple(
+                replace(cell, best=len(rows) > 1 and not row.expands and bool(cell.values) and cell.mean == top)
+                for cell, top in zip(row.cells, best)
+            )
+        )
+        for row in rows
+    )
 
 
 # ---- what is said below a table ----------------------------------------------------------------------------------------
@@ -77,13 +114,21 @@ def _emboldened(rows):
 
 def _seeds_note(cells):
     seeds = max(len(cell.values) for cell in cells)
-    return f"Mean ± standard error over {seeds} seeds." if seeds > 1 else "One seed: a direction, not a value; there is no standard error."
+    return (
+        f"Mean ± standard error over {seeds} seeds."
+        if seeds > 1
+        else "One seed: a direction, not a value; there is no standard error."
+    )
 
 
 def _bold_note(rows):
     if any(cell.best for row in rows for cell in row.cells):
         mark = any(row.expands for row in rows)
-        yield f"Bold: the best method that does not expand ({DAGGER} marks those that do)." if mark else "Bold: the best of each column."
+        yield (
+            f"Bold: the best method that does not expand ({DAGGER} marks those that do)."
+            if mark
+            else "Bold: the best of each column."
+        )
 
 
 def _paper_notes(cells, records):
@@ -94,7 +139,11 @@ def _paper_notes(cells, records):
     if any(cell.error is not None and cell.paper[1] is not None for cell in compared):
         yield "▲ and ▼: ours is above or below the paper's by more than the two standard errors together, and by how much."
     elif compared:
-        lacking = "the paper gives no standard error here" if any(cell.error is not None for cell in compared) else "one seed has no standard error"
+        lacking = (
+            "the paper gives no standard error here"
+            if any(cell.error is not None for cell in compared)
+            else "one seed has no standard error"
+        )
         yield f"Differences are not marked: {lacking}."
     other = {}
     for record in records:
@@ -103,8 +152,10 @@ def _paper_notes(cells, records):
             other.setdefault((tuple(ours), tuple(theirs)), {})[record.method] = True
     for (ours, theirs), methods in other.items():
         length = "a shorter" if sum(ours) < sum(theirs) else "another"
-        yield (f"{', '.join(methods)}: {length} schedule than the paper's ({ours[0]} epochs for the first task and {ours[1]} for each later one, "
-               f"not {theirs[0]} and {theirs[1]}), so the paper's numbers stand there for orientation, not for comparison.")  # fmt: skip
+        yield (
+            f"{', '.join(methods)}: {length} schedule than the paper's ({ours[0]} epochs for the first task and {ours[1]} for each later one, "
+            f"not {theirs[0]} and {theirs[1]}), so the paper's numbers stand there for orientation, not for comparison."
+        )
 
 
 def _missing(reference, present, memories, rows, cells):
@@ -121,7 +172,9 @@ def _missing(reference, present, memories, rows, cells):
         gaps[tuple(memory for memory in memories if not counts[memory])].append(row.labels[0])
         for count in sorted({count for count in counts.values() if 0 < count < seeds}):
             places = [memory for memory in memories if counts[memory] == count]
-            fewer[count].append(row.labels[0] + ("" if all(counts[m] in (0, count) for m in memories) else f" at {_listed(places)}"))
+            fewer[count].append(
+                row.labels[0] + ("" if all(counts[m] in (0, count) for m in memories) else f" at {_listed(places)}")
+            )
     parts += [f"{', '.join(names)} at {_listed(places)}" for places, names in gaps.items() if places]
     parts += [f"{seeds - count} of {seeds} seeds of {', '.join(names)}" for count, names in fewer.items()]
     return (f"Missing: {'; '.join(parts)}.",) if parts else ()
@@ -157,8 +210,15 @@ def _retraining_row(record, unusual):
 def _ablation_row(record, unusual):
     if record.method == "replay" and record.memory and not unusual:
         return "replay"
-    without = {(): "wsc", ("wsc.reset",): "wsc without reset", ("wsc.average",): "wsc without averaging", ("wsc.average", "wsc.reset"): "wsc with neither"}
-    gone = unusual <= {"wsc.reset", "wsc.average"} and ("wsc.reset" not in unusual or position(record, "wsc.reset") == "none")
+    without = {
+        (): "wsc",
+        ("wsc.reset",): "wsc without reset",
+        ("wsc.average",): "wsc without averaging",
+        ("wsc.average", "wsc.reset"): "wsc with neither",
+    }
+    gone = unusual <= {"wsc.reset", "wsc.average"} and (
+        "wsc.reset" not in unusual or position(record, "wsc.reset") == "none"
+    )
     return without[tuple(sorted(unusual))] if _is_wsc(record) and gone else None
 
 
@@ -169,7 +229,13 @@ def _importance_row(record, unusual):
 def _reset_rule_row(record, unusual):
     if not _is_wsc(record) or position(record, "wsc.reset") == "none":
         return None
-    return "blend without averaging" if unusual == {"wsc.average"} else position(record, "wsc.reset") if unusual <= {"wsc.reset"} else None
+    return (
+        "blend without averaging"
+        if unusual == {"wsc.average"}
+        else position(record, "wsc.reset")
+        if unusual <= {"wsc.reset"}
+        else None
+    )
 
 
 def _reset_frequency_row(record, unusual):
@@ -193,24 +259,75 @@ SCORING = {
 }
 ACCURACIES = Study("accuracy", "Average accuracy (CNN, top-1 %)", "method", _accuracy_row)
 RETAIN = Study(
-    "retain-rate", "Share of the parameters that is kept at the reset: average accuracy (%)", "wsc.retain", retain_row, ("wsc.retain", "wsc.average"),
-    frozenset({"0.2", "0.2 without averaging"}), tuple(f"{share / 100:g}{end}" for end in ("", " without averaging") for share in range(101)),
-)  # fmt: skip
+    "retain-rate",
+    "Share of the parameters that is kept at the reset: average accuracy (%)",
+    "wsc.retain",
+    retain_row,
+    ("wsc.retain", "wsc.average"),
+    frozenset({"0.2", "0.2 without averaging"}),
+    tuple(f"{share / 100:g}{end}" for end in ("", " without averaging") for share in range(101)),
+)
 STUDIES = (
     ACCURACIES,
-    Study("ablation", "Ablation of reset and averaging: average accuracy (%)", "method", _ablation_row, ("wsc.reset", "wsc.average"),
-          frozenset({"replay", "wsc"}), ("replay", "wsc without reset", "wsc without averaging", "wsc with neither", "wsc")),
-    Study("importance", "Importance of a parameter: average accuracy (%)", "wsc.importance", _importance_row, ("wsc.importance",),
-          frozenset({"moment"}), ("drift", "fisher", "hessian", "first_moment", "second_moment", "moment"),
-          ("Scoring, in a run: seconds of training; the most bytes held beside the weights and those before the task; passes over the data.",), SCORING),
-    Study("reset-rule", "Rule of the reset: average accuracy (%)", "wsc.reset", _reset_rule_row, ("wsc.reset", "wsc.average"),
-          frozenset({"blend", "blend without averaging"}), ("random", "revert", "shrink_perturb", "continual_backprop", "blend without averaging", "blend")),
-    Study("reset-frequency", "Frequency of the reset: average accuracy (%)", "wsc.reset_every", _reset_frequency_row, ("wsc.reset_every",), frozenset({"once"}), ("iteration", "epoch", "once")),
+    Study(
+        "ablation",
+        "Ablation of reset and averaging: average accuracy (%)",
+        "method",
+        _ablation_row,
+        ("wsc.reset", "wsc.average"),
+        frozenset({"replay", "wsc"}),
+        ("replay", "wsc without reset", "wsc without averaging", "wsc with neither", "wsc"),
+    ),
+    Study(
+        "importance",
+        "Importance of a parameter: average accuracy (%)",
+        "wsc.importance",
+        _importance_row,
+        ("wsc.importance",),
+        frozenset({"moment"}),
+        ("drift", "fisher", "hessian", "first_moment", "second_moment", "moment"),
+        (
+            "Scoring, in a run: seconds of training; the most bytes held beside the weights and those before the task; passes over the data.",
+        ),
+        SCORING,
+    ),
+    Study(
+        "reset-rule",
+        "Rule of the reset: average accuracy (%)",
+        "wsc.reset",
+        _reset_rule_row,
+        ("wsc.reset", "wsc.average"),
+        frozenset({"blend", "blend without averaging"}),
+        ("random", "revert", "shrink_perturb", "continual_backprop", "blend without averaging", "blend"),
+    ),
+    Study(
+        "reset-frequency",
+        "Frequency of the reset: average accuracy (%)",
+        "wsc.reset_every",
+        _reset_frequency_row,
+        ("wsc.reset_every",),
+        frozenset({"once"}),
+        ("iteration", "epoch", "once"),
+    ),
     RETAIN,
-    Study("retraining", "Full retraining (joint) and continual learning: average accuracy (%)", "method", _retraining_row, (), frozenset({"replay", "wsc"}), ("joint", "replay", "wsc")),
+    Study(
+        "retraining",
+        "Full retraining (joint) and continual learning: average accuracy (%)",
+        "method",
+        _retraining_row,
+        (),
+        frozenset({"replay", "wsc"}),
+        ("joint", "replay", "wsc"),
+    ),
     Study("zero-memory", "No memory: average accuracy (%)", "method", _zero_memory_row),
-    Study("reservoir", "Exemplars chosen by reservoir sampling: average accuracy (%)", "method", _reservoir_row, ("exemplars",)),
-)  # fmt: skip
+    Study(
+        "reservoir",
+        "Exemplars chosen by reservoir sampling: average accuracy (%)",
+        "method",
+        _reservoir_row,
+        ("exemplars",),
+    ),
+)
 
 
 # ---- every run ---------------------------------------------------------------------------------------------------------
@@ -242,10 +359,28 @@ def measures(group):
 def cost(group):
     """What every run of the group cost."""
     machines = sorted({str(record.data.get("device", "unknown")) for record in group.records})
-    note = f"Total: with tests, choice of exemplars and saving. Times and memory were taken on {'; '.join(machines)}" + (": compare times only between runs of one machine." if len(machines) > 1 else ".")
-    if any(record.data.get("train_seconds_spent", record.data["train_seconds"]) != record.data["train_seconds"] for record in group.records):
-        return _listing(group, "cost", "All runs: cost", COSTS, (note, "Spent here: without a first task that another run had trained already."))
-    return _listing(group, "cost", "All runs: cost", {column: read for column, read in COSTS.items() if column is not SPENT}, (note,))
+    note = (
+        f"Total: with tests, choice of exemplars and saving. Times and memory were taken on {'; '.join(machines)}"
+        + (": compare times only between runs of one machine." if len(machines) > 1 else ".")
+    )
+    if any(
+        record.data.get("train_seconds_spent", record.data["train_seconds"]) != record.data["train_seconds"]
+        for record in group.records
+    ):
+        return _listing(
+            group,
+            "cost",
+            "All runs: cost",
+            COSTS,
+            (note, "Spent here: without a first task that another run had trained already."),
+        )
+    return _listing(
+        group,
+        "cost",
+        "All runs: cost",
+        {column: read for column, read in COSTS.items() if column is not SPENT},
+        (note,),
+    )
 
 
 def _listing(group, slug, title, measured, notes):
@@ -256,11 +391,22 @@ def _listing(group, slug, title, measured, notes):
         members[record.method, name, record.memory].append(record)
     lines = {key: [Cell(_values(read, records)) for read in measured.values()] for key, records in members.items()}
     kept = [i for i in range(len(measured)) if any(line[i].values for line in lines.values())]
-    rows = tuple(Row((name, memory, len(members[method, name, memory])), expands(method), tuple(line[i] for i in kept)) for (method, name, memory), line in lines.items())
+    rows = tuple(
+        Row((name, memory, len(members[method, name, memory])), expands(method), tuple(line[i] for i in kept))
+        for (method, name, memory), line in lines.items()
+    )
     cells = [cell for row in rows for cell in row.cells]
     marks = [f"{DAGGER} marks methods that expand."] if any(row.expands for row in rows) else []
     columns = tuple(list(measured)[i] for i in kept)
-    return Table(f"{slug}-{group.slug}", title, group.title, ("method", group.memory_title, "seeds"), columns, rows, (_seeds_note(cells), *notes, *marks))
+    return Table(
+        f"{slug}-{group.slug}",
+        title,
+        group.title,
+        ("method", group.memory_title, "seeds"),
+        columns,
+        rows,
+        (_seeds_note(cells), *notes, *marks),
+    )
 
 
 def _values(read, records):

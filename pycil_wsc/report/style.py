@@ -16,20 +16,75 @@ from matplotlib.lines import Line2D
 from pycil_wsc.report.paper import expands
 
 INK, SURFACE = "#24292f", "#fefefe"
-COLOURS = {"der": "#e69f00", "foster": "#8b5a2b", "memo": "#332288", "finetune": "#6f6f6f", "replay": "#0072b2", "icarl": "#009e73", "bic": "#cc79a7",
-           "wa": "#56b4e9", "joint": INK, "wsc": "#d55e00"}  # fmt: skip
-MARKERS = {"der": "s", "foster": "D", "memo": "^", "finetune": "x", "replay": "o", "icarl": "v", "bic": "P", "wa": "p", "joint": "h", "wsc": "*"}
-FURTHER = [("#117733", "<"), ("#aa4499", ">"), ("#999933", "d"), ("#661100", "H"), ("#6699cc", "8")]  # methods of the user's own
-THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")}
+COLOURS = {
+    "der": "#e69f00",
+    "foster": "#8b5a2b",
+    "memo": "#332288",
+    "finetune": "#6f6f6f",
+    "replay": "#0072b2",
+    "icarl": "#009e73",
+    "bic": "#cc79a7",
+    "wa": "#56b4e9",
+    "joint": INK,
+    "wsc": "#d55e00",
+}
+MARKERS = {
+    "der": "s",
+    "foster": "D",
+    "memo": "^",
+    "finetune": "x",
+    "replay": "o",
+    "icarl": "v",
+    "bic": "P",
+    "wa": "p",
+    "joint": "h",
+    "wsc": "*",
+}
+FURTHER = [
+    ("#117733", "<"),
+    ("#aa4499", ">"),
+    ("#999933", "d"),
+    ("#661100", "H"),
+    ("#6699cc", "8"),
+]  # methods of the user's own
+THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {
+    COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")
+}
 COLUMN, PAGE = 5.9, 12.0  # inches, at 96 pixels: figures of one column and of the whole page
 RC = {
-    "font.size": 9, "axes.labelsize": 9, "axes.titlesize": 9.5, "axes.titlelocation": "left", "legend.fontsize": 8.5, "legend.frameon": False,
-    "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
-    "axes.grid": True, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6,
-    "figure.facecolor": SURFACE, "axes.facecolor": "none", "savefig.facecolor": SURFACE, "lines.markersize": 5, "lines.linewidth": 1.5,
-    "svg.fonttype": "path", "svg.hashsalt": "pycil_wsc", "path.simplify_threshold": 0.4, "text.parse_math": False,
-}  # fmt: skip
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.6,
+    "figure.facecolor": SURFACE,
+    "axes.facecolor": "none",
+    "savefig.facecolor": SURFACE,
+    "lines.markersize": 5,
+    "lines.linewidth": 1.5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "pycil_wsc",
+    "path.simplify_threshold": 0.4,
+    "text.parse_math": False,
+}
 
 
 @contextmanager
@@ -63,7 +118,11 @@ def arranged(count):
 
 def line_styles(names):
     """``{name: keywords of plot}`` for ``{name: method}``; further variants of a method are paler and have other dashes."""
-    own = [method for method in dict.fromkeys(method.removesuffix("+wsc") for method in names.values()) if method not in COLOURS]
+    own = [
+        method
+        for method in dict.fromkeys(method.removesuffix("+wsc") for method in names.values())
+        if method not in COLOURS
+    ]
     seen, styles = {}, {}
     for name, method in names.items():
         base = method.removesuffix("+wsc")
@@ -72,7 +131,12 @@ def line_styles(names):
         colour = to_hex([c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour)])
         dashes = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
         dashes = (0, (6, 1.5, 1, 1.5)) if method != base else dashes
-        styles[name] = {"color": colour, "marker": marker, "linestyle": dashes, "markerfacecolor": SURFACE if expands(method) else colour}
+        styles[name] = {
+            "color": colour,
+            "marker": marker,
+            "linestyle": dashes,
+            "markerfacecolor": SURFACE if expands(method) else colour,
+        }
         styles[name] |= {"markeredgecolor": colour if method == base else INK}
         styles[name] |= {"linewidth": 2.1, "markersize": 7, "zorder": 3} if base == "wsc" else {}
     return styles
@@ -81,7 +145,15 @@ def line_styles(names):
 def key(figure, styles, title=None):
     """The legend, outside the axes at the right: once for all panels, a line per series in the order given."""
     handles = [Line2D([], [], label=wrapped(name), **style) for name, style in styles.items()]
-    figure.legend(handles=handles, loc="outside right upper", title=title, alignment="left", handlelength=2.6, labelspacing=0.55, borderaxespad=0.3)
+    figure.legend(
+        handles=handles,
+        loc="outside right upper",
+        title=title,
+        alignment="left",
+        handlelength=2.6,
+        labelspacing=0.55,
+        borderaxespad=0.3,
+    )
 
 
 def wrapped(name):

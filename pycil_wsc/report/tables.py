@@ -119,12 +119,36 @@ def to_csv(table):
     """A line for each cell that holds anything, numbers in full."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*table.corner, "expands", "column", "mean", "standard_error", "averaged_over", "best", "paper_mean", "paper_standard_error", "compared", "differs_by"])
+    writer.writerow(
+        [
+            *table.corner,
+            "expands",
+            "column",
+            "mean",
+            "standard_error",
+            "averaged_over",
+            "best",
+            "paper_mean",
+            "paper_standard_error",
+            "compared",
+            "differs_by",
+        ]
+    )
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells):
             if cell.values or cell.paper:
                 own = [cell.mean, cell.error, len(cell.values), int(cell.best)]
-                writer.writerow([*row.labels, int(row.expands), column.label, *own, *(cell.paper or ("", "")), int(cell.compared), cell.difference])
+                writer.writerow(
+                    [
+                        *row.labels,
+                        int(row.expands),
+                        column.label,
+                        *own,
+                        *(cell.paper or ("", "")),
+                        int(cell.compared),
+                        cell.difference,
+                    ]
+                )
     return file.getvalue()
 
 
@@ -135,9 +159,24 @@ def to_latex(table):
     comments = [f"% {text}" for text in (full_title(table), *table.notes, *table.missing)]
     labels, places, all_places = len(table.corner), len(table.columns) - table.beside, len(table.columns)
     span = rf"\cmidrule(l){{{labels + 1}-{labels + places}}}"
-    over = [f"{'& ' * labels}\\multicolumn{{{places}}}{{c}}{{{_tex(table.over)}}}{' &' * table.beside} \\\\", span] if table.over else []
-    tabular = [f"\\begin{{tabular}}{{{'l' * labels}{'r' * all_places}}}", "\\toprule", *over, " & ".join(head) + r" \\", "\\midrule"]
-    return "\n".join([*comments, *tabular, *(" & ".join(line) + r" \\" for line in lines), "\\bottomrule", "\\end{tabular}"]) + "\n"
+    over = (
+        [f"{'& ' * labels}\\multicolumn{{{places}}}{{c}}{{{_tex(table.over)}}}{' &' * table.beside} \\\\", span]
+        if table.over
+        else []
+    )
+    tabular = [
+        f"\\begin{{tabular}}{{{'l' * labels}{'r' * all_places}}}",
+        "\\toprule",
+        *over,
+        " & ".join(head) + r" \\",
+        "\\midrule",
+    ]
+    return (
+        "\n".join(
+            [*comments, *tabular, *(" & ".join(line) + r" \\" for line in lines), "\\bottomrule", "\\end{tabular}"]
+        )
+        + "\n"
+    )
 
 
 def _latex_cell(cell, column):
@@ -147,7 +186,14 @@ def _latex_cell(cell, column):
 
 
 def _tex(text):
-    symbols = {"±": r"$\pm$", "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "†": r"$^\dagger$", "–": "--", "\\": r"\textbackslash{}"}
+    symbols = {
+        "±": r"$\pm$",
+        "▲": r"$\blacktriangle$",
+        "▼": r"$\blacktriangledown$",
+        "†": r"$^\dagger$",
+        "–": "--",
+        "\\": r"\textbackslash{}",
+    }
     return "".join(symbols.get(c, f"\\{c}" if c in "&%$#_{}" else rf"\{c}{{}}" if c in "~^" else c) for c in str(text))
 
 
@@ -156,5 +202,8 @@ def to_text(table):
     lines = [["/".join(table.corner), *(column.label for column in table.columns)]]
     lines += [[" ".join(map(str, row.labels)), *map(own_text, row.cells, table.columns)] for row in table.rows]
     widths = [max(map(len, column)) for column in zip(*lines)]
-    body = ["  ".join([line[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(line[1:], widths[1:]))]) for line in lines]
+    body = [
+        "  ".join([line[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(line[1:], widths[1:]))])
+        for line in lines
+    ]
     return "\n".join([full_title(table), *body])

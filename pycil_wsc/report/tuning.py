@@ -5,7 +5,7 @@ import statistics
 from collections import defaultdict
 from typing import NamedTuple
 
-from pycil_wsc.keys import PLACES
+from pycil_wsc.config.keys import PLACES
 from pycil_wsc.report.groups import label
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.tables import Cell, Column, Row, Table
@@ -49,13 +49,28 @@ def tuning(group):
         cells = (Cell(ranked[0].scores), Cell((statistics.median(means),)), Cell((means[-1],)))
         rows.append(Row((method, len(ranked), ranked[0].keys or "the only one"), expands(method), cells))
     share, counts = group.setting.validation_split, {method: len(ranked) for method, (ranked, _) in found.items()}
-    notes = [f"Accuracy on {100 * share:g} % of each class's training samples, which no run of its seed was trained on; the test set was not looked at. A reason to choose, not a result."]
-    notes += [f"The winners' configurations, for other memory sizes and data sets: {', '.join(_file(method, group) for method in found)}."]
+    notes = [
+        f"Accuracy on {100 * share:g} % of each class's training samples, which no run of its seed was trained on; the test set was not looked at. A reason to choose, not a result."
+    ]
+    notes += [
+        f"The winners' configurations, for other memory sizes and data sets: {', '.join(_file(method, group) for method in found)}."
+    ]
     if len(set(counts.values())) > 1:
-        notes.append(f"Not the same number of trials, so not the same chance: {', '.join(f'{method} {count}' for method, count in counts.items())}.")
+        notes.append(
+            f"Not the same number of trials, so not the same chance: {', '.join(f'{method} {count}' for method, count in counts.items())}."
+        )
     lacking = [f"{count} of {method}" for method, (_, count) in found.items() if count]
     missing = (f"Missing: runs of some trials, which were left out: {', '.join(lacking)}.",) if lacking else ()
-    return Table(f"tuning-{group.slug}", "Hyper-parameters by accuracy on held-out training data (CNN, top-1 %)", group.title, ("method", "trials", "best trial"), COLUMNS, tuple(rows), tuple(notes), missing)
+    return Table(
+        f"tuning-{group.slug}",
+        "Hyper-parameters by accuracy on held-out training data (CNN, top-1 %)",
+        group.title,
+        ("method", "trials", "best trial"),
+        COLUMNS,
+        tuple(rows),
+        tuple(notes),
+        missing,
+    )
 
 
 def winners(group):
@@ -63,7 +78,9 @@ def winners(group):
     configs = {}
     for method, (ranked, _) in trials(group).items():
         config = ranked[0].records[0].config
-        configs[_file(method, group)] = {"prefix": "tuned"} | {name: value for name, value in config.items() if name not in PLACES | {"validation_split"}}
+        configs[_file(method, group)] = {"prefix": "tuned"} | {
+            name: value for name, value in config.items() if name not in PLACES | {"validation_split"}
+        }
     return configs
 
 

@@ -1,5 +1,4 @@
 import torch
-
 from utils import factory
 from utils.data_manager import DataManager
 
@@ -13,5 +12,7 @@ def train(args):
         for task in range(data_manager.nb_tasks):
             model.incremental_train(data_manager)
             weights = sum(p.double().abs().sum().item() for p in model._network.parameters())
-            print(f"task {task}: top1 {model.eval_task():.2f}, weights {weights!r}, exemplars seen with {model.seen_at_exemplars!r}")
+            print(
+                f"task {task}: top1 {model.eval_task():.2f}, weights {weights!r}, exemplars seen with {model.seen_at_exemplars!r}"
+            )
             model.after_task()

@@ -2,7 +2,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-
 from utils.inc_net import IncrementalNet
 
 

@@ -1,7 +1,7 @@
 from torch import optim
+from utils.inc_net import BiasedNet
 
 from models.base import BaseLearner
-from utils.inc_net import BiasedNet
 
 epochs = 8
 
@@ -14,7 +14,9 @@ class BiC(BaseLearner):
         groups = [{"params": head}, {"params": self._network.bias_layer.parameters(), "lr": 0}]
         self._stage(optim.SGD(groups, lr=0.1), train_loader, test_loader, "training")
         if self._cur_task:
-            self._stage(optim.SGD(self._network.bias_layer.parameters(), lr=0.1), train_loader, test_loader, "bias_correction")
+            self._stage(
+                optim.SGD(self._network.bias_layer.parameters(), lr=0.1), train_loader, test_loader, "bias_correction"
+            )
 
     def _stage(self, optimizer, train_loader, test_loader, stage):
         scheduler = optim.lr_scheduler.MultiStepLR(optimizer, milestones=[6], gamma=0.1)

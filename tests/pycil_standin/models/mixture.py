@@ -1,5 +1,6 @@
-from models.replay import Replay
 from utils.inc_net import ExpandingNet
+
+from models.replay import Replay
 
 
 class Mixture(Replay):

@@ -11,7 +11,9 @@ class DataManager:
         self.increments = [init_cls, increment, increment]
         classes = sum(self.increments)
         self.targets = np.repeat(np.arange(classes), 20)
-        self.data = (4 * rng.normal(size=(classes, 6))[self.targets] + rng.normal(size=(20 * classes, 6))).astype(np.float32)
+        self.data = (4 * rng.normal(size=(classes, 6))[self.targets] + rng.normal(size=(20 * classes, 6))).astype(
+            np.float32
+        )
 
     @property
     def nb_tasks(self):

@@ -1,0 +1,1 @@
+"""Data sets, class order and tasks, batches, and exemplar memory."""

@@ -1,0 +1,70 @@
+"""Batched augmentation: pure functions of (uint8 batch, random choices), equal to torchvision's on the same choices.
+
+The rules for CIFAR are PyCIL's (torchvision on PIL images): zero padding and random crop, horizontal flip, brightness as
+``ColorJitter`` blends it (8-bit, truncating), then scaling to 0..1 and normalisation.
+"""
+
+import torch
+
+MEMORY_FORMAT = torch.channels_last
+
+
+def random_crop_flip(images, padding, flip, generator):
+    """Zero-pad, crop back to size at random and mirror at random: uint8 (B, H, W, C) -> the same shape.
+
+    Crop offsets are uniform in 0..2*padding for each image; ``flip`` mirrors each with probability one half.
+    """
+    batch = len(images)
+    device = images.device
+    top = torch.randint(0, 2 * padding + 1, (batch,), generator=generator, device=device)
+    left = torch.randint(0, 2 * padding + 1, (batch,), generator=generator, device=device)
+    mirror = (
+        torch.rand(batch, generator=generator, device=device) < 0.5
+        if flip
+        else torch.zeros(batch, dtype=torch.bool, device=device)
+    )
+    return crop_flip(images, padding, top, left, mirror)
+
+
+def crop_flip(images, padding, top, left, mirror):
+    """The crop at row ``top`` and column ``left`` of each zero-padded image, mirrored where ``mirror``: all (B,)."""
+    batch, height, width, _ = images.shape
+    padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding)) if padding else images
+    rows = top[:, None] + torch.arange(height, device=images.device)  # (B, H)
+    columns = torch.arange(width, device=images.device).expand(batch, width)
+    columns = left[:, None] + torch.where(mirror[:, None], width - 1 - columns, columns)  # (B, W)
+    index = torch.arange(batch, device=images.device)
+    return padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def random_brightness(images, strength, generator):
+    """``ColorJitter(brightness=strength)``: a factor for each image, uniform in 1 +- strength; uint8 -> uint8."""
+    factor = torch.empty(len(images), device=images.device).uniform_(
+        max(0, 1 - strength), 1 + strength, generator=generator
+    )
+    return brightness(images, factor)
+
+
+def brightness(images, factor):
+    """``floor(clip(image * factor, 0, 255))``, PIL's 8-bit blend with black; ``factor`` is (B,)."""
+    scaled = images * factor.view(-1, *[1] * (images.dim() - 1))
+    return scaled.clamp_(0, 255).to(torch.uint8)
+
+
+def random_flip(images, generator):
+    """Mirror each image with probability one half: (B, H, W, C)."""
+    mirror = torch.rand(len(images), generator=generator, device=images.device) < 0.5
+    return torch.where(mirror[:, None, None, None], images.flip(2), images)
+
+
+class Normalise:
+    """uint8 (B, H, W, C) -> float32 (B, C, H, W), channels-last in memory: ``(image / 255 - mean) / std``."""
+
+    def __init__(self, mean, std, device):
+        mean = torch.tensor(mean, device=device, dtype=torch.float64)
+        std = torch.tensor(std, device=device, dtype=torch.float64)
+        self.scale = (1 / (255 * std)).float()
+        self.shift = (-mean / std).float()
+
+    def __call__(self, images):
+        return torch.addcmul(self.shift, images.float(), self.scale).permute(0, 3, 1, 2)

@@ -1,0 +1,159 @@
+"""Batches of (images, targets) on the device, already augmented and normalised.
+
+``ArraySource`` keeps the whole split as uint8 on the device and gathers by index. ``FolderSource`` decodes files in worker
+processes that live as long as the run. Both are asked in the same way::
+
+    for images, targets in source.batches(indices, targets, batch_size, train=True, generator_seed=7): ...
+"""
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from pycil_wsc.allocator import return_freed_memory
+from pycil_wsc.data import augment
+from pycil_wsc.data.datasets import decode
+from pycil_wsc.errors import UserError
+
+
+def open_source(info, split, device, num_workers):
+    """The source for one split of a data set: in memory, or from files."""
+    if split.in_memory:
+        return ArraySource(info, split, device)
+    return FolderSource(info, split, device, num_workers)
+
+
+class ArraySource:
+    """A split held on the device as uint8 (N, H, W, 3)."""
+
+    def __init__(self, info, split, device):
+        self.info, self.device = info, device
+        self.images = torch.from_numpy(np.ascontiguousarray(split.images)).to(device)
+        self.normalise = augment.Normalise(info.mean, info.std, device)
+
+    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True):
+        """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
+
+        ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false, shuffled, both from ``seed``.
+        """
+        order = epoch_order(indices, train and shuffle, seed)
+        index = torch.from_numpy(order).to(self.device)
+        labels = torch.from_numpy(targets[order]).to(self.device)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for start in range(0, len(order), batch_size):
+            images = self.images[index[start : start + batch_size]]
+            if train:
+                images = self._augment(images, generator)
+            yield self.normalise(images), labels[start : start + batch_size]
+
+    def _augment(self, images, generator):
+        if self.info.padding or self.info.flip:
+            images = augment.random_crop_flip(images, self.info.padding, self.info.flip, generator)
+        if self.info.brightness:
+            images = augment.random_brightness(images, self.info.brightness, generator)
+        return images
+
+
+class FolderSource:
+    """A split read from image files. Files are decoded and cropped in workers, mirrored and normalised on the device."""
+
+    def __init__(self, info, split, device, num_workers):
+        self.info, self.device = info, device
+        self.normalise = augment.Normalise(info.mean, info.std, device)
+        self.started = False  # the workers, with the first epoch
+        self.plan = []  # the batches of the epoch under way; the workers' loader reads it anew each epoch
+        self.loader = DataLoader(
+            DecodedImages(split.images, info.image_size),
+            batch_sampler=self.plan,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=device.type == "cuda",
+            collate_fn=_stack,
+        )
+
+    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True):
+        """As :meth:`ArraySource.batches`. A file that cannot be read is a :class:`UserError` that names it."""
+        order = epoch_order(indices, train and shuffle, seed)
+        crop_seeds = (
+            np.random.default_rng([seed, 1]).integers(2**63, size=len(order)) if train else np.full(len(order), -1)
+        )
+        keys = list(zip(order.tolist(), crop_seeds.tolist()))
+        self.plan[:] = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
+        generator = torch.Generator(self.device).manual_seed(seed)
+        labels = torch.from_numpy(targets[order]).to(self.device)
+        if not self.started:
+            return_freed_memory()
+            self.started = True
+        for number, images in enumerate(self.loader):
+            if isinstance(images, str):
+                raise UserError(images)
+            images = images.to(self.device, non_blocking=True)
+            if train and self.info.flip:
+                images = augment.random_flip(images, generator)
+            yield self.normalise(images), labels[number * batch_size : (number + 1) * batch_size]
+
+
+class DecodedImages:
+    """(index, crop seed) -> uint8 (side, side, 3); a seed of -1 is the test transform: resize, then the centre."""
+
+    def __init__(self, paths, side):
+        self.paths, self.side = paths, side
+        self.test_crop = v2.Compose([v2.Resize(round(side * 256 / 224)), v2.CenterCrop(side)])
+        self.train_crop = v2.RandomResizedCrop(side)
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, key):
+        index, seed = key
+        try:
+            image = decode(self.paths[index])
+        except UserError as error:  # an exception would reach the main process wrapped in the worker's traceback
+            return str(error)
+        if seed < 0:
+            image = self.test_crop(image)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.random.default_generator.manual_seed(seed)
+                image = self.train_crop(image)
+        return torch.from_numpy(np.array(image))
+
+
+def _stack(samples):
+    """The batch, or the message of the first file that could not be read."""
+    return next((sample for sample in samples if isinstance(sample, str)), None) or torch.stack(samples)
+
+
+def epoch_order(indices, shuffle, seed):
+    """``indices`` as they are, or shuffled by ``seed``."""
+    return np.random.default_rng(seed).permutation(indices) if shuffle else np.asarray(indices)
+
+
+def mixed_order(new, old, share, batch_size, seed):
+    """As many samples as ``new`` and ``old`` hold, in an order in which each batch has ``share`` of ``new`` ones, rounded, the rest of ``old``.
+
+    Both are gone through in random order, by ``seed``, again and again: of two samples of one kind neither comes more than once
+    more often than the other. ``new`` and ``old``: int64 arrays with at least one sample each.
+    """
+    total, rng = len(new) + len(old), np.random.default_rng(seed)
+    sizes = [min(batch_size, total - start) for start in range(0, total, batch_size)]
+    counts = [round(share * size) for size in sizes]
+    new_stream, old_stream = (
+        _stream(samples, number, rng) for samples, number in ((new, sum(counts)), (old, total - sum(counts)))
+    )
+    parts = []
+    for size, count in zip(sizes, counts):
+        parts += [new_stream[:count], old_stream[: size - count]]
+        new_stream, old_stream = new_stream[count:], old_stream[size - count :]
+    return np.concatenate(parts)
+
+
+def _stream(samples, number, rng):
+    """``number`` samples: whole permutations, one after another."""
+    rounds = -(-number // len(samples))
+    return np.concatenate([rng.permutation(samples) for _ in range(rounds)] or [samples[:0]])[:number]
+
+
+def num_batches(num_samples, batch_size):
+    return -(-num_samples // batch_size)

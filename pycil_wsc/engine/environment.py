@@ -1,0 +1,85 @@
+"""What a run computes on: its device, the memory it takes there, and the commit of the code."""
+
+import logging
+import os
+import re
+import resource
+import subprocess
+from pathlib import Path
+
+import torch
+
+from pycil_wsc.allocator import return_freed_memory
+from pycil_wsc.errors import UserError
+
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # what `deterministic` needs; read when a GPU computes its first product
+
+
+def resolved_device(name):
+    """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is none."""
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    if name.startswith("gpu:"):
+        if not gpus:
+            logging.getLogger("pycil_wsc").warning(
+                "no GPU on this machine: the configuration's GPU list gives way to the CPU"
+            )
+            return torch.device("cpu")
+        name = name.replace("gpu", "cuda")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise UserError(f"device: '{name}' is not there (GPUs: {gpus}); use auto or cpu")
+    return device
+
+
+def deterministic(wanted):
+    """Let torch use, or no longer use, only algorithms that give the same numbers each time; what has none raises RuntimeError."""
+    torch.use_deterministic_algorithms(wanted)
+
+
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = re.search(
+        r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    )
+    return f"{model[1] if model else 'cpu'}, {torch.get_num_threads()} threads"
+
+
+def reset_peak_memory(device):
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif Path("/proc/self/clear_refs").exists():
+        return_freed_memory()  # what was kept of earlier runs is not this one's
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again at the present size
+
+
+def peak_memory(device):
+    """Bytes: allocated by torch on a GPU, resident in this process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1])
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def commit():
+    """The commit of this code, with a mark if it was changed since; null outside a checkout. A cluster's nodes are told it."""
+    if known := os.environ.get("PYCIL_WSC_COMMIT"):
+        return known
+    here = Path(__file__).parent
+    try:
+        text = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return text.stdout.strip()

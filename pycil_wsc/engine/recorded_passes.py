@@ -1,0 +1,88 @@
+"""The forward and backward pass of a step as a CUDA graph: recorded once per phase, then launched as one."""
+
+import logging
+
+import torch
+
+
+class Passes:
+    """(images, targets) -> (loss, number classified right), both on the device; gradients are in ``p.grad`` afterwards."""
+
+    def __init__(self, compute, optimizer):
+        self.compute, self.optimizer = compute, optimizer
+
+    def __call__(self, images, targets):
+        loss, logits = self.compute(images, targets)
+        loss.backward()
+        return loss.detach(), (logits.detach().argmax(1) == targets).sum()
+
+    def clear(self):
+        """Before the next step's passes."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class RecordedPasses(Passes):
+    """The same, replayed: for batches of the first one's size, after ``eager`` of them in which the libraries choose their algorithms.
+
+    What is recorded reads its input from two buffers and leaves loss, count and gradients in others: they are good until the next call.
+    A loss that waits for the device cannot be recorded: then every step is computed as usual, and the log says so. Nothing is recorded
+    in that process any more, since torch's allocator does not recover from it.
+
+    ``record``: a function without arguments -> a function that does the same again, and has not been done yet.
+    """
+
+    eager = 3
+    refused = False  # for all phases of the process
+
+    def __init__(self, compute, optimizer, parameters, record):
+        super().__init__(compute, optimizer)
+        self.parameters, self.record = list(parameters), record
+        self.steps, self.replay, self.size = 0, None, None
+
+    def __call__(self, images, targets):
+        self.size = self.size or len(images)
+        if len(images) != self.size or RecordedPasses.refused:
+            return super().__call__(images, targets)
+        self.steps += 1
+        if self.steps <= self.eager:
+            return super().__call__(images, targets)
+        if not self.replay and not self._record(images, targets):
+            return super().__call__(images, targets)
+        self.images.copy_(images)
+        self.targets.copy_(targets)
+        for parameter, gradient in zip(self.parameters, self.gradients):
+            parameter.grad = gradient
+        self.replay()
+        return self.loss, self.right
+
+    def _record(self, images, targets):
+        self.images, self.targets = images.clone(), targets.clone()
+        self.clear()
+        try:
+            self.replay = self.record(self._passes)
+        except RuntimeError as error:
+            logging.getLogger("pycil_wsc").warning(
+                "cuda_graph: the loss cannot be recorded, so every step is launched as usual (%s)",
+                str(error).splitlines()[0],
+            )
+            RecordedPasses.refused = True
+            self.clear()
+            return False
+        self.gradients = [parameter.grad for parameter in self.parameters]
+        return True
+
+    def _passes(self):
+        self.loss, self.right = super().__call__(self.images, self.targets)
+
+
+def cuda_graph(device, function):
+    """Other threads may go on using ``device`` meanwhile: the one that pins the next batch does."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+                function()
+        finally:
+            torch.cuda.set_stream(stream)  # a recording that failed may leave its own
+    return graph.replay

@@ -1,0 +1,58 @@
+"""When the warm-up ends, where training itself says so. Never by the test set."""
+
+import math
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc import seeding
+from pycil_wsc.errors import UserError
+
+
+class Plateau:
+    """A loss that has not fallen below its least for ``patience`` epochs."""
+
+    def __init__(self, patience):
+        self.patience, self.least, self.since = patience, math.inf, 0
+
+    def reached(self, loss):
+        """Take in an epoch's loss."""
+        self.least, self.since = (loss, 0) if loss < self.least else (self.least, self.since + 1)
+        return self.since >= self.patience
+
+    def state_dict(self):
+        return {"least": self.least, "since": self.since}
+
+    def load_state_dict(self, state):
+        self.least, self.since = state["least"], state["since"]
+
+
+def held_out_exemplars(learner, task):
+    """The share ``wsc.held_out`` of each class's exemplars, at least one of two, drawn by ``seed``: int64 (n,)."""
+    rng = np.random.default_rng(seeding.derived_seed(learner.config.seed, "trigger", task.index))
+    classes, share = learner.memory.classes, learner.config.wsc.held_out
+    chosen = [
+        rng.permutation(classes[c])[: max(1, round(share * len(classes[c])))]
+        for c in sorted(classes)
+        if len(classes[c]) > 1
+    ]
+    if not chosen:
+        raise UserError(
+            f"wsc.trigger: 'held_out' has no class with two exemplars in task {task.index}, so none can be held out; keep more, or use 'training_loss'"
+        )
+    return np.concatenate(chosen)
+
+
+@torch.inference_mode()
+def mean_loss(learner, indices):
+    """Mean cross-entropy over all classes seen, in evaluation mode, of these training samples with the test transform."""
+    learner.eval()
+    total = 0.0
+    for images, targets in learner.train_source.batches(
+        indices, learner.manager.train_targets, learner.config.batch_size
+    ):
+        with learner.autocast():
+            logits = learner.predict(images)
+        total += cross_entropy(logits.float(), targets, reduction="sum")
+    return total.item() / len(indices)

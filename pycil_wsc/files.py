@@ -1,0 +1,60 @@
+"""Files that are whole or absent: written beside their place, then renamed into it."""
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+from pycil_wsc.errors import UserError
+
+
+def write_atomically(path, content):
+    """Write ``content`` (bytes or text) to ``path``. What stood there stays whole if the disk is full or the process dies."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        try:
+            partial.unlink(missing_ok=True)
+        except OSError:
+            pass  # the folder itself cannot be written or is no folder: the first error tells
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); free space or choose another folder with --out. What was saved before is intact"
+        ) from None
+
+
+def locked(folder, name=".lock", wait=True):
+    """A context in which no other process holds the lock ``name`` of ``folder``; raises ``Timeout`` if one does and we do not ``wait``."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return FileLock(Path(folder, name)).acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with --out or --data-root"
+        ) from None
+
+
+def write_json(path, value):
+    """JSON to be read: a key or item a line, but a list of numbers on one line."""
+    text = json.dumps(value, indent=2)
+    text = re.sub(r'\[\n\s*([^]["{}]*?)\n\s*\]', lambda numbers: "[" + re.sub(r"\n\s*", " ", numbers[1]) + "]", text)
+    write_atomically(path, text + "\n")
+
+
+def save_tensors(path, state):
+    """``torch.save``, atomically, and with a full disk reported as any other."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,1 @@
+"""Backbones, growing heads, and the networks that expand with the tasks."""

@@ -1,0 +1,113 @@
+"""Networks whose heads grow with the tasks, and those that grow new backbones too."""
+
+import copy
+
+import torch
+from torch import nn
+
+import pycil_wsc.networks.backbones  # noqa: F401  registers the backbones
+from pycil_wsc.networks.heads import IncrementalHead
+from pycil_wsc.registry import backbones
+
+
+class IncrementalNet(nn.Module):
+    """``convnet_type`` by name, and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
+
+    def __init__(self, convnet_type):
+        super().__init__()
+        self.backbone = backbones[convnet_type]()
+        self.head = IncrementalHead(self.backbone.out_dim)
+
+    def grow(self, num_classes):
+        self.head.grow(num_classes)
+
+    def first_parts(self):
+        """What the first task trains, in the same order for every network: the backbone's parts, the head."""
+        return [self.backbone, self.head]
+
+    def extract(self, images):
+        """(B, 3, H, W) -> (B, d) features."""
+        return self.backbone(images)
+
+    def classify(self, features):
+        """(B, d) features -> (B, classes) logits."""
+        return self.head(features)
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+
+class BiasCorrectedNet(IncrementalNet):
+    """A scale and a shift for the logits of each task, 1 and 0 at first (Wu et al., 2019)."""
+
+    def __init__(self, convnet_type):
+        super().__init__(convnet_type)
+        self.corrections = nn.ParameterList()  # (2,) for each task: scale, shift
+        self.sizes = []
+
+    def grow(self, num_classes):
+        self.sizes.append(num_classes - self.head.out_features)
+        super().grow(num_classes)
+        self.corrections.append(nn.Parameter(torch.tensor([1.0, 0.0])))
+
+    def classify(self, features):
+        parts = self.head(features).float().split(self.sizes, 1)
+        return torch.cat([scale * part + shift for part, (scale, shift) in zip(parts, self.corrections)], 1)
+
+
+class ExpandingNet(nn.Module):
+    """A new block for each task over a shared trunk, one head over all their features, and an auxiliary one over the newest's.
+
+    Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the backbone's last stage (MEMO). A new
+    block starts as a copy of the one before it. Parts whose parameters do not learn stay in evaluation mode.
+    """
+
+    def __init__(self, convnet_type, share_trunk=False):
+        super().__init__()
+        backbone = backbones[convnet_type]()
+        self.out_dim = backbone.out_dim  # of one block
+        self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
+        self.blocks = nn.ModuleList([block])
+        self.head, self.aux_head = IncrementalHead(self.out_dim), None
+
+    def grow(self, num_classes, aux_classes):
+        """Room for ``num_classes`` in all; a block is added unless the head is still empty. The auxiliary head is a fresh one."""
+        if self.head.out_features:
+            self.blocks.append(copy.deepcopy(self.blocks[-1]).requires_grad_(True))
+        self.head.grow(num_classes, self.out_dim * len(self.blocks))
+        self.aux_head = IncrementalHead(self.out_dim, aux_classes)
+
+    def first_parts(self):
+        return [self.trunk, self.blocks[0], self.head]
+
+    def extract(self, images):
+        """(B, 3, H, W) -> (B, blocks x d) features, the oldest block's first."""
+        shared = self.trunk(images)
+        return torch.cat([block(shared) for block in self.blocks], 1)
+
+    def classify(self, features):
+        """Features -> (B, classes) logits."""
+        return self.head(features)
+
+    def classify_newest(self, features):
+        """Features -> (B, aux_classes) logits from the newest block's share of them."""
+        return self.aux_head(features[:, -self.out_dim :])
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+    def train(self, mode=True):
+        super().train(mode)
+        for part in [self.trunk, *self.blocks]:
+            part.train(mode and any(p.requires_grad for p in part.parameters()))
+        return self
+
+
+def inner_units(network):
+    """Names of (layer, batch norm, next layer) for the units that one layer makes and one reads: in a residual network those inside basic blocks."""
+    names = ("conv1", "bn1", "conv2")
+    return [
+        tuple(f"{place}.{name}" for name in names)
+        for place, module in network.named_modules()
+        if set(names) <= dict(module.named_children()).keys()
+    ]

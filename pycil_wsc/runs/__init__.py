@@ -1,0 +1,1 @@
+"""One run from tasks to result.json, and sweeps of many runs."""

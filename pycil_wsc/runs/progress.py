@@ -1,0 +1,199 @@
+"""Live feedback: runs tell a few times a second where they stand, and the overview of the sweep shows it."""
+
+import logging
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from pycil_wsc.errors import UserError
+
+INTERVAL = 0.25  # seconds
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. ``images`` are those behind it since its very beginning (or tokens, by ``unit``), ``speed`` is per second."""
+
+    position: str
+    images: int
+    speed: float
+    line: str = ""  # what there is to say, of a task that ended for one
+    taken: bool = False  # the latest images were not trained on, but what another run learned of them was taken
+    unit: str = "images"
+
+
+class TaskBar:
+    """Follows one task and calls ``report`` with a :class:`Progress` at each phase's start, now and then, and at the end."""
+
+    def __init__(self, report, task, num_tasks):
+        self.report, self.task = report, f"task {task.index + 1}/{num_tasks}"
+        self.position, self.images, self.fresh, self.started = self.task, 0, 0, time.monotonic()
+
+    def start(self, phase, first, epochs, images):
+        """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
+        self.phase, self.epochs, self.images, self.fresh, self.started = phase, epochs, images, 0, time.monotonic()
+        self.position = self._position(first)
+        self._tell()
+
+    def step(self, images):
+        self.images += images
+        self.fresh += images
+        if time.monotonic() - self.told > INTERVAL:
+            self._tell()
+
+    def epoch(self, epoch, loss, accuracy):
+        """Epoch ``epoch`` ended with this mean loss and training accuracy in percent."""
+        self.position = f"{self._position(min(epoch + 1, self.epochs - 1))}, loss {loss:.3f}, accuracy {accuracy:.1f}%"
+
+    def take(self, images):
+        """What another run learned was taken: ``images`` images are behind this run, none of them trained on here."""
+        self.images = images
+        self._tell(taken=True)
+
+    def say(self, line):
+        self._tell(f"{self.task}  {line}")
+
+    def _position(self, epoch):
+        return f"{self.task} {self.phase} epoch {epoch + 1}/{self.epochs}"
+
+    def _tell(self, line="", taken=False):
+        self.told = time.monotonic()
+        self.report(Progress(self.position, self.images, self.fresh / max(self.told - self.started, 1e-9), line, taken))
+
+
+def print_task(progress):
+    """The ``report`` of a run on its own: a line per task."""
+    if progress.line:
+        print(progress.line, flush=True)
+
+
+@dataclass
+class Row:
+    """A run as the overview knows it: its training images in all, and those behind it."""
+
+    planned: int
+    images: int = 0
+    state: str = "waiting"  # running, done, failed, or retry: failed, and to be tried again
+    bar: tqdm | None = field(default=None, repr=False)
+
+
+class Overview:
+    """All runs of a sweep: on a terminal a few lines that stay in place, and anywhere a line per task and per finished run.
+
+    Jobs have a ``number`` and a ``title``. The time left is the images to go over the images per second of the whole sweep so
+    far, in which only what was trained by this command counts.
+    """
+
+    def __init__(self):
+        self.rows, self.fresh, self.begun = {}, 0, None
+        self.live, self.top = sys.stderr.isatty(), None
+
+    def add(self, job, planned):
+        """A job that is still to be done, with its cost in training images."""
+        self.rows[job.number] = Row(planned)
+
+    def skip(self, job):
+        """A job that was finished before."""
+        self.rows[job.number] = Row(0, state="done")
+
+    def progress(self, job, progress):
+        row, now = self.rows[job.number], time.monotonic()
+        if row.state != "running" or progress.taken:
+            row.state, row.images = "running", progress.images
+        self.begun = now if self.begun is None else self.begun
+        self.fresh += max(0, progress.images - row.images)
+        row.images = progress.images
+        if progress.line:
+            self.say(f"{job.title} {progress.line}; {self.left()} left")
+        if self.live:
+            if row.bar is None:
+                row.bar = self._bar("{desc} {bar:20} {percentage:3.0f}%{postfix}", row.planned)
+            left = duration((row.planned - row.images) / progress.speed) if progress.speed else "?"
+            row.bar.n = min(row.images, row.planned)
+            row.bar.set_description_str(f"{job.title} {progress.position}", refresh=False)
+            row.bar.set_postfix_str(f"{progress.speed:,.0f} {progress.unit}/s, {left} left")
+            self.draw()
+
+    def ended(self, job, state, line):
+        """A job is ``done``, ``failed``, to ``retry``, or ``waiting`` again."""
+        row = self.rows[job.number]
+        row.state = state
+        if row.bar is not None:
+            row.bar.close()
+            row.bar = None
+        self.say(f"{job.title}  {line}; {self.status()}")
+
+    def status(self):
+        count = Counter(row.state for row in self.rows.values())
+        failed = count["failed"] + count["retry"]
+        left = f", {self.left()} left" if count["done"] + count["failed"] < len(self.rows) else ""
+        return f"done {count['done']}/{len(self.rows)}, running {count['running']}, waiting {count['waiting']}, failed {failed}{left}"
+
+    def left(self):
+        """Time to the end of the sweep, or ``?`` while nothing is measured."""
+        images = sum(row.planned - row.images for row in self.rows.values() if row.state not in ("done", "failed"))
+        return duration(images * (time.monotonic() - self.begun) / self.fresh) if self.fresh else "?"
+
+    def say(self, line):
+        """Print a line above those that stay in place."""
+        if self.live:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+            self.draw()
+        else:
+            print(line, flush=True)
+
+    def draw(self):
+        if self.live:
+            if self.top is None:
+                self.top = self._bar("{desc}")
+            self.top.set_description_str(self.status())
+
+    def close(self):
+        for bar in [*(row.bar for row in self.rows.values()), self.top]:
+            if bar is not None:
+                bar.close()
+
+    def _bar(self, layout, total=None):
+        return tqdm(total=total, leave=False, bar_format=layout, dynamic_ncols=True)
+
+
+class Mailbox:
+    """Progress of runs on other machines, until it is fetched."""
+
+    def __init__(self):
+        self.messages = []
+
+    def put(self, message):
+        self.messages.append(message)
+
+    def take(self):
+        taken, self.messages = self.messages, []
+        return taken
+
+
+def duration(seconds):
+    """Seconds as ``h:mm:ss``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def open_log(folder):
+    """A logger of its own for the run, appending to ``log.txt`` in its folder."""
+    log = logging.getLogger(f"pycil_wsc.run.{folder}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(folder / "log.txt")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    return log

@@ -1,0 +1,196 @@
+"""The same runs on a Ray cluster. Ray decides where and when, and starts a run again whose node died."""
+
+import functools
+import math
+import os
+import signal
+import socket
+import tempfile
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pycil_wsc.engine.environment import commit
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import locked, write_atomically, write_json
+from pycil_wsc.runs.attempt import Datasets, attempt, failed
+from pycil_wsc.runs.progress import Mailbox
+
+NODE_DEATHS = 5  # that one run may meet
+
+
+def run_on_cluster(schedule, address, per_device):
+    """Bring the runs of ``schedule`` to their end, ``per_device`` at a time on each GPU, or on each node where there is none."""
+    ray = connect(address)
+    try:
+        with Cluster(ray, per_device) as cluster:
+            follow(schedule, cluster)
+    finally:
+        ray.shutdown()
+
+
+def follow(schedule, cluster):
+    """Hand all runs to Ray, those that come back too, until none is left."""
+    pending = {}
+    while True:
+        while job := schedule.next():
+            pending[cluster.submit(job)] = job
+        if not pending:
+            return
+        done, _ = cluster.ray.wait(list(pending), timeout=1)
+        jobs = {job.number: job for job in pending.values()}
+        for number, progress in cluster.news():
+            if number in jobs:
+                schedule.overview.progress(jobs[number], progress)
+        for task in done:
+            job = pending.pop(task)
+            schedule.ended(job, cluster.outcome(task, job))
+        schedule.overview.draw()
+
+
+def connect(address):
+    """The ``ray`` module, connected: to ``address``, or to the cluster that it finds here, or to one that it starts."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--ray needs Ray, which is not installed: pip install -r requirements-cluster.txt") from None
+    if ":" in address:
+        check_reachable(address)
+    package, on_sigterm = Path(__file__).parent.parent, signal.getsignal(signal.SIGTERM)
+    environment = {"py_modules": [str(package)], "env_vars": {"PYCIL_WSC_COMMIT": commit() or ""}}
+    try:
+        ray.init(address=address or None, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"--ray {address}: no cluster there ({str(error).splitlines()[0]}); give the address that 'ray start' printed"
+        ) from None
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in place
+    return ray
+
+
+def check_reachable(address):
+    """Ray itself tries for ten minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--ray {address}: no cluster there ({error}); give the address that 'ray start' printed"
+        ) from None
+
+
+class Cluster:
+    """What each run is given of the cluster, and how its files come back. Used as a context."""
+
+    def __init__(self, ray, per_device):
+        self.ray, self.marks = ray, {}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        if not nodes:
+            raise UserError(
+                "--ray: no node of the cluster has processor cores to give; start one with 'ray start --num-cpus N'"
+            )
+        nodes = [node for node in nodes if node.get("GPU")] or nodes
+        share = min(node["CPU"] / (per_device * max(1, node.get("GPU", 0))) for node in nodes)
+        self.cpus, self.most = int(share) or fraction(share), int(max(node["CPU"] for node in nodes))
+        self.gpus = fraction(1 / per_device) if nodes[0].get("GPU") else 0
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        )
+        self.mailbox = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(
+            Mailbox
+        ).remote()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for mark in self.marks.values():
+            mark.unlink(missing_ok=True)
+
+    def submit(self, job):
+        """Hand a run to Ray; returns Ray's reference to its end."""
+        config, folder = job.config, job.config.run_folder
+        device = "cpu" if config.device == "cpu" else "auto"  # which GPU is Ray's to say
+        cpus, gpus = min(config.threads or self.cpus, self.most), self.gpus if device == "auto" else 0
+        task = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS)(work_on_node)
+        files = read_files(folder) if (folder / "checkpoint.pt").exists() else {}
+        job = replace(job, config=replace(config, device=device))
+        return task.remote(job, os.getcwd(), self._mark(config.out), files, max(1, int(cpus)), self.mailbox)
+
+    def news(self):
+        """(number of the job, progress) of the runs under way."""
+        return self.ray.get(self.mailbox.take.remote())
+
+    def outcome(self, task, job):
+        """How a run ended; what a node without our output folder sent back is written there."""
+        try:
+            outcome, files = self.ray.get(task)
+        except self.ray.exceptions.RayError as error:
+            return failed(job, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        deliver(job.config, files)
+        return outcome
+
+    def _mark(self, out):
+        """A new file in the output folder: a node that sees it shares the folder."""
+        if out not in self.marks:
+            self.marks[out] = Path(out, f".shared-{uuid.uuid4().hex}")
+            write_atomically(self.marks[out], b"")
+        return str(self.marks[out])
+
+
+def fraction(share):
+    """``share``, rounded down to what Ray can count."""
+    return math.floor(share * 10_000) / 10_000
+
+
+def work_on_node(job, cwd, mark, files, threads, mailbox):
+    """Attempt a run, on a node: (outcome, {}), or (outcome, the run's files) where the driver's output folder is not to be seen.
+
+    ``files`` is what the driver has of the run.
+    """
+    if Path(cwd).is_dir():
+        os.chdir(cwd)  # relative paths of the configuration then mean the same
+    torch.set_num_threads(threads)
+
+    def tell(progress):
+        mailbox.put.remote((job.number, progress))
+
+    if Path(mark).exists():
+        return attempt(job, datasets(), tell), {}
+    with tempfile.TemporaryDirectory() as out:
+        job = replace(job, config=replace(job.config, out=out))
+        write_files(job.config.run_folder, files)
+        return attempt(job, datasets(), tell), read_files(job.config.run_folder)
+
+
+datasets = functools.cache(Datasets)  # Ray uses a process for many runs
+
+
+def deliver(config, files):
+    """Write a run's ``files`` into its folder, unless another process finished it there. The result comes last: it ends the run."""
+    if not files:
+        return
+    folder = config.run_folder
+    with locked(folder):
+        if (folder / "result.json").exists():
+            return
+        result = files.pop("result.json", None)
+        write_files(folder, files)
+        write_json(folder / "config.json", config.to_dict())
+        if result:
+            write_atomically(folder / "result.json", result)
+            for name in {"checkpoint.pt", "failed.json"} - set(files):
+                (folder / name).unlink(missing_ok=True)
+
+
+def read_files(folder):
+    """The contents of a run's files by their name in its folder, locks and half-written ones left out."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def write_files(folder, files):
+    for name, content in files.items():
+        write_atomically(folder / name, content)

@@ -1,0 +1,354 @@
+"""One run: tasks -> learner -> metrics -> checkpoint -> result.json."""
+
+import json
+import math
+import time
+
+import numpy as np
+import torch
+
+from pycil_wsc.allocator import keep_freed_memory
+from pycil_wsc.analysis import Records
+from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.engine.environment import (
+    commit,
+    deterministic,
+    device_name,
+    peak_memory,
+    reset_peak_memory,
+    resolved_device,
+)
+from pycil_wsc.engine.phase import Resume
+from pycil_wsc.errors import UnusableRun
+from pycil_wsc.files import save_tensors, write_atomically, write_json
+from pycil_wsc.runs import first_task, metrics, weights
+from pycil_wsc.runs.progress import TaskBar, open_log, print_task
+from pycil_wsc.runs.tensorboard import Scalars
+
+TOP_K = 5
+NOT_OF_THE_RESULT = (
+    "out",
+    "data_root",
+    "save_weights",
+    "tensorboard",
+    "analyse",
+)  # keys of where it lies and what lies beside it
+
+
+class TrainingDiverged(Exception):
+    """The loss of a run is no longer a finite number."""
+
+
+class Run:
+    """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
+
+    ``dataset`` is a :class:`pycil_wsc.data.datasets.Dataset`; ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
+    """
+
+    def __init__(self, config, dataset, report=print_task):
+        if dataset.held_out != config.validation_split:
+            raise ValueError(
+                "a run's data set must have its held-out part: take it from pycil_wsc.runs.attempt.Datasets"
+            )
+        self.config, self.dataset, self.report = config, dataset, report
+        self.folder = config.run_folder
+        self.device = resolved_device(config.device)
+        self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
+        self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
+        self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
+        self.learner = config.learner(config, self.manager, self.train_source, self.device)
+        self.records = Records(config, self.learner, self.folder)
+        self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
+        self.history = []  # what metrics.jsonl holds: a dict per task
+        self.curves = new_curves()  # of the task under way: a value per epoch
+        self.confusion = None  # after the last task: a count for each true and predicted class
+        self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
+        self.peak_memory = 0
+
+    def execute(self):
+        """Train and test every task; returns the contents of ``result.json``."""
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        deterministic(self.config.deterministic)
+        self.log = open_log(self.folder)
+        write_json(self.folder / "config.json", self.config.to_dict())
+        keep_freed_memory(self.device)
+        reset_peak_memory(self.device)
+        first, resume = self._restore()
+        self.scalars = (
+            Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history))
+            if self.config.tensorboard
+            else None
+        )
+        self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
+        self.mark = self.saved_at = time.perf_counter()
+        for task in self.manager.tasks[first:]:
+            self.bar = TaskBar(self.report, task, len(self.manager.tasks))
+            self._learn(task, resume)
+            resume = None
+            self._tick()
+            self.history.append(self._test(task))
+            self.curves = new_curves()
+            write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+            if self.scalars:
+                self.scalars.task_ended(self.history)
+            if self.config.save_weights == "every":
+                weights.save(self.folder, self.learner, task.index)
+            self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
+            self.bar.say(summary(self.history[-1]))
+            self.log.info("task %d: %s", task.index, summary(self.history[-1]))
+        if self.config.save_weights is True:
+            weights.save(self.folder, self.learner)
+        result = self._result()
+        write_json(self.folder / "result.json", result)
+        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        if self.scalars:
+            self.scalars.close()
+        return result
+
+    def _learn(self, task, resume):
+        """Learn a task; the first from what another run trained, where there is such and none of this one's own is under way."""
+        if task.index or resume or not (self.config.cache_first_task and self.learner.plain_first_task):
+            self.learner.learn(task, self, resume)
+            return
+        with first_task.shared(self, self.dataset) as entry:
+            self._tick()
+            trained = None if self.records.watch_epochs else entry.load()
+            self.learner.learn(task, self, trained=trained and trained["learner"])
+            if trained:
+                self._take(trained)
+            else:
+                self._tick()
+                own = {
+                    "clock": self.clock,
+                    "curves": self.curves,
+                    "peak_memory": max(self.peak_memory, peak_memory(self.device)),
+                }
+                entry.save({"learner": self.learner.trained_state()} | own)
+
+    def _take(self, trained):
+        """Count the first task as if this run had trained it."""
+        self.log.info("task 0: taken from a run that shares it, %.1f s saved", trained["clock"]["train_seconds"])
+        for name in ("train_seconds", "total_seconds", "saved_seconds"):
+            self.clock[name] += trained["clock"]["train_seconds"]
+        self.peak_memory, self.curves = max(self.peak_memory, trained["peak_memory"]), trained["curves"]
+        if self.scalars:
+            for epoch, (loss, accuracy) in enumerate(zip(*self.curves.values())):
+                self.scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
+        self.bar.take(self.learner.images_trained)
+
+    # ---- what the learner reports to -----------------------------------------------------------------------------------
+
+    def task_started(self, task):
+        self.records.task_started(task)
+
+    def phase_started(self, task, phase, first):
+        self._tick()
+        self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
+
+    def step(self, images):
+        self.bar.step(images)
+
+    def epoch_ended(self, task, number, phase, epoch, loss, accuracy):
+        seconds = self._tick("train_seconds")
+        self.bar.epoch(epoch, loss, accuracy)
+        self.log.info(
+            "task %d %s epoch %d/%d: loss %.4f, train accuracy %.2f",
+            task.index,
+            phase.name,
+            epoch + 1,
+            phase.epochs,
+            loss,
+            accuracy,
+        )
+        if not math.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss became {loss} in task {task.index}, epoch {epoch + 1}; try a lower learning rate"
+            )
+        if self.scalars:
+            rate, speed = phase.optimizer.param_groups[0]["lr"], len(phase.indices) / seconds
+            self.scalars.epoch_ended(
+                self._epochs_done(), loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed
+            )
+        self.curves["train_loss"].append(loss)
+        self.curves["train_accuracy"].append(accuracy)
+        self.records.epoch_ended(task)
+        if self.mark - self.saved_at >= self.config.checkpoint_seconds:
+            self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
+
+    def task_trained(self, task):
+        self.records.task_trained(task)
+
+    # ---- saving and going on -------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, position, optimizer):
+        self._tick()
+        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
+        state = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
+        state |= {
+            "history": self.history,
+            "curves": self.curves,
+            "confusion": self.confusion,
+            "records": self.records.state_dict(),
+        }
+        state |= {"clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
+        save_tensors(self.folder / "checkpoint.pt", state)
+        self._tick()  # saving is no training
+        self.saved_at = self.mark
+
+    def _restore(self):
+        """(index of the task to go on with, where in it or None)."""
+        path = self.folder / "checkpoint.pt"
+        if not path.exists():
+            return 0, None
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            position, self.curves, self.confusion, records = (
+                state[name] for name in ("position", "curves", "confusion", "records")
+            )
+        except Exception as error:
+            raise UnusableRun(
+                f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again"
+            ) from None
+        if state["identity"] != self.config.identity():
+            raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
+        self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
+        self.records.load_state_dict(records)
+        for task in self.manager.tasks[: position["task"]]:
+            self.learner.grow_for(task)
+        self.log.info("going on with task %d, epoch %d", position["task"], position["epoch"] + 1)
+        if state["optimizer"] is not None:
+            return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
+        self.learner.load_state_dict(state["learner"])
+        return position["task"], None
+
+    def _epochs_done(self):
+        return sum(len(curves["train_loss"]) for curves in [*self.history, self.curves])
+
+    def _tick(self, *names):
+        """Add the time since the last tick to the total, and to the named clocks; returns it, in seconds."""
+        now = time.perf_counter()
+        seconds, self.mark = now - self.mark, now
+        for name in {"total_seconds", *names}:
+            self.clock[name] += seconds
+        return seconds
+
+    # ---- testing -------------------------------------------------------------------------------------------------------
+
+    def _test(self, task):
+        """The line of ``metrics.jsonl`` for the task just learned."""
+        learner, boundaries = self.learner, self.manager.boundaries[: task.index + 2]
+        prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
+        cnn, nme = self._predictions(task, prototypes)
+        targets = self.manager.test_targets[task.test_indices]
+        parameters = sum(p.numel() for p in learner.network.parameters())
+        line = {
+            "task": task.index,
+            "num_seen": task.num_seen,
+            "exemplars": len(learner.memory),
+            "images_trained": learner.images_trained,
+        }
+        line |= {"train_flops": learner.train_flops, "parameters": parameters} | learner.costs()
+        line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, boundaries).items()}
+        line |= (
+            {f"nme_{name}": value for name, value in scores(nme, targets, boundaries).items()}
+            if nme is not None
+            else {}
+        )
+        line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
+        if task.num_seen == len(self.class_names):
+            self.confusion = metrics.confusion_matrix(cnn, targets, task.num_seen).tolist()
+        self._tick()
+        return line | self.curves | self.clock
+
+    def _accuracy(self, task, network):
+        """Top-1 accuracy in percent of a network beside the learner's own."""
+        network.eval()
+        predictions = []
+        with torch.inference_mode(), self.learner.autocast():
+            for images, _ in self.test_source.batches(
+                task.test_indices, self.manager.test_targets, self.config.batch_size
+            ):
+                predictions.append(network(images).argmax(1))
+        return metrics.accuracy(
+            torch.cat(predictions).cpu().numpy()[:, None], self.manager.test_targets[task.test_indices]
+        )
+
+    def _predictions(self, task, prototypes):
+        """Best classes first, by logits and by nearest mean of exemplars (or None): two (N, <=5) arrays."""
+        k = min(TOP_K, task.num_seen)
+        cnn, nme = [], []
+        means = None if prototypes is None else torch.from_numpy(prototypes).to(self.device)
+        for features, _ in self.learner.forward_over(self.test_source, task.test_indices, self.manager.test_targets):
+            with torch.inference_mode(), self.learner.autocast():
+                cnn.append(self.learner.classify(features).float().topk(k).indices)
+            if means is not None:
+                unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
+                nme.append(torch.cdist(unit, means).topk(k, largest=False).indices)
+        return torch.cat(cnn).cpu().numpy(), torch.cat(nme).cpu().numpy() if nme else None
+
+    def _result(self):
+        rows = self.history
+        matrix, curve = [row["cnn_tasks"] for row in rows], [row["cnn_top1"] for row in rows]
+        nme = [row.get("nme_top1") for row in rows]
+        return {
+            "config": {name: value for name, value in self.config.to_dict().items() if name not in NOT_OF_THE_RESULT},
+            "tested_on": "validation" if self.dataset.held_out else "test",
+            "curve": curve,
+            "avg_acc": metrics.average_accuracy(curve),
+            "last_acc": curve[-1],
+            "matrix": matrix,
+            "forgetting": metrics.forgetting(matrix),
+            "new_acc": metrics.new_task_accuracy(matrix),
+            "top5_curve": [row["cnn_top5"] for row in rows],
+            "nme_curve": nme if None not in nme else None,
+            **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in self.learner.also_tested()},
+            "train_loss": [row["train_loss"] for row in rows],
+            "train_accuracy": [row["train_accuracy"] for row in rows],
+            "confusion": self.confusion,
+            "train_seconds": self.clock["train_seconds"],
+            "train_seconds_spent": self.clock["train_seconds"] - self.clock["saved_seconds"],
+            "total_seconds": self.clock["total_seconds"],
+            "images_trained": rows[-1]["images_trained"],
+            "train_flops": rows[-1]["train_flops"],
+            **{name: rows[-1][name] for name in self.learner.costs()},
+            "peak_memory_bytes": self.peak_memory,
+            "parameters": rows[-1]["parameters"],
+            "class_order": self.manager.class_order,
+            "class_names": self.class_names,
+            "device": device_name(self.device),
+            "precision": self.learner.precision,
+            "torch": torch.__version__,
+            "commit": commit(),
+        }
+
+
+def new_curves():
+    return {"train_loss": [], "train_accuracy": []}
+
+
+def scores(predictions, targets, boundaries):
+    """``top1``, ``top5`` and the accuracy on each task's classes, in percent."""
+    return {
+        "top1": metrics.accuracy(predictions, targets),
+        "top5": metrics.top_k_accuracy(predictions, targets),
+        "tasks": metrics.task_accuracies(predictions, targets, boundaries),
+    }
+
+
+def summary(line):
+    nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
+    return f"{line['num_seen']} classes: CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}, {line['exemplars']} exemplars"
+
+
+def planned_images(config, manager):
+    """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
+    learner, total = config.learner, 0
+    strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
+    memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
+    for task in manager.tasks:
+        total += learner.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
+        memory.update(task, manager.train_targets, None, np.random.default_rng(0))
+    return total

@@ -1,0 +1,166 @@
+"""Many runs: skip the finished, go on with the stopped, keep going when one fails."""
+
+import sys
+from collections import Counter, deque
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from pycil_wsc import report
+from pycil_wsc.analysis.records import unrecorded
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.errors import UserError
+from pycil_wsc.llm.parallel import launched
+from pycil_wsc.runs.attempt import Datasets, Job, attempt
+from pycil_wsc.runs.progress import Overview
+from pycil_wsc.runs.run import planned_images
+
+
+def sweep(configs, workers=None, ray=None):
+    """Bring every run to its end and print the table; returns the exit code: 0, 1 if a run failed, 130 if stopped by Ctrl-C.
+
+    ``workers`` runs go on at a time, each in a process of its own; with ``ray`` (a cluster's address, or "" to look for one)
+    that many on each GPU of the cluster, or on each node where there is none.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
+    if launched() and (workers or ray is not None or not all(config.language_model for config in configs)):
+        raise UserError(
+            "torchrun: its processes share the runs of a language model; start other runs, --workers and --ray with python"
+        )
+    schedule = Schedule(configs)
+    try:
+        if ray is not None:
+            from pycil_wsc.runs.ray_cluster import run_on_cluster  # Ray is an extra
+
+            run_on_cluster(schedule, ray, workers or 1)
+        elif (workers or 1) > 1:
+            from pycil_wsc.runs.workers import run_in_processes
+
+            run_in_processes(schedule, workers)
+        else:
+            run_here(schedule)
+    except KeyboardInterrupt:
+        schedule.overview.close()
+        print(
+            f"\nstopped with {len(schedule.results)} of {len(configs)} runs done; the same command goes on from here",
+            file=sys.stderr,
+        )
+        return 130
+    finally:
+        schedule.overview.close()
+    return finish(configs, schedule.results, schedule.failures)
+
+
+def run_here(schedule):
+    """One run after another in this process."""
+    while job := schedule.next():
+        schedule.ended(job, attempt(job, schedule.data, partial(schedule.overview.progress, job)))
+
+
+def finish(configs, results, failures):
+    """What there is to see at the end; ``results`` and ``failures`` are by run folder. Returns the exit code."""
+    if results:
+        print(
+            "\n" + report.result_table(results[config.run_folder] for config in configs if config.run_folder in results)
+        )
+    for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
+        print(f"\nResults: {folder}")
+        if results:
+            write_report(folder)
+    for folder, reason in failures.items():
+        print(f"failed: {folder}: {reason}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def write_report(folder):
+    """Tables and figures of all runs in ``folder``, those of other commands included. What goes wrong here costs no result."""
+    try:
+        print(f"Report: {report.write_report(folder)}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+
+
+class Schedule:
+    """Which run is next, and what became of the others: ``results`` and the reasons of ``failures``, by run folder.
+
+    First the runs in their order, then once more those that failed, then those that another process was at work on.
+    """
+
+    def __init__(self, configs):
+        self.data, self.results, self.failures = Datasets(), {}, {}
+        self.fresh, self.retries, self.taken = deque(), deque(), deque()
+        self.overview = Overview()
+        jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
+        for job in jobs:
+            self.overview.add(job, planned(job.config, self.data))  # a wrong path shows before hours of training
+        for job in jobs:
+            if (job.config.run_folder / "result.json").exists():
+                self._skip(job)
+            else:
+                self.fresh.append(job)
+        if self.results:
+            self.overview.say(f"{len(self.results)} of {len(configs)} runs finished before")
+
+    def next(self):
+        """The next job, or None if there is none at present: one that is under way may fail and come back."""
+        queue = self.fresh or self.retries or self.taken
+        return queue.popleft() if queue else None
+
+    def ended(self, job, outcome):
+        """An attempt is over."""
+        folder = job.config.run_folder
+        if outcome.error:
+            raise UserError(outcome.error)
+        if outcome.result:
+            self.results[folder] = outcome.result
+            self.overview.ended(job, "done", headline(outcome.result))
+        elif not outcome.failure:
+            self.taken.append(replace(job, wait=True))
+            self.overview.ended(job, "waiting", "another process is at work on it")
+        elif outcome.again and job.attempt == 1:
+            self.retries.append(replace(job, attempt=2))
+            self.overview.ended(job, "retry", f"FAILED: {outcome.failure}; will be tried once more")
+        else:
+            self.failures[folder] = outcome.failure
+            self.overview.ended(job, "failed", f"FAILED: {outcome.failure}")
+
+    def _skip(self, job):
+        outcome = attempt(job, self.data, None)
+        if outcome.result:
+            self.results[job.config.run_folder] = outcome.result
+            self.overview.skip(job)
+            if not job.config.language_model and (lacking := unrecorded(job.config)):
+                self.overview.say(
+                    f"{job.title}: finished before without the record of {', '.join(lacking)}; move {job.config.run_folder} away to make it"
+                )
+        else:
+            self.ended(job, outcome)
+
+
+def headline(result):
+    """A finished run in a few words."""
+    if "avg_score" in result:
+        return f"average score {100 * result['avg_score']:.2f}"
+    return f"average accuracy{' on held-out training data' * (result.get('tested_on') == 'validation')} {result['avg_acc']:.2f}"
+
+
+def planned(config, data):
+    """Training images of a whole run, or tokens."""
+    if config.language_model:
+        return data.of(config).planned_tokens(config)
+    return planned_images(
+        config, DataManager(data.of(config), config.shuffle, config.seed, config.init_cls, config.increment)
+    )
+
+
+def dry_run(configs):
+    """Print the runs and what each costs in training images, or tokens."""
+    data, total = Datasets(), Counter()
+    for config in configs:
+        cost, unit = planned(config, data), "tokens" if config.language_model else "images"
+        done = Path(config.run_folder, "result.json").exists()
+        total[unit] += 0 if done else cost
+        print(f"{config.run_folder}  {cost:,} {unit}{'  (finished)' if done else ''}")
+    print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
+    return 0

@@ -1,0 +1,47 @@
+"""A run's numbers for TensorBoard."""
+
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs import metrics
+
+
+class Scalars:
+    """Event files in ``folder``: ``epochs`` counts the run's epochs from 0, ``tasks`` its tasks.
+
+    A run that goes on after ``epochs`` epochs and ``tasks`` tasks takes back what a stopped one wrote beyond them. What is
+    written is on the disk when the call returns, so it is there before the checkpoint is.
+    """
+
+    def __init__(self, folder, epochs, tasks):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError(
+                "tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
+            ) from None
+        self.epochs = SummaryWriter(str(folder / "epochs"), purge_step=epochs)
+        self.tasks = SummaryWriter(str(folder / "tasks"), purge_step=tasks)
+
+    def epoch_ended(self, epoch, **values):
+        """``values``: loss and accuracy, and of an epoch that was trained here its learning rate and speed."""
+        _write(self.epochs, epoch, "train", values)
+
+    def task_ended(self, history):
+        """``history``: the lines of ``metrics.jsonl`` so far."""
+        line, matrix = history[-1], [line["cnn_tasks"] for line in history]
+        values = {
+            "cnn_top1": line["cnn_top1"],
+            "newest_task": line["cnn_tasks"][-1],
+            "forgetting": metrics.forgetting(matrix),
+        }
+        values |= {"nme_top1": line["nme_top1"]} if "nme_top1" in line else {}
+        _write(self.tasks, line["task"], "test", values)
+
+    def close(self):
+        self.epochs.close()
+        self.tasks.close()
+
+
+def _write(writer, step, group, values):
+    for name, value in values.items():
+        writer.add_scalar(f"{group}/{name}", value, step)
+    writer.flush()

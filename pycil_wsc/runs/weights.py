@@ -1,0 +1,153 @@
+"""A run's weights in a file, and a classifier from them: what ``"save_weights"`` keeps and ``pycil_wsc.load`` gives."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
+from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import save_tensors
+
+
+def load(run_folder, task=None, device="cpu"):
+    """The :class:`Classifier` that a run with ``save_weights`` left in ``run_folder``; neither data set nor result is needed.
+
+    ``task``: as it was after this task, counted from 0 (for ``"every"``); None is the last that was kept. ``device``: as the
+    configuration's. :class:`UserError` tells where there are no weights, or none that can be used.
+    """
+    path = _find(Path(run_folder), task)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        config, info = state["config"], DatasetInfo(**state["info"])
+    except Exception as error:
+        raise UserError(
+            f"{path}: is not a whole file of weights ({type(error).__name__}); move the run's folder away and run it again"
+        ) from None
+    try:
+        learner = _rebuilt(resolve(config | {"device": str(device)}), info, state)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
+
+
+def save(folder, learner, task=None):
+    """Write the weights after ``task``, or after the last one, with all that :func:`load` needs."""
+    manager = learner.manager
+    state = {
+        "learner": learner.state_dict(),
+        "config": learner.config.to_dict(),
+        "info": dataclasses.asdict(learner.train_source.info),  # class names, image size, mean, std, crop
+        "class_order": manager.class_order,
+        "boundaries": manager.boundaries,
+        "task": len(manager.tasks) - 1 if task is None else task,
+    }
+    save_tensors(_path(folder, task), state)
+
+
+class Classifier(nn.Module):
+    """A trained learner that takes images as they come: called, it is :meth:`logits`; :meth:`predict` gives labels.
+
+    ``labels``: the data set's own labels of the classes seen, rising, one for each column of the logits; ``class_names[label]``
+    is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side`` that the network was trained
+    for; of a ``folder:`` data set, file names as well. They get the transform of the run's test, in batches of its size.
+    """
+
+    def __init__(self, learner, info, classes):
+        super().__init__()
+        self.learner, self.info, self.class_names = learner, info, info.classes
+        self.labels = sorted(classes)
+        self.columns = np.argsort(classes)  # classes are learned in another order
+        self.eval()
+
+    def forward(self, images):
+        return self.logits(images)
+
+    def predict(self, images):
+        """The likeliest class of each image: labels of the data set, int64 numpy (B,)."""
+        return np.array(self.labels)[self.logits(images).argmax(1).cpu().numpy()]
+
+    def logits(self, images):
+        """float32 (B, len(labels)), on the device, without a graph."""
+        learner = self.learner
+        learner.device = next(self.parameters()).device  # where ``to`` has put it
+        images = self._checked(images)
+        split, parts = (
+            Split(images, np.zeros(len(images), np.int64)),
+            [torch.empty(0, len(self.labels), device=learner.device)],
+        )
+        for features, _ in learner.forward_over(
+            open_source(self.info, split, learner.device, 0), np.arange(len(images)), split.targets
+        ):
+            with torch.inference_mode(), learner.autocast():
+                parts.append(learner.classify(features).float())
+        return torch.cat(parts)[:, self.columns]
+
+    def _checked(self, images):
+        """``images`` as a split has them, or a :class:`UserError`."""
+        images, side = (
+            images.cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images),
+            self.info.image_size,
+        )
+        if images.dtype.kind in "UO" and images.ndim == 1 and self.info.crop == "resized":
+            return images.astype(str)
+        if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
+            files = ", or names of image files" if self.info.crop == "resized" else ""
+            raise UserError(
+                f"images: {images.dtype} of shape {images.shape}; this model takes uint8 (B, {side}, {side}, 3){files}"
+            )
+        return images
+
+
+def _rebuilt(config, info, state):
+    """The learner of ``config`` as it was, its data set without samples."""
+    device, none = (
+        resolved_device(config.device),
+        Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64)),
+    )
+    manager = DataManager(Dataset(info, none, none), config.shuffle, config.seed, config.init_cls, config.increment)
+    learner = config.learner(config, manager, open_source(info, none, device, 0), device)
+    for task in manager.tasks[: state["task"] + 1]:
+        learner.grow_for(task)
+    try:
+        learner.load_state_dict(state["learner"])
+    except RuntimeError:
+        raise UserError(
+            f"the weights do not fit the learner '{config.model_name}' of this version; use the one that made them"
+        ) from None
+    return learner
+
+
+def _path(folder, task):
+    return Path(folder, "weights.pt" if task is None else f"weights-task{task}.pt")
+
+
+def _find(folder, task):
+    """The file of the weights asked for; a :class:`UserError` says why there is none."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; name the folder of a run")
+    kept = sorted(
+        int(match[1]) for path in folder.iterdir() if (match := re.fullmatch(r"weights-task(\d+)\.pt", path.name))
+    )
+    final = _path(folder, None)
+    if task is None and (final.exists() or kept):
+        return final if final.exists() else _path(folder, kept[-1])
+    if task in kept:
+        return _path(folder, task)
+    if kept or final.exists():
+        there = ", ".join([*map(str, kept), *(["the last (task=None)"] if final.exists() else [])])
+        raise UserError(
+            f'{folder}: no weights of task {task}, only of {there}; "save_weights": "every" keeps those of every task'
+        )
+    if (folder / "result.json").exists():
+        raise UserError(
+            f'{folder}: no weights were kept of this finished run; move the folder away and run again with "save_weights": true'
+        )
+    raise UserError(f'{folder}: no weights there (yet); name the folder of a run that ended with "save_weights": true')

@@ -1,0 +1,132 @@
+"""Several runs at a time on one machine: processes that live as long as the sweep, and die with it."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing import connection, resource_tracker
+
+import torch
+
+from pycil_wsc.runs.attempt import Datasets, attempt, failed
+from pycil_wsc.runs.progress import Progress
+
+STOPPING = {signal.SIGINT, signal.SIGTERM}
+
+
+def run_in_processes(schedule, count):
+    """Bring the runs of ``schedule`` to their end, ``count`` at a time. A worker that dies has failed its run and is replaced."""
+    workers = [Worker(number, max(1, cores() // count)) for number in range(count)]
+    try:
+        while busy := hand_out(schedule, workers):
+            ready = connection.wait([worker.pipe for worker in busy], timeout=1)
+            for worker in busy:
+                if worker.pipe in ready or not worker.process.is_alive():
+                    message = worker.hear()
+                    if isinstance(message, Progress):
+                        schedule.overview.progress(worker.job, message)
+                    else:
+                        schedule.ended(worker.end(message), message)
+            schedule.overview.draw()
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def hand_out(schedule, workers):
+    """Give each idle worker a run while there are any; returns the busy workers."""
+    for worker in workers:
+        if worker.job is None and (job := schedule.next()):
+            worker.start(job)
+    return [worker for worker in workers if worker.job]
+
+
+def cores():
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+class Worker:
+    """This process's side of a worker process, which works on one run after another."""
+
+    def __init__(self, number, threads):
+        self.number, self.threads, self.process, self.job = number, threads, None, None
+
+    def start(self, job):
+        """Begin with a run."""
+        self.job = job
+        if self.process is None:
+            self._spawn()
+        with contextlib.suppress(OSError):  # it died: hear() will tell
+            self.pipe.send(job)
+
+    def hear(self):
+        """What it has to say: a :class:`Progress`, or the :class:`Outcome` of its run."""
+        with contextlib.suppress(EOFError, OSError):
+            if self.pipe.poll():
+                return self.pipe.recv()
+        self.process.join()
+        code = self.process.exitcode
+        return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
+
+    def end(self, outcome):
+        """The run is over; returns its job. A failure may have spoiled the process (a CUDA error does), so it is not used again."""
+        job, self.job = self.job, None
+        if outcome.failure:
+            self.stop()
+        return job
+
+    def stop(self):
+        """End it at once, with the processes that decode its images. Its run goes on from its last saved epoch."""
+        if self.process is not None:
+            self.pipe.close()
+            self.life.close()
+            self.process.join(1)
+            self.process.kill()  # it is still starting, or stuck
+            self.process.join()
+            self.process = None
+
+    def _spawn(self):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
+        self.process = context.Process(
+            target=work, args=(theirs, ending, self.number, self.threads, multiprocessing.get_start_method())
+        )
+        resource_tracker.ensure_running()  # it would lift the mask
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # inherited: Ctrl-C is this process's to handle
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        ending.close()
+
+
+def work(pipe, ending, number, threads, start_method):
+    """The life of a worker process: attempt the run that comes through the pipe, send progress and outcome, and again."""
+    multiprocessing.set_start_method(start_method, force=True)  # image decoders start as they do without workers
+    threading.Thread(target=end_with, args=(ending,), daemon=True).start()
+    if torch.cuda.device_count() > 1:
+        torch.cuda.set_device(number % torch.cuda.device_count())  # what "auto" and "cuda" mean here
+
+    def tell(message):
+        try:
+            pipe.send(message)
+        except OSError:
+            os._exit(1)  # the parent is gone
+
+    data = Datasets()
+    with contextlib.suppress(EOFError):
+        while job := pipe.recv():
+            torch.set_num_threads(threads)
+            tell(attempt(job, data, tell))
+
+
+def end_with(pipe):
+    """End this process, and those it started, when the other end of ``pipe`` closes."""
+    connection.wait([pipe])
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(1)
