@@ -90,7 +90,7 @@ def test_the_figures_show_the_means_over_the_seeds():
         assert list(line.get_xdata(orig=False)) == [20, 200]
         np.testing.assert_allclose(
             line.get_ydata(orig=False), [mean(lambda r: r[key]), mean(lambda r: r[key], results[2:])]
-        )  # noqa: B023
+        )
     np.testing.assert_allclose(plots["curves"][0].lines[0].get_ydata(orig=False), mean(lambda r: r["curve"]))
     np.testing.assert_allclose(
         plots["training-loss"][0].lines[0].get_ydata(orig=False), mean(lambda r: np.concatenate(r["train_loss"]))

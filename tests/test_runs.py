@@ -120,11 +120,11 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
             raise Killed
 
     run = Run(config, dataset)
-    for module in (trainer, files):
+    for module in (run_module, files):
         monkeypatch.setattr(module, "write_atomically", write_and_die)
     with pytest.raises(Killed):
         run.execute()
-    for module in (trainer, files):
+    for module in (run_module, files):
         monkeypatch.setattr(module, "write_atomically", write)
     result = Run(config, dataset).execute()
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

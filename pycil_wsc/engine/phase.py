@@ -1,7 +1,7 @@
 """A stretch of training within a task, and where a stopped run stood in one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 import torch

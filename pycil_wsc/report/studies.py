@@ -1,8 +1,9 @@
 """Which tables there are, and which runs stand in them: decided by each run's configuration alone."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from pycil_wsc.report.groups import label, position, unusual
 from pycil_wsc.report.paper import PAPER, expands, same_schedule
