@@ -21,13 +21,13 @@ from pycil_wsc.engine.environment import (
     resolved_device,
 )
 from pycil_wsc.engine.phase import Resume
+from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.progress import TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
 
-TOP_K = 5
 NOT_OF_THE_RESULT = (
     "out",
     "data_root",
@@ -271,22 +271,19 @@ class Run:
             for images, _ in self.test_source.batches(
                 task.test_indices, self.manager.test_targets, self.config.batch_size
             ):
-                predictions.append(network(images).argmax(1))
-        return metrics.accuracy(
-            torch.cat(predictions).cpu().numpy()[:, None], self.manager.test_targets[task.test_indices]
-        )
+                predictions.append(best_classes(network(images)))
+        return metrics.accuracy(torch.cat(predictions).cpu().numpy(), self.manager.test_targets[task.test_indices])
 
     def _predictions(self, task, prototypes):
         """Best classes first, by logits and by nearest mean of exemplars (or None): two (N, <=5) arrays."""
-        k = min(TOP_K, task.num_seen)
         cnn, nme = [], []
         means = None if prototypes is None else torch.from_numpy(prototypes).to(self.device)
         for features, _ in self.learner.forward_over(self.test_source, task.test_indices, self.manager.test_targets):
             with torch.inference_mode(), self.learner.autocast():
-                cnn.append(self.learner.classify(features).float().topk(k).indices)
+                cnn.append(best_classes(self.learner.classify(features)))
             if means is not None:
                 unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
-                nme.append(torch.cdist(unit, means).topk(k, largest=False).indices)
+                nme.append(best_classes(torch.cdist(unit, means), largest=False))
         return torch.cat(cnn).cpu().numpy(), torch.cat(nme).cpu().numpy() if nme else None
 
     def _result(self):

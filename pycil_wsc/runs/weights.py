@@ -13,6 +13,7 @@ from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import save_tensors
 
@@ -63,19 +64,24 @@ class Classifier(nn.Module):
     def __init__(self, learner, info, classes):
         super().__init__()
         self.learner, self.info, self.class_names = learner, info, info.classes
+        self.learned = np.array(classes)  # the labels in learning order
         self.labels = sorted(classes)
-        self.columns = np.argsort(classes)  # classes are learned in another order
+        self.columns = np.argsort(classes)
         self.eval()
 
     def forward(self, images):
         return self.logits(images)
 
     def predict(self, images):
-        """The likeliest class of each image: labels of the data set, int64 numpy (B,)."""
-        return np.array(self.labels)[self.logits(images).argmax(1).cpu().numpy()]
+        """The likeliest class of each image: labels of the data set, int64 numpy (B,). Of equal logits the run's choice."""
+        return self.learned[best_classes(self._logits(images))[:, 0].cpu().numpy()]
 
     def logits(self, images):
         """float32 (B, len(labels)), on the device, without a graph."""
+        return self._logits(images)[:, self.columns]
+
+    def _logits(self, images):
+        """The same, with columns in learning order."""
         learner = self.learner
         learner.device = next(self.parameters()).device  # where ``to`` has put it
         images = self._checked(images)
@@ -88,7 +94,7 @@ class Classifier(nn.Module):
         ):
             with torch.inference_mode(), learner.autocast():
                 parts.append(learner.classify(features).float())
-        return torch.cat(parts)[:, self.columns]
+        return torch.cat(parts)
 
     def _checked(self, images):
         """``images`` as a split has them, or a :class:`UserError`."""
