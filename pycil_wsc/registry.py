@@ -1,73 +1,184 @@
-"""Registries of learners, backbones and data sets: a name in the JSON becomes an object here.
+"""Registries: a name in the JSON becomes an object here.
 
-A leaf: it imports nothing of ours but the error type. What registers itself does so with a decorator where it is defined::
+A leaf: it imports nothing of the package but the error type. What registers itself does so with a decorator where it is
+defined, and is found by the folder that it lies in::
 
     @register_learner("replay", epochs=70, milestones=[30, 50])
     class Replay(BaseLearner): ...
 """
 
+from __future__ import annotations
+
+import importlib
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
 from pycil_wsc.errors import UserError, did_you_mean
 
+T = TypeVar("T")
 
-class Registry(dict):
-    """A dict whose look-up failure is a :class:`UserError` that names the nearest known key."""
 
-    def __init__(self, kind):
-        super().__init__()
-        self.kind = kind
+class Registry(UserDict):
+    """A dict whose look-up failure is a :class:`UserError` that names the nearest known key.
 
-    def __missing__(self, name):
+    ``kind`` is what an entry is, for that error. ``modules`` are imported at the first look-up: they register the entries
+    that come with the package.
+    """
+
+    def __init__(self, kind: str, modules: Iterable[str] = ()) -> None:
+        self.kind, self._modules, self._entries = kind, list(modules), {}
+
+    @property
+    def data(self) -> dict[str, Any]:  # all that UserDict does goes through it
+        while self._modules:  # what they import may look something up, and must find this list shorter
+            importlib.import_module(self._modules.pop())
+        return self._entries
+
+    def __missing__(self, name: str) -> Any:
         raise UserError(f"unknown {self.kind} '{name}'{did_you_mean(name, self)}")
 
-    def add(self, name, entry):
-        if name in self:
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.data.get(name, default)
+
+    def __copy__(self) -> Registry:
+        copy = Registry(self.kind)
+        copy._entries.update(self.data)
+        return copy
+
+    def add(self, name: str, entry: T) -> T:
+        """Register ``entry`` under ``name``, which must be new; returns it."""
+        if name in self._entries:
             raise ValueError(f"{self.kind} '{name}' is registered twice")
-        self[name] = entry
+        self._entries[name] = entry
         return entry
 
 
-learners = Registry("model_name")
-learner_defaults = Registry("model_name")
-backbones = Registry("convnet_type")
-datasets = Registry("dataset")
-importances = Registry("wsc.importance")
-analyses = Registry("analysis")
+def _modules_named(name: str) -> list[str]:
+    """The modules ``name`` of the package's rooms."""
+    here = Path(__file__).parent
+    return [f"{here.name}.{path.parent.name}.{name}" for path in sorted(here.glob(f"*/{name}.py"))]
 
 
-def register_learner(name, **defaults):
-    """Register a learner class under ``name``, with the values its configuration keys have when the JSON is silent.
+learners = Registry("model_name", ["pycil_wsc.learners"])
+learner_defaults = Registry("model_name", ["pycil_wsc.learners"])
+backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
+datasets = Registry("dataset", ["pycil_wsc.data.datasets"])
+importances = Registry("wsc.importance", ["pycil_wsc.learners"])
+analyses = Registry("analysis", ["pycil_wsc.analysis"])
+kinds = Registry("kind of run", _modules_named("kind"))
+
+
+def register_learner(name: str, **defaults: Any) -> Callable[[type[T]], type[T]]:
+    """Register a learner class under ``name``, with the values that its configuration keys have if absent from the JSON.
 
     A default for a key that ``Config`` does not know declares an option of this learner alone: it is read from the JSON
     like any other key, checked against the default's type, and found in ``config.options``.
     """
 
-    def decorate(cls):
+    def decorate(cls: type[T]) -> type[T]:
         learner_defaults.add(name, defaults)
         return learners.add(name, cls)
 
     return decorate
 
 
-def register_backbone(name):
+def register_backbone(name: str) -> Callable[[T], T]:
     """Register ``build(**keywords) -> nn.Module`` whose output is a batch of features and which has ``out_dim``."""
     return lambda build: backbones.add(name, build)
 
 
-def register_dataset(name):
+def register_dataset(name: str) -> Callable[[T], T]:
     """Register ``load(root) -> Dataset``, where ``root`` is the ``data_root`` of the configuration."""
     return lambda load: datasets.add(name, load)
 
 
-def register_importance(name):
-    """Register ``score(network, params, previous, batches, options) -> {name: scores}``, what ``wsc.importance`` ranks weights by.
+def register_importance(name: str) -> Callable[[T], T]:
+    """Register ``score(network, params, previous, batches, options) -> {name: scores}`` for ``wsc.importance``.
 
-    ``network`` is in evaluation mode and gives logits; ``params`` and ``previous`` are {name: tensor}, the weights to rank now and
-    before the task; ``batches`` the task's training data with the memory, a list-like of (images, targets) without augmentation;
-    ``options`` the keys ``wsc.*``. The higher a score, the rather the element is kept.
+    ``network`` is in evaluation mode and gives logits; ``params`` and ``previous`` are {name: tensor}, the weights to rank
+    now and before the task; ``batches`` is the task's training data with the memory, a list-like of (images, targets)
+    without augmentation; ``options`` are the keys ``wsc.*``. Elements with the highest scores are kept.
     """
     return lambda score: importances.add(name, score)
 
 
-def register_analysis(name):
-    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`, which a run has where ``analyse`` has its name."""
+def register_analysis(name: str) -> Callable[[T], T]:
+    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`, which runs have whose ``analyse`` names it."""
     return lambda observer: analyses.add(name, observer)
+
+
+class Kind:
+    """A kind of run: class-incremental learning, or the continual training of a language model.
+
+    A room of the package with a module ``kind`` registers its own there, and everything else knows this interface alone.
+    A configuration is a frozen dataclass whose class attribute ``kind`` is the name of its kind. It has ``prefix``,
+    ``seed``, ``device``, ``threads``, ``out``, ``method`` (the name that tables have), ``run_folder``, ``to_dict()``
+    (plain JSON values, from which :meth:`resolve` makes it again) and ``identity()`` (those that decide the result).
+    """
+
+    unit: str  # what the cost of a run is counted in
+
+    def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of a JSON file, nested ones with dots, and over them those of the command line."""
+        return {**file, **overrides}
+
+    def takes_list(self, name: str) -> bool:
+        """Whether one value of the key is itself a list; for other keys a list is an axis of the sweep."""
+        raise NotImplementedError
+
+    def resolve(self, flat: Mapping[str, Any]) -> Any:
+        """One complete, checked configuration from one value per key."""
+        raise NotImplementedError
+
+    def loader(self) -> Callable[[Any], Any]:
+        """A function from a configuration to the data of its run, which reads what several runs use once."""
+        raise NotImplementedError
+
+    def plan(self, config: Any, data: Any) -> int:
+        """What a whole run costs, in ``unit``."""
+        raise NotImplementedError
+
+    def execute(self, config: Any, data: Any, report: Callable[[Any], None]) -> dict[str, Any]:
+        """Bring a run to its end, from where a stopped one stood; returns the contents of its ``result.json``.
+
+        ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
+        """
+        raise NotImplementedError
+
+    def headline(self, result: Mapping[str, Any]) -> str:
+        """A finished run in a few words."""
+        raise NotImplementedError
+
+    def unrecorded(self, config: Any) -> list[str]:
+        """What ``config`` asks to be recorded beside the result, and a run that finished before did not record."""
+        return []
+
+    def together(self, work: Callable[[], int]) -> int:
+        """Do ``work()`` in the first of the processes that ``torchrun`` started, and each of its runs in all of them.
+
+        Returns the exit code. Without this method several processes cannot share a run.
+        """
+        raise UserError(
+            "torchrun: its processes cannot share such runs; start them with python, several with --workers"
+        )
+
+
+DEFAULT_KIND = "class_incremental"
+
+
+def register_kind(name: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Register a :class:`Kind`. A configuration is of this kind if a key of it begins with ``name`` and a dot."""
+
+    def decorate(cls: type[Kind]) -> type[Kind]:
+        kinds.add(name, cls())
+        return cls
+
+    return decorate
+
+
+def kind_for_keys(flat: Mapping[str, Any]) -> Kind:
+    """The kind of run that these keys describe."""
+    named = [first for first in (key.partition(".")[0] for key in flat) if first in kinds]
+    return kinds[named[0] if named else DEFAULT_KIND]

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pycil_wsc.config import loading as configuration
-from pycil_wsc.config.loading import FIELDS, load, parse_override, resolve
+from pycil_wsc import registry
+from pycil_wsc.config.loading import load, parse_override, resolve
+from pycil_wsc.config.options import FIELDS
 from pycil_wsc.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -127,7 +128,7 @@ def test_schedules_are_pycils():
 @pytest.mark.parametrize("given, first, later", [({}, 200, 70), ({"epochs": 7, "init_epoch": 20}, 20, 7)])
 def test_a_budget_gives_every_method_as_many_passes_in_each_task(name, given, first, later):
     run = resolve({"model_name": name, "budget": {"updates_like": "replay"}} | given)
-    learner, tasks = configuration.registry.learners[name], [SimpleNamespace(index=index) for index in (0, 1)]
+    learner, tasks = registry.learners[name], [SimpleNamespace(index=index) for index in (0, 1)]
     assert [learner.planned_epochs(run, task) for task in tasks] == [first, later]
     usual = resolve({"model_name": name})
     assert [m / run.epochs for m in run.milestones] == pytest.approx(
@@ -331,7 +332,7 @@ def test_the_readmes_table_of_keys_is_the_configuration():
 
 
 def test_a_learners_own_option_is_read_checked_and_part_of_the_run(monkeypatch):
-    monkeypatch.setitem(configuration.registry.learner_defaults, "replay", {"temperature": 2.0})
+    monkeypatch.setitem(registry.learner_defaults, "replay", {"temperature": 2.0})
     assert resolve({"model_name": "replay", "temperature": 3}).options.temperature == 3.0
     assert (
         resolve({"model_name": "replay", "temperature": 3}).run_folder != resolve({"model_name": "replay"}).run_folder

@@ -88,8 +88,8 @@ def run_own_learners(tmp_path):
 @runs("language_models.md")
 def run_language_models(tmp_path):
     """Their data and models are not here: the commands ask for runs that there can be."""
-    from main import parse
     from pycil_wsc.config.loading import load, parse_override
+    from pycil_wsc.runs.command import parse
 
     ((_, commands),) = blocks("language_models.md")
     arguments = re.findall(r"main\.py (.*)$", commands, re.MULTILINE)

@@ -299,12 +299,8 @@ def test_every_key_has_a_description_and_a_valid_default():
 
 def test_torchrun_is_refused_for_images(tmp_path, settings, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    from pycil_wsc.config.loading import load
-    from pycil_wsc.errors import UserError
-    from pycil_wsc.runs.sweep import sweep
-
-    with pytest.raises(UserError, match="torchrun"):
-        sweep(load(write(tmp_path, settings)))
+    assert main(["--config", write(tmp_path, settings)]) == 2
+    assert capsys.readouterr().err.startswith("error: torchrun: ")
 
 
 def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, tmp_path, monkeypatch, capsys):
@@ -334,5 +330,5 @@ def _plain(value):
 @pytest.mark.parametrize("name", ["trace", "trace_quickstart", "trace_small_model"])
 def test_the_experiments_of_the_repository_are_valid(name):
     runs = load(ROOT / "exps" / f"{name}.json")
-    assert runs and all(run.language_model for run in runs) and len({run.run_folder for run in runs}) == len(runs)
+    assert runs and all(run.kind == "llm" for run in runs) and len({run.run_folder for run in runs}) == len(runs)
     assert len(runs) == {"trace": 5 * (1 + 7 * 4), "trace_quickstart": 2 * 2 * 2, "trace_small_model": 8}[name]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from pycil_wsc.config.loading import WSCOptions
+from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
 from pycil_wsc.engine.schedules import held_lr, step_lr
 from pycil_wsc.plugins import pycil

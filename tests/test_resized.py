@@ -11,6 +11,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.kind import for_training
 
 SIZES = {"wide.jpg": (200, 100), "high.jpg": (90, 300), "small.jpg": (64, 80), "exact.png": (73, 73)}
 
@@ -79,7 +80,7 @@ def test_the_configuration_asks_for_copies_and_a_plan_makes_none(folder, tmp_pat
     )
     data = Datasets()
     assert "resized" not in str(data.of(config).train.images) and not (tmp_path / "resized").exists()
-    assert "resized" in str(data.for_training(config).train.images)
+    assert "resized" in str(for_training(data.of(config), config).train.images)
     assert config.run_folder != resolve(config.to_dict() | {"cache_images": False}).run_folder, (
         "other pixels are another run"
     )

@@ -18,6 +18,7 @@ from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.data.validation import hold_out
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.kind import for_training
 from pycil_wsc.runs.run import Run
 
 TUNING = f"tuning-{HERE}-validation10"
@@ -153,7 +154,7 @@ def test_small_copies_of_image_files_are_made_of_the_training_files_alone(tmp_pa
             "data_root": str(tmp_path / "root"),
         }
     )
-    dataset = Datasets().for_training(config)
+    dataset = for_training(Datasets().of(config), config)
     assert (
         len(dataset.train) == 6
         and len(dataset.test) == 2

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import get_type_hints
 
-from pycil_wsc.config import keys
-from pycil_wsc.config.keys import checked, digest, key
+from pycil_wsc import keys
+from pycil_wsc.config.checks import check_places
 from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.keys import checked, digest, key
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -156,7 +157,7 @@ class LLMConfig:
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0)
     wsc: Consolidation = field(default_factory=Consolidation)
 
-    language_model = True
+    kind = "llm"
 
     def to_dict(self):
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
@@ -192,8 +193,8 @@ SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out"
 FIELDS = {f.name if f.name in SHARED else f"llm.{f.name}": f for f in fields(LLMConfig) if f.metadata} | {
     f"wsc.{f.name}": f for f in fields(Consolidation)
 }
-KINDS = {name if name in SHARED else f"llm.{name}": kind for name, kind in get_type_hints(LLMConfig).items()}
-KINDS |= {f"wsc.{name}": kind for name, kind in get_type_hints(Consolidation).items()}
+TYPES = {name if name in SHARED else f"llm.{name}": kind for name, kind in get_type_hints(LLMConfig).items()}
+TYPES |= {f"wsc.{name}": kind for name, kind in get_type_hints(Consolidation).items()}
 IN_PATH = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio")
 PLACES = {"prefix", "device", "threads", "data_root", "out", "save_weights"}
 PLACES |= {
@@ -203,7 +204,7 @@ PLACES |= {
 
 
 def takes_list(name):
-    return keys.takes_list(KINDS.get(name))
+    return keys.takes_list(TYPES.get(name))
 
 
 def resolve(flat):
@@ -212,7 +213,7 @@ def resolve(flat):
     for name in given:
         if name not in FIELDS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, FIELDS)}")
-    values = {name: checked(name, given.get(name, f.default), KINDS[name], f.metadata) for name, f in FIELDS.items()}
+    values = {name: checked(name, given.get(name, f.default), TYPES[name], f.metadata) for name, f in FIELDS.items()}
     if values["llm.method"] == "finetune":
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
@@ -241,9 +242,4 @@ def _check_together(config):
         raise UserError("wsc.warmup: 1 leaves no step after the reset; use less")
     if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":
         raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
-        raise UserError(f"device: '{config.device}' is not auto, cpu, cuda or cuda:N")
-    if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):
-        raise UserError(
-            f"prefix: '{config.prefix}' must be a folder name of letters, digits, dots, dashes and underscores"
-        )
+    check_places(config)

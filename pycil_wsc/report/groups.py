@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter, defaultdict
 
-from pycil_wsc.config.keys import PLACES
+from pycil_wsc.keys import PLACES
 from pycil_wsc.report import paper
 
 SAME_ROW = PLACES | {"model_name", "consolidate", "memory_size", "memory_per_class", "fixed_memory", "seed"}

@@ -5,7 +5,7 @@ import statistics
 from collections import defaultdict
 from typing import NamedTuple
 
-from pycil_wsc.config.keys import PLACES
+from pycil_wsc.keys import PLACES
 from pycil_wsc.report.groups import label
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.tables import Cell, Column, Row, Table

@@ -1,23 +1,21 @@
 """One attempt at one run: the same alone, in a worker process and on a node of a cluster."""
 
-import dataclasses
 import functools
 import time
 import traceback
 from dataclasses import dataclass
+from typing import Any
 
 from filelock import Timeout
 
-from pycil_wsc.config.loading import Config, resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.resized import resized
-from pycil_wsc.data.validation import hold_out
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.progress import open_log
-from pycil_wsc.runs.run import Run, TrainingDiverged
+from pycil_wsc.runs.run import TrainingDiverged
 
 TRACEBACK_LINES = 20
 
@@ -28,7 +26,7 @@ class Job:
 
     number: int
     total: int
-    config: Config
+    config: Any
     attempt: int = 1
     wait: bool = False
 
@@ -54,10 +52,10 @@ def attempt(job, data, report):
 
     ``data`` is a :class:`Datasets`; ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
     """
-    folder = job.config.run_folder
+    folder, kind = job.config.run_folder, registry.kinds[job.config.kind]
     try:
         with locked(folder, wait=job.wait):
-            result = finished(job.config) or new_run(job.config, data, report).execute()
+            result = finished(job.config) or kind.execute(job.config, data.of(job.config), report)
             (folder / "failed.json").unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
@@ -68,15 +66,6 @@ def attempt(job, data, report):
         return Outcome(error=str(error))
     except Exception as error:
         return failed(job, f"{type(error).__name__}: {error} (traceback in log.txt)", error=error)
-
-
-def new_run(config, data, report):
-    """The run of ``config``, with ``execute``."""
-    if config.language_model:
-        from pycil_wsc.llm.trainer import Run as LanguageModelRun  # an extra
-
-        return LanguageModelRun(config, data.of(config), report)
-    return Run(config, data.for_training(config), report)
 
 
 def failed(job, reason, again=True, error=None):
@@ -104,34 +93,11 @@ def finished(config):
 
 
 class Datasets:
-    """Each data set is read once, however many runs use it."""
+    """The data of runs, of whatever kind: what several runs use is read once."""
 
-    def __init__(self):
-        self.load = functools.cache(load_dataset)
+    def __init__(self) -> None:
+        self._loader = functools.cache(lambda kind: registry.kinds[kind].loader())
 
-    def of(self, config):
-        """The data set of ``config``, with the augmentation and the held-out part that it asks for; of a language model the texts, as tokens."""
-        if config.language_model:
-            return _corpus(config)
-        dataset = self.load(config.dataset, config.data_root, config.image_size)
-        asked = {
-            field: getattr(config, field)
-            for field in ("padding", "flip", "brightness")
-            if getattr(config, field) is not None
-        }
-        dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
-        return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
-
-    def for_training(self, config):
-        """The same, with small copies of image files if the configuration asks for them."""
-        dataset = self.of(config)
-        return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset
-
-
-def _corpus(config):
-    try:
-        from pycil_wsc.llm.corpus import load_corpus  # an extra
-
-        return load_corpus(config)
-    except ModuleNotFoundError as error:
-        raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None
+    def of(self, config: Any) -> Any:
+        """What the run of ``config`` learns and is tested on."""
+        return self._loader(config.kind)(config)

@@ -6,14 +6,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pycil_wsc import report
-from pycil_wsc.analysis.records import unrecorded
-from pycil_wsc.data.tasks import DataManager
+from pycil_wsc import registry, report
 from pycil_wsc.errors import UserError
-from pycil_wsc.llm.parallel import launched
 from pycil_wsc.runs.attempt import Datasets, Job, attempt
 from pycil_wsc.runs.progress import Overview
-from pycil_wsc.runs.run import planned_images
 
 
 def sweep(configs, workers=None, ray=None):
@@ -24,10 +20,6 @@ def sweep(configs, workers=None, ray=None):
     """
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
-    if launched() and (workers or ray is not None or not all(config.language_model for config in configs)):
-        raise UserError(
-            "torchrun: its processes share the runs of a language model; start other runs, --workers and --ray with python"
-        )
     schedule = Schedule(configs)
     try:
         if ray is not None:
@@ -93,7 +85,9 @@ class Schedule:
         self.overview = Overview()
         jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
         for job in jobs:
-            self.overview.add(job, planned(job.config, self.data))  # a wrong path shows before hours of training
+            self.overview.add(
+                job, kind_of(job.config).plan(job.config, self.data.of(job.config))
+            )  # a wrong path shows before hours of training
         for job in jobs:
             if (job.config.run_folder / "result.json").exists():
                 self._skip(job)
@@ -114,7 +108,7 @@ class Schedule:
             raise UserError(outcome.error)
         if outcome.result:
             self.results[folder] = outcome.result
-            self.overview.ended(job, "done", headline(outcome.result))
+            self.overview.ended(job, "done", kind_of(job.config).headline(outcome.result))
         elif not outcome.failure:
             self.taken.append(replace(job, wait=True))
             self.overview.ended(job, "waiting", "another process is at work on it")
@@ -130,37 +124,26 @@ class Schedule:
         if outcome.result:
             self.results[job.config.run_folder] = outcome.result
             self.overview.skip(job)
-            if not job.config.language_model and (lacking := unrecorded(job.config)):
+            if lacking := kind_of(job.config).unrecorded(job.config):
                 self.overview.say(
-                    f"{job.title}: finished before without the record of {', '.join(lacking)}; move {job.config.run_folder} away to make it"
+                    f"{job.title}: finished before without the record of {', '.join(lacking)};"
+                    f" move {job.config.run_folder} away to make it"
                 )
         else:
             self.ended(job, outcome)
 
 
-def headline(result):
-    """A finished run in a few words."""
-    if "avg_score" in result:
-        return f"average score {100 * result['avg_score']:.2f}"
-    return f"average accuracy{' on held-out training data' * (result.get('tested_on') == 'validation')} {result['avg_acc']:.2f}"
-
-
-def planned(config, data):
-    """Training images of a whole run, or tokens."""
-    if config.language_model:
-        return data.of(config).planned_tokens(config)
-    return planned_images(
-        config, DataManager(data.of(config), config.shuffle, config.seed, config.init_cls, config.increment)
-    )
+def kind_of(config):
+    return registry.kinds[config.kind]
 
 
 def dry_run(configs):
     """Print the runs and what each costs in training images, or tokens."""
     data, total = Datasets(), Counter()
     for config in configs:
-        cost, unit = planned(config, data), "tokens" if config.language_model else "images"
-        done = Path(config.run_folder, "result.json").exists()
-        total[unit] += 0 if done else cost
-        print(f"{config.run_folder}  {cost:,} {unit}{'  (finished)' if done else ''}")
+        kind = kind_of(config)
+        cost, done = kind.plan(config, data.of(config)), (config.run_folder / "result.json").exists()
+        total[kind.unit] += 0 if done else cost
+        print(f"{config.run_folder}  {cost:,} {kind.unit}{'  (finished)' if done else ''}")
     print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
     return 0

@@ -1,7 +1,6 @@
-"""Keys of a configuration: what each may be, sweeps over lists of them, and one clear line where one is wrong."""
+"""Keys of a configuration: what each may be, and one clear line where a value is wrong."""
 
 import hashlib
-import itertools
 import json
 import math
 import types
@@ -30,24 +29,6 @@ PLACES = {
 def key(default, doc, low=None, high=None, choices=None):
     """A field with its documentation and the values it may have."""
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
-
-
-def expand(flat, takes_list):
-    """Every combination of the list-valued keys: a list of dicts with one value per key, seeds outermost.
-
-    ``takes_list``: name -> whether one value of the key is itself a list; a list of lists is then the axis.
-    """
-    axes = {name: value for name, value in flat.items() if _is_axis(value, takes_list(name))}
-    if empty := [name for name, value in axes.items() if not value]:
-        raise UserError(f"{empty[0]}: an empty list has no runs; give at least one value")
-    order = sorted(axes, key=lambda name: name != "seed")
-    return [flat | dict(zip(order, point)) for point in itertools.product(*(axes[name] for name in order))]
-
-
-def _is_axis(value, takes_list):
-    if not isinstance(value, list):
-        return False
-    return bool(value) and all(isinstance(v, list) for v in value) if takes_list else True
 
 
 def takes_list(kind):

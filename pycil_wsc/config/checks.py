@@ -1,0 +1,66 @@
+"""What no key can be checked for alone, and names that must be registered."""
+
+import re
+from typing import Any
+
+from pycil_wsc import registry
+from pycil_wsc.config.options import Config
+from pycil_wsc.config.wsc import WSCOptions
+from pycil_wsc.consolidation.importance import MOMENT_SCORES
+from pycil_wsc.errors import UserError
+
+
+def check(config: Config) -> None:
+    """Raise a :class:`UserError` if the keys of a class-incremental run do not fit together."""
+    for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
+        places, end = getattr(config, milestones), getattr(config, epochs)
+        if list(places) != sorted(places) or any(not 0 < place < end for place in places):
+            raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
+    if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
+        raise UserError(
+            f"wsc.trigger: 'held_out' needs two exemplars of a class, and memory_per_class is {config.memory_per_class};"
+            " keep more, or use 'training_loss'"
+        )
+    _check_wsc(config.wsc)
+    registry.backbones[config.convnet_type]
+    for name in config.analyse:
+        registry.analyses[name]
+    learner = registry.learners[config.model_name]
+    if config.consolidate and (learner.consolidates or not learner.one_phase):
+        reason = "consolidates already" if learner.consolidates else "trains in two phases per task"
+        raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
+    if problem := learner.check(config):
+        raise UserError(problem)
+    if not config.dataset.startswith(("npz:", "folder:")):
+        registry.datasets[config.dataset]
+    check_places(config, r"|gpu:\d+", " or a list of GPU numbers")
+
+
+def _check_wsc(options: WSCOptions) -> None:
+    if options.utility_decay >= 1:
+        raise UserError("wsc.utility_decay: 1 never takes anything in; use less")
+    if options.warmup >= 1 and options.reset != "none":
+        raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use less")
+    every = options.reset_every
+    if every not in ("once", "epoch", "iteration") and (isinstance(every, str) or every < 1):
+        raise UserError(f"wsc.reset_every: {every!r} is not once, epoch, iteration or a number of epochs")
+    if options.importance not in (*MOMENT_SCORES, "drift"):
+        registry.importances[options.importance]
+    if len(options.betas) != 2 or max(options.betas) >= 1:
+        raise UserError(f"wsc.betas: expected two numbers below 1, got {list(options.betas)}")
+    if options.average_count == "absolute" and options.average_start != "reset":
+        raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
+
+
+def check_places(config: Any, more_devices: str = "", described: str = "") -> None:
+    """Raise a :class:`UserError` if ``device`` or ``prefix``, which all kinds of runs have, is not well formed.
+
+    ``more_devices``: a regular expression of device names beside torch's, and ``described`` the same in words.
+    """
+    if not re.fullmatch(rf"auto|cpu|cuda(:\d+)?{more_devices}", config.device):
+        names = "auto, cpu, cuda, cuda:N" if described else "auto, cpu, cuda or cuda:N"
+        raise UserError(f"device: '{config.device}' is not {names}{described}")
+    if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):
+        raise UserError(
+            f"prefix: '{config.prefix}' must be a folder name of letters, digits, dots, dashes and underscores"
+        )

@@ -1,0 +1,179 @@
+"""The keys of a class-incremental run, each declared once: its type, default, documentation and limits."""
+
+import re
+import types
+import typing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from pycil_wsc import registry
+from pycil_wsc.config.wsc import WSCOptions
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.keys import PLACES, digest, key
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides one run, and where it runs. Learners have defaults of their own (:mod:`pycil_wsc.registry`)."""
+
+    prefix: str = key("run", "first folder below `out`: names an experiment")
+    dataset: str = key("cifar100", "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`")
+    memory_size: int = key(2000, "exemplars in all, when `fixed_memory` is false", low=0)
+    memory_per_class: int = key(20, "exemplars per class, when `fixed_memory` is true", low=0)
+    fixed_memory: bool = key(True, "keep `memory_per_class` of each class rather than share `memory_size` among them")
+    shuffle: bool = key(True, "shuffle the class order by `seed`, as PyCIL does")
+    init_cls: int = key(10, "classes of the first task", low=1)
+    increment: int = key(10, "classes of each later task", low=1)
+    model_name: str = key("wsc", "the learner")
+    consolidate: bool = key(
+        False, "Weight Space Consolidation (`wsc.*`) on top of a learner that trains one network in one phase per task"
+    )
+    convnet_type: str = key(
+        "resnet32", "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`"
+    )
+    device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`; of PyCIL's list of GPU numbers the first is used")
+    seed: int = key(1993, "class order, initial weights, batches, augmentation and exemplars", low=0)
+
+    init_epoch: int = key(200, "epochs of the first task", low=1)
+    init_lr: float = key(0.1, "learning rate of the first task", low=0)
+    init_milestones: tuple[int, ...] = key(
+        (60, 120, 170), "first task: epochs at which the rate is multiplied by `init_lr_decay`"
+    )
+    init_lr_decay: float = key(0.1, "factor at each of `init_milestones`", low=0)
+    init_weight_decay: float = key(5e-4, "weight decay of the first task", low=0)
+    epochs: int = key(70, "epochs of each later task", low=1)
+    lrate: float = key(0.1, "learning rate of later tasks", low=0)
+    milestones: tuple[int, ...] = key((30, 50), "later tasks: epochs at which the rate is multiplied by `lrate_decay`")
+    lrate_decay: float = key(0.1, "factor at each of `milestones`", low=0)
+    weight_decay: float = key(2e-4, "weight decay of later tasks", low=0)
+    scheduler: str = key(
+        "steplr",
+        "the rate within a task: `steplr` falls at the milestones, `cosine` to 0",
+        choices=("steplr", "cosine"),
+    )
+    momentum: float = key(0.9, "SGD's momentum", low=0, high=1)
+    batch_size: int = key(128, "images in a batch", low=1)
+    replay_ratio: float | None = key(
+        None,
+        "share of each batch that the current task has, the rest being exemplars; null: all are shuffled together",
+        low=0,
+        high=1,
+    )
+    exemplars: str = key(
+        "herding", "how exemplars are chosen: `herding`, `random` or `reservoir`", choices=ExemplarMemory.strategies
+    )
+    validation_split: float = key(
+        0.0,
+        "share of each class's training samples held out by `seed` and tested on in place of the test set",
+        low=0,
+        high=0.5,
+    )
+    nme: bool = key(
+        True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)"
+    )
+
+    image_size: int | None = key(None, "side of the images of folder data; null: the data set's own", low=8)
+    cache_images: bool = key(
+        False,
+        "decode image files from copies with the test transform's short side, made once below `data_root`/resized",
+    )
+    padding: int | None = key(None, "zero padding of the random crop; null: the data set's own", low=0)
+    flip: bool | None = key(None, "mirror training images at random; null: the data set's own")
+    brightness: float | None = key(None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0)
+
+    precision: str = key(
+        "auto",
+        "`fp32`, `bf16`, or `auto`: bf16 where the processor or GPU computes it natively",
+        choices=("auto", "fp32", "bf16"),
+    )
+    deterministic: bool = key(
+        False, "on a GPU use algorithms that give the same numbers each time, to the bit; on the CPU they always do"
+    )
+    cuda_graph: bool = key(
+        False, "on a GPU launch each step's forward and backward pass as one CUDA graph (not measured yet)"
+    )
+    num_workers: int = key(4, "processes that decode image files", low=0)
+    threads: int | None = key(
+        None, "processor threads of a run; null: one for each core. Small networks are best with 1", low=1
+    )
+    cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
+    data_root: str = key("data", "folder of the data sets")
+    out: str = key("runs", "folder of the results")
+    checkpoint_seconds: float = key(
+        10.0, "least time between checkpoints within a task, each at the end of an epoch", low=0
+    )
+    save_weights: bool | str = key(
+        False,
+        'keep the weights for `pycil_wsc.load`: `true` those after the last task, `"every"` those after each',
+        choices=(False, True, "every"),
+    )
+    tensorboard: bool = key(False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)")
+    analyse: tuple[str, ...] = key((), "what to record for the report: `gradients`, `drift`, `flatness`, `dormant`")
+    wsc: WSCOptions = field(default_factory=WSCOptions)
+    options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
+
+    kind = registry.DEFAULT_KIND
+
+    def to_dict(self):
+        """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
+        values = {name: getattr(self, name) for name in FIELDS if "." not in name} | vars(self.options)
+        if self.learner.consolidates:
+            values |= {f"wsc.{f.name}": getattr(self.wsc, f.name) for f in fields(WSCOptions)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def identity(self):
+        """What decides the result: ``to_dict`` without the places, and without the memory key that does not count."""
+        skipped = PLACES | ({self._other_memory_key} - self.learner.also_reads(self))
+        return {name: value for name, value in self.to_dict().items() if name not in skipped}
+
+    @property
+    def _other_memory_key(self):
+        """The one that does not say how many exemplars there are."""
+        return "memory_size" if self.fixed_memory else "memory_per_class"
+
+    @property
+    def learner(self):
+        """The learner's class."""
+        from pycil_wsc.learners.consolidating import consolidated  # takes torch, without which results can be read
+
+        learner = registry.learners[self.model_name]
+        return consolidated(learner) if self.consolidate else learner
+
+    @property
+    def method(self):
+        """The learner's name, as folders and tables have it."""
+        return f"{self.model_name}+wsc" if self.consolidate else self.model_name
+
+    @property
+    def run_folder(self):
+        """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<method>/m<memory>/seed<seed>[-<hash of what else differs>]``"""
+        told = {name: getattr(self, name) for name in IN_PATH if name != self._other_memory_key}
+        usual = registry.kinds[self.kind].resolve(told).identity()
+        memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
+        dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
+        return Path(
+            self.out,
+            self.prefix,
+            f"{dataset}-b{self.init_cls}-inc{self.increment}",
+            self.method,
+            memory,
+            f"seed{self.seed}{digest(self.identity(), usual)}",
+        )
+
+
+FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
+TYPES = typing.get_type_hints(Config) | {
+    f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()
+}
+IN_PATH = (
+    "prefix",
+    "dataset",
+    "memory_size",
+    "memory_per_class",
+    "fixed_memory",
+    "init_cls",
+    "increment",
+    "model_name",
+    "consolidate",
+    "seed",
+)

@@ -1,0 +1,56 @@
+"""The continual training of a language model as a kind of run. Its packages are an extra, imported at its first run."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pycil_wsc.errors import UserError
+from pycil_wsc.llm import config as options
+from pycil_wsc.llm.config import LLMConfig
+from pycil_wsc.registry import Kind, register_kind
+
+
+@register_kind("llm")
+class LanguageModel(Kind):
+    unit = "tokens"
+
+    def takes_list(self, name: str) -> bool:
+        return options.takes_list(name)
+
+    def resolve(self, flat: Mapping[str, Any]) -> LLMConfig:
+        return options.resolve(flat)
+
+    def loader(self) -> Callable[[LLMConfig], Any]:
+        def load(config: LLMConfig) -> Any:
+            with needing_packages():
+                from pycil_wsc.llm.corpus import load_corpus
+
+                return load_corpus(config)
+
+        return load
+
+    def plan(self, config: LLMConfig, data: Any) -> int:
+        return data.planned_tokens(config)
+
+    def execute(self, config: LLMConfig, data: Any, report: Callable[[Any], None]) -> dict[str, Any]:
+        from pycil_wsc.llm.trainer import Run
+
+        return Run(config, data, report).execute()
+
+    def headline(self, result: Mapping[str, Any]) -> str:
+        return f"average score {100 * result['avg_score']:.2f}"
+
+    def together(self, work: Callable[[], int]) -> int:
+        with needing_packages():
+            from pycil_wsc.llm.torchrun import together
+
+        return together(work)
+
+
+@contextlib.contextmanager
+def needing_packages() -> Iterator[None]:
+    """Say how to install a package that is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None

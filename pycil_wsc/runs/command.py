@@ -1,0 +1,120 @@
+"""The command line: ``python main.py`` or ``pycil-wsc``. See README.md."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+DESCRIPTION = "Run the experiments that a JSON file describes. See README.md."
+EXAMPLES = """examples:
+  python main.py --config exps/quickstart.json                    Replay and WSC on scikit-learn's digits, two minutes
+  python main.py --config exps/wsc.json --data-root ~/data        WSC as in the paper, on CIFAR-100
+  python main.py --config exps/wsc.json --set 'memory_per_class=[20,200]' --set wsc.retain=0.5
+  python main.py --config exps/wsc.json --dry-run                 the runs and their cost in training images
+  python main.py --config exps/wsc.json --workers 4               four runs at a time on this machine
+  python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
+  torchrun --nproc-per-node 8 main.py --config exps/trace.json    a language model on eight GPUs
+The same command started again resumes what was stopped and skips what is finished.
+"""
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="JSON file of the experiment; a list where one value is expected is an axis of the sweep",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the file (JSON value; repeatable; nested keys with a dot)",
+    )
+    parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
+    parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs)")
+    parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write scalars for TensorBoard beside each run's results (needs tensorboard)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="runs at a time, in processes that share cores and GPUs (default: 1); "
+        "with --ray on each GPU, or on each node that has none",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here "
+        "(needs requirements-cluster.txt)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for; returns the exit code: see :func:`pycil_wsc.runs.sweep.sweep`, and 2 for bad input."""
+    args = parse(argv)
+    if argv is None:  # as a program
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what clusters send: like Ctrl-C
+    logging.raiseExceptions = False  # a log line that cannot be written stops nothing
+    try:
+        return _refusing(lambda: _run(args))
+    except KeyboardInterrupt:
+        print("\nstopped; the same command resumes from here", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pycil_wsc.config.loading import load, parse_override  # after parsing: --help need not wait for torch
+    from pycil_wsc.runs.sweep import dry_run, sweep
+
+    overrides: dict[str, Any] = dict(map(parse_override, args.set))
+    overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
+    overrides |= {"tensorboard": True} if args.tensorboard else {}
+    configs = load(args.config, overrides)
+
+    def task() -> int:
+        return dry_run(configs) if args.dry_run else sweep(configs, args.workers, args.ray)
+
+    return _together(configs, task, args) if "TORCHELASTIC_RUN_ID" in os.environ else task()
+
+
+def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Namespace) -> int:
+    """Do ``task()`` in the processes that ``torchrun`` started."""
+    from pycil_wsc import registry
+    from pycil_wsc.errors import UserError
+
+    kinds = sorted({config.kind for config in configs})
+    if len(kinds) > 1 or args.workers or args.ray is not None:
+        raise UserError(
+            "torchrun: its processes work on one run after another, all of one kind; start others, --workers and --ray"
+            " with python"
+        )
+    return registry.kinds[kinds[0]].together(lambda: _refusing(task))
+
+
+def _refusing(task: Callable[[], int]) -> int:
+    """The exit code of ``task()``; bad input is one line. Of several processes the first prints it."""
+    from pycil_wsc.errors import UserError
+
+    try:
+        return task()
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,66 @@
+"""Class-incremental learning as a kind of run."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pycil_wsc import registry
+from pycil_wsc.analysis.records import unrecorded
+from pycil_wsc.config import completion, pycil
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.datasets import Dataset, load_dataset
+from pycil_wsc.data.resized import resized
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.data.validation import hold_out
+from pycil_wsc.registry import Kind, register_kind
+from pycil_wsc.runs.run import Run, planned_images
+
+AUGMENTATION = ("padding", "flip", "brightness")
+
+
+@register_kind(registry.DEFAULT_KIND)
+class ClassIncremental(Kind):
+    unit = "images"
+
+    def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+        return pycil.our_names({**file, **overrides})
+
+    def takes_list(self, name: str) -> bool:
+        return completion.takes_list_value(name)
+
+    def resolve(self, flat: Mapping[str, Any]) -> Config:
+        return completion.complete(flat)
+
+    def loader(self) -> Callable[[Config], Dataset]:
+        load = functools.cache(load_dataset)
+
+        def load_for(config: Config) -> Dataset:
+            return as_asked(load(config.dataset, config.data_root, config.image_size), config)
+
+        return load_for
+
+    def plan(self, config: Config, data: Dataset) -> int:
+        return planned_images(config, DataManager(data, config.shuffle, config.seed, config.init_cls, config.increment))
+
+    def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
+        return Run(config, for_training(data, config), report).execute()
+
+    def headline(self, result: Mapping[str, Any]) -> str:
+        on = " on held-out training data" if result.get("tested_on") == "validation" else ""
+        return f"average accuracy{on} {result['avg_acc']:.2f}"
+
+    def unrecorded(self, config: Config) -> list[str]:
+        return unrecorded(config)
+
+
+def as_asked(dataset: Dataset, config: Config) -> Dataset:
+    """``dataset`` with the augmentation and the held-out part that ``config`` asks for."""
+    asked = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
+    dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
+    return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
+
+
+def for_training(dataset: Dataset, config: Config) -> Dataset:
+    """The same with small copies of image files, if ``config`` asks for them; they are made where they are not there."""
+    return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset
