@@ -1,11 +1,12 @@
-"""What a step and the memory cost with the consolidation, against the same loop without it, in one process.
+"""Time and memory of a training step with the consolidation, relative to the same loop without it, in one process.
 
     python benchmarks/consolidation_overhead.py --out results/consolidation-overhead-cpu.json
 
-Per optimiser, two copies of a network learn the same batch, one with the consolidation and one without, step by step in turn. The optimiser's
-step, in which all of the consolidation happens, is timed by itself; forward and backward pass, which are the same in both, by their median. On
-the CPU the seconds are the processor's, which other work on the machine hardly changes. Memory is the most that all tensors take at any
-time of a task (on the CPU counted by storage, on a GPU by the allocator), and what that is above the loop without, in copies of the weights.
+For each optimiser, two copies of a network train on the same batch, one with the consolidation and one without, in
+alternating steps. The optimiser's step, which contains all of the consolidation, is timed separately. The forward and
+backward passes are the same in both loops; their median over both is used. On the CPU, times are process CPU seconds,
+which other work on the machine hardly affects. Memory is the peak over a task, counted by storage on the CPU and by
+the allocator on a GPU. The peak above that of the loop without the consolidation is given in copies of the weights.
 """
 
 import argparse
@@ -43,14 +44,14 @@ def main():
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument(
-        "--steps", type=int, default=40, help="steps of a task; a quarter is warm-up, and ten samples are averaged"
+        "--steps", type=int, default=40, help="steps of a task; a quarter is warm-up, ten samples are averaged"
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.steps < 12:
-        parser.error("--steps: give at least 12, so that there are steps to time before and after the reset")
+        parser.error("--steps: at least 12 are needed to time steps before and after the reset")
     device = resolved_device(args.device)
     batch = (
         torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device),
@@ -80,7 +81,7 @@ def network(args, device):
 
 
 class Task:
-    """One task's loop; ``moments`` None: without the consolidation."""
+    """The loop of one task; without the consolidation if ``moments`` is None."""
 
     def __init__(self, args, device, batch, optimizer, moments):
         self.net, self.batch = network(args, device), batch
@@ -93,7 +94,7 @@ class Task:
         )
 
     def step(self):
-        """-> seconds of forward and backward pass, and of the optimiser's step."""
+        """One step; returns the seconds of the forward and backward pass and those of the optimiser's step."""
         images, targets = self.batch
         start = now(images.device)
         cross_entropy(self.net(images), targets).backward()
@@ -109,7 +110,7 @@ class Task:
 
 
 def timed(args, device, batch, optimizer, moments):
-    """Times of a step with the consolidation over those of one without: in the warm-up, after it, and over the whole task."""
+    """Ratios of step times with and without the consolidation: in the warm-up, after it, and over the whole task."""
     passes, plain_steps, warmup, reset, later, finish = [], [], [], [], [], []
     for repeat in range(args.repeats + 1):  # the first warms up
         plain, task = Task(args, device, batch, optimizer, None), Task(args, device, batch, optimizer, moments)
@@ -152,7 +153,7 @@ def now(device):
 
 
 def peak(args, device, batch, optimizer, moments):
-    """The most bytes that tensors take in a task of eight steps, the batch aside."""
+    """Peak bytes of all tensors in a task of eight steps, without the batch."""
     args = argparse.Namespace(**vars(args) | {"steps": 8})
     if device.type == "cuda":
         torch.cuda.synchronize()

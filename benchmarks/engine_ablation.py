@@ -1,10 +1,10 @@
-"""What each part of the engine is worth: images per second of the whole, and of the whole with one part undone.
+"""Ablation of the engine: images per second of the full engine, and with one of its optimisations removed.
 
-    python benchmarks/undone.py --out results/undone-cpu.json
-    python benchmarks/undone.py --shape imagenet --images 512 --parts whole memory --out results/undone-imagenet-cpu.json
+    python benchmarks/engine_ablation.py --out results/engine-ablation-cpu.json
+    python benchmarks/engine_ablation.py --shape imagenet --images 512 --parts whole memory
 
-Each way is a process of its own that trains an epoch (or as many as asked for) to warm up and again for the clock; the ways take turns, as often as asked for. Medians
-and ranges, and the medians over that of the whole.
+Each variant runs in a process of its own: ``--epochs`` epochs of warm-up, then as many that are timed. The variants
+alternate, ``--repeats`` times. The record has medians, ranges, and each median relative to that of the full engine.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import torch
 from record import origin, spread, write
 from roofline import now
 from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader
 
 from pycil_wsc import registry
@@ -28,21 +29,25 @@ from pycil_wsc.engine.environment import resolved_device
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--parts", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--method", default="replay", choices=sorted(registry.learners))
     throughput.add_options(parser)
     args = parser.parse_args()
     args.tasks, speeds = 1, {part: [] for part in args.parts}
     with tempfile.TemporaryDirectory() as folder:
         dataset = throughput.random_dataset(args, Path(folder))
-        told = multiprocessing.get_context("spawn").SimpleQueue()
+        results = multiprocessing.get_context("spawn").SimpleQueue()
         for _ in range(args.repeats):
             for part in args.parts:
-                multiprocessing.spawn(in_its_process, (part, dataset, args, multiprocessing.get_start_method(), told))
-                speeds[part].append(told.get())
-    parts = {part: {"undone": WAYS[part].__doc__} | spread(values) for part, values in speeds.items()}
-    for record in parts.values():
-        record["over_whole"] = record["median"] / parts["whole"]["median"] if "whole" in parts else None
+                start_method = multiprocessing.get_start_method()
+                spawn(measure, (part, dataset, args, start_method, results))
+                speeds[part].append(results.get())
+    spreads = {part: spread(values) for part, values in speeds.items()}
+    whole = spreads["whole"]["median"] if "whole" in spreads else None
+    parts = {
+        part: {"removed": VARIANTS[part].__doc__, **each, "over_whole": each["median"] / whole if whole else None}
+        for part, each in spreads.items()
+    }
     record = (
         {"images_per_second": parts, "method": args.method}
         | throughput.given(args)
@@ -52,33 +57,32 @@ def main():
     write(record, args.out)
 
 
-def in_its_process(_, part, dataset, args, start_method, told):
-    multiprocessing.set_start_method(
-        start_method, force=True
-    )  # of workers that load images, as in the process that started this one
-    way = WAYS[part]()
-    way.before(args)
+def measure(_, part, dataset, args, start_method, results):
+    """In a process of its own: put the images per second of one variant into ``results``."""
+    multiprocessing.set_start_method(start_method, force=True)  # of data workers, as in the parent process
+    variant = VARIANTS[part]()
+    variant.before(args)
     learner, task = throughput.last_task(args.method, dataset, args, args.precision)
-    way.after(learner, dataset.train, args)
+    variant.after(learner, dataset.train, args)
     engine = throughput.Engine(learner, task, args.epochs)
     engine.epoch()
     start = now(learner.device)
     images = engine.epoch()
-    told.put(images / (now(learner.device) - start))
+    results.put(images / (now(learner.device) - start))
 
 
 class Whole:
     """nothing"""
 
     def before(self, args):
-        """Before the learner is made."""
+        """Called before the learner is created."""
 
     def after(self, learner, split, args):
-        """When it has learned all tasks but the one that is timed."""
+        """Called when it has learned all tasks but the timed one."""
 
 
 class Memory(Whole):
-    """keeping freed memory: the C library does what it does by itself"""
+    """keeping freed memory: the C library's default"""
 
     def before(self, args):
         throughput.keep_freed_memory = lambda device: None
@@ -92,7 +96,7 @@ class Precision(Whole):
 
 
 class Layout(Whole):
-    """channels-last: channels before rows and columns"""
+    """channels-last: contiguous layout"""
 
     def after(self, learner, split, args):
         batches = learner.training_batches
@@ -103,7 +107,7 @@ class Layout(Whole):
 
 
 class Augmentation(Whole):
-    """batched augmentation: PIL's, image by image, in workers that start again each epoch"""
+    """batched augmentation: PIL transforms, image by image, in workers that restart each epoch"""
 
     def after(self, learner, split, args):
         transform = throughput.pil_transform(learner.train_source.info, split)
@@ -119,7 +123,7 @@ class Augmentation(Whole):
 
 
 class Optimizer(Whole):
-    """the fused optimiser: SGD tensor by tensor"""
+    """fused optimiser: SGD tensor by tensor"""
 
     def after(self, learner, split, args):
         def sgd(parameters, weight_decay):
@@ -131,7 +135,7 @@ class Optimizer(Whole):
 
 
 class Waiting(Whole):
-    """never waiting for the device: loss and count are read back each step"""
+    """no device synchronisation: loss and count are read back each step"""
 
     def after(self, learner, split, args):
         whole = learner.passes
@@ -150,7 +154,8 @@ class Waiting(Whole):
         learner.passes = passes
 
 
-WAYS = {way.__name__.lower(): way for way in (Whole, Memory, Precision, Layout, Augmentation, Optimizer, Waiting)}
+PARTS = (Whole, Memory, Precision, Layout, Augmentation, Optimizer, Waiting)
+VARIANTS = {part.__name__.lower(): part for part in PARTS}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What a language model's training costs: tokens per second, share of the device's peak, peak memory; each method beside the first.
+"""Cost of training a language model: tokens per second, share of the device's peak, peak memory; methods compared.
 
-    python benchmarks/language_model.py --methods replay wsc slerp magmax --peak 989e12 --out results/language-model-gpu.json
+    python benchmarks/language_model.py --methods replay wsc slerp magmax --peak 989e12 --out
+    results/language-model-gpu.json
 
-A Llama of the given sizes (default: those of Llama-3.2-1B) with random weights learns one task of random tokens: ``--steps`` optimiser steps of
-``--items`` sequences, with the methods in turn, as often as asked for. All steps count as the replay epoch, so WSC is at work in all of them.
+A Llama of the given sizes (default: those of Llama-3.2-1B) with random weights learns one task of random tokens:
+``--steps`` optimiser steps of ``--items`` sequences. The methods alternate, ``--repeats`` times. All steps count as
+the replay epoch, so WSC is active in all of them.
 """
 
 import argparse
@@ -30,7 +32,7 @@ SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_siz
 
 
 class Vocabulary:
-    """All that a model needs of a tokeniser."""
+    """What the model needs of a tokeniser."""
 
     bos_token_id, eos_token_id, pad_token_id = 0, 1, 2
 
@@ -48,9 +50,9 @@ def main():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--items", type=int, default=64, help="sequences of a step")
+    parser.add_argument("--items", type=int, default=64, help="sequences per step")
     parser.add_argument(
-        "--longest", type=int, default=1536, help="tokens of the longest sequence; a third of each is the answer"
+        "--longest", type=int, default=1536, help="tokens of the longest sequence; a third of each is its answer"
     )
     parser.add_argument("--micro-tokens", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)
@@ -114,7 +116,7 @@ def timed(method, args, device):
 
 
 def summary(records, peak):
-    """Medians. The operations are 6 per token and parameter: attention and recomputation are not counted."""
+    """Medians. Operations are 6 per token and parameter; attention and recomputation are not counted."""
     speeds = [record["tokens"] / record["seconds"] for record in records]
     speed = statistics.median(speeds)
     share = 6 * records[0]["parameters"] * speed / peak if peak else None

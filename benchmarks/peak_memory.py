@@ -1,11 +1,11 @@
-"""The most memory that a training step holds beside the weights, by method and task.
+"""Peak memory of a training step besides the weights, by method and task.
 
     python benchmarks/peak_memory.py --out results/peak-memory-cpu.json
 
-Four steps on a batch of random CIFAR-shaped images in place of each phase of each task: the batch, activations, gradients, the optimiser's
-state and, of wsc, the weights before the task, the moments and the average. On the CPU the tensors that operators return are counted
-while they live, which no other process disturbs; on a GPU it is what torch allocates more than where training starts. A method is as
-PyCIL has it; tasks are of ten classes.
+Each phase of each task is replaced by four steps on a batch of random CIFAR-shaped images. Counted are the batch,
+activations, gradients, the optimiser's state and, for WSC, the previous weights, the moments and the average. On the
+CPU the tensors that operators return are counted while they are alive; on a GPU it is torch's peak less what was
+allocated before training. The methods have PyCIL's hyperparameters; tasks have ten classes.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main():
 
 
 def measured(name, dataset, device, args):
-    """Bytes, of each task's most demanding phase."""
+    """Peak bytes of each task, over its phases."""
     keys = {
         "model_name": name,
         "precision": args.precision,
@@ -73,17 +73,16 @@ def measured(name, dataset, device, args):
 
 
 class Steps(Silent):
-    """Takes a few steps of each phase in place of its epochs: all but the first have the optimiser's state beside them."""
+    """Replaces each phase's epochs by a few steps; from the second on, the optimiser's state is allocated."""
 
     def __init__(self, learner, task):
         self.bare, self.device, self.peaks = Bare(learner, task), learner.device, []
 
     def task_started(self, task):
-        """From here on, since some keep the weights from before the task."""
+        """Counting starts here, since some methods keep the previous weights."""
         if self.device.type == "cuda":
-            torch.ones(1, 1, device=self.device) @ torch.ones(
-                1, 1, device=self.device
-            )  # the library takes its memory with the first product
+            one = torch.ones(1, 1, device=self.device)
+            torch.mm(one, one)  # the first product allocates the library's workspace
             self.before = torch.cuda.memory_allocated(self.device)
             reset_peak_memory(self.device)
         else:

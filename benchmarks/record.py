@@ -1,4 +1,4 @@
-"""What the benchmarks write: medians with ranges, the machine and the versions, as JSON."""
+"""The benchmarks' records: medians and ranges, device and versions, as JSON."""
 
 import json
 import statistics
@@ -8,17 +8,17 @@ import torch
 from pycil_wsc.engine.environment import commit, device_name
 
 
-def spread(values):
+def spread(values) -> dict:
     """Median and range."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def origin(device):
-    """What a record was made with."""
+    """Device, torch version and commit of a measurement."""
     return {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
 
 
 def write(record, out):
-    """Into the file ``out``, a path, or nowhere if it is None."""
+    """Write to the path ``out``, unless it is None."""
     if out:
         out.write_text(json.dumps(record, indent=2) + "\n")

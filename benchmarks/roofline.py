@@ -1,4 +1,4 @@
-"""The least time that a step's operators can take on a machine: each by its operations or by the bytes it reads and writes."""
+"""Roofline model: the least time a step's operators can take, each bound by its operations or by its memory traffic."""
 
 import functools
 import statistics
@@ -11,15 +11,15 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Roofline(TorchDispatchMode):
-    """Within, every operator is counted: ``operations`` and ``bytes`` in all, and ``seconds`` at the rates given.
+    """Counts every operator inside the context: total ``operations`` and ``bytes``, and ``seconds`` at the given rates.
 
-    Operations are those of convolutions and matrix products, a multiplication and an addition being two. An operator reads its
-    arguments and writes its results once; views are free. What stays in a cache between two operators counts as read again, so a
-    machine whose caches hold the activations can be faster than this.
+    Operations are those of convolutions and matrix products; a multiplication and an addition are two. An operator
+    reads its arguments and writes its results once; views are free. Data that stays in a cache between two operators
+    counts as read again, so a machine whose caches hold the activations can be faster than this.
 
     Args:
-        operations_per_second: of matrix products, at the precision of the step.
-        bytes_per_second: of memory, reading and writing.
+        operations_per_second: of matrix products, at the step's precision.
+        bytes_per_second: memory bandwidth, reads and writes together.
     """
 
     def __init__(self, operations_per_second, bytes_per_second):
@@ -44,20 +44,18 @@ class Roofline(TorchDispatchMode):
 
 
 def is_free(func):
-    """Whether an operator only makes a view, or memory without content."""
+    """Whether an operator only creates a view or uninitialised memory."""
     views = any(value.alias_info and not value.alias_info.is_write for value in func._schema.returns)
     return views or func.overloadpacket.__name__.startswith(("empty", "new_empty", "_unsafe_view"))
 
 
 @functools.cache
 def machine_rates(device, precision, repeats=7):
-    """Measured: (operations per second of a large matrix product, bytes per second of a large copy)."""
+    """Measured rates: operations per second of a large matrix product, bytes per second of a large copy."""
     side, dtype = (8192 if device.type == "cuda" else 2048), {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    tf32, torch.backends.cuda.matmul.allow_tf32 = (
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-    )  # as convolutions multiply
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32  # as in convolutions
     source = torch.zeros(2**28 if device.type == "cuda" else 2**26, device=device)
     target = torch.zeros_like(source)
     product, copy = (
@@ -68,7 +66,7 @@ def machine_rates(device, precision, repeats=7):
 
 
 def median_seconds(function, device, repeats):
-    """The median of ``repeats`` calls after a first one."""
+    """Median of ``repeats`` calls after one warm-up call."""
     seconds = []
     for _ in range(repeats + 1):
         start = now(device)
@@ -78,7 +76,7 @@ def median_seconds(function, device, repeats):
 
 
 def now(device):
-    """Seconds, when the device has done all that it was given; one clock for all processes of a machine."""
+    """Time in seconds after the device has finished its work; the clock is shared by all processes of a machine."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,9 +1,9 @@
-"""Where the time of a task goes: training, consolidation, choice of exemplars, tests, checkpoints; and what a method costs beside another.
+"""Breakdown of a task's time: training, end of training, exemplar selection, tests, checkpoints; methods compared.
 
     python benchmarks/run_cost.py --methods replay wsc --out results/run-cost-cpu.json
 
-Whole runs on random CIFAR-shaped images (100 test images of each class), one of each method in turn, as often as asked for. Each part is
-what its functions took in the tasks after the first; "overhead" is all that is not training.
+Whole runs on random CIFAR-shaped images (100 test images per class). The methods alternate, ``--repeats`` times. Each
+part is the time spent in its functions in the tasks after the first; "overhead" is everything but training.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.runs.run import Run
 
-TEST = 100  # test images of a class
+TEST = 100  # test images per class
 
 
 def main():
@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--methods", nargs="+", default=["replay", "wsc"], choices=sorted(registry.learners))
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=8, help="of each task after the first, which has one")
-    parser.add_argument("--images", type=int, default=500, help="training images of a class")
+    parser.add_argument("--images", type=int, default=500, help="training images per class")
     parser.add_argument("--memory", type=int, default=20, help="exemplars per class")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
@@ -65,7 +65,7 @@ def main():
 
 
 def timed_run(name, dataset, args):
-    """A whole run: its result, and the seconds of each part."""
+    """Result of a whole run, and the seconds of each part per task."""
     keys = {
         "model_name": name,
         "device": args.device,
@@ -88,7 +88,7 @@ def timed_run(name, dataset, args):
             setattr(owner, function, clocked(getattr(owner, function), seconds, part, learner.device))
 
         def learn(task, *arguments, **named):
-            if task.index == 1:  # the first task is another matter
+            if task.index == 1:  # the first task is not measured
                 seconds.clear()
                 seconds["start"] = now(learner.device)
             return whole(task, *arguments, **named)
@@ -113,7 +113,7 @@ def clocked(function, seconds, part, device):
 
 
 def summary(parts):
-    """Medians and ranges of the seconds of a task, and the overhead's share of it."""
+    """Medians and ranges of the seconds per task, and of the overhead's share."""
     seconds = {part: [each[part] for each in parts] for part in parts[0]}
     shares = [each["overhead"] / each["task"] for each in parts]
     record = {part: spread(values) for part, values in seconds.items()}

@@ -1,21 +1,22 @@
-"""Images per second of the engine against the bare step and against a plain PyCIL-like loop, alternating in one process.
+"""Images per second of the engine, of the bare training step and of a plain PyCIL-like loop, in one process.
 
     python benchmarks/throughput.py --out results/throughput-cpu.json
     python benchmarks/throughput.py --methods replay der foster memo --tasks 6
     python benchmarks/throughput.py --shape imagenet --images 512 --cache-images
     python benchmarks/throughput.py --cuda-graph --side-by-side 8 --images 50000 --epochs 5
 
-* engine: the learner's own ``fit``, everything included that an epoch has: gathering, augmentation, meters;
-* bare: forward, backward and step of the same losses at the same precision on one batch that is always the same, never as a CUDA graph;
-* plain: fp32, contiguous layout, PIL transforms in DataLoader workers that start again each epoch, losses read back each step;
+* engine: the learner's own ``fit``, with gathering, augmentation and meters;
+* bare: forward, backward and step with the same losses and precision on one fixed batch, never as a CUDA graph;
+* plain: fp32, contiguous layout, PIL transforms in DataLoader workers that restart each epoch, losses read back each
+  step;
 * decode (ImageNet shape): the engine's batches without training;
-* in turn (ImageNet shape): what bare and decode make together when one waits for the other, the most where the same cores do both;
-* side by side: as many processes as asked for, which train epochs of the engine on the one device at the same time, all together.
+* in turn (ImageNet shape): bare and decode one after the other, the upper bound where the same cores do both;
+* side by side: several processes that train with the engine on one device at the same time, in total.
 
-The floor is what the step's operators need at the rates of a large matrix product and a large copy, measured here too (``roofline.py``).
-Of each method an epoch of every phase of its last task is timed (the first task where there is one). The images are random: pixels
-do not change the speed. Medians and ranges over the repeats, and the ratios of the medians. On the CPU freed memory is kept, as in a
-run, and that helps every way, the plain one too.
+The floor is the time the step's operators need at the rates of a large matrix product and a large copy, also measured
+here (``roofline.py``). For each method an epoch of every phase of its last task is timed. The images are random; pixel
+values do not affect the speed. Reported are medians and ranges over the repeats, and ratios of the medians. On the CPU
+freed memory is kept, as in a run; this speeds up all variants, the plain loop too.
 """
 
 import argparse
@@ -34,7 +35,9 @@ from PIL import Image
 from record import origin, spread, write
 from roofline import Roofline, machine_rates, now
 from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 from torchvision import transforms
 
 from pycil_wsc import registry
@@ -47,14 +50,14 @@ from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-CLASSES = 10  # of a task
+CLASSES = 10  # per task
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=["replay"], choices=sorted(registry.learners))
-    parser.add_argument("--tasks", type=int, default=1, help="tasks of ten classes; the last is timed")
-    parser.add_argument("--side-by-side", type=int, metavar="N", help="also train in N processes at once")
+    parser.add_argument("--tasks", type=int, default=1, help="number of tasks of ten classes; the last is timed")
+    parser.add_argument("--side-by-side", type=int, metavar="N", help="also measure N processes training at once")
     add_options(parser)
     args = parser.parse_args()
     device = resolved_device(args.device)
@@ -70,7 +73,7 @@ def main():
 
 
 def add_options(parser):
-    """What to train on, where and how long."""
+    """Options shared with engine_ablation.py: data, device, duration."""
     parser.add_argument(
         "--shape",
         default="cifar",
@@ -85,49 +88,49 @@ def add_options(parser):
         "--epochs",
         type=int,
         default=1,
-        help="of the engine each time: a phase's first steps are counted, and recorded for a CUDA graph",
+        help="engine epochs per measurement; the first steps of a phase are also counted, or recorded for a CUDA graph",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--cuda-graph", action="store_true", help="the engine's passes as a CUDA graph")
-    parser.add_argument("--workers", type=int, default=4, help="processes that decode (PyCIL's Replay has 4)")
+    parser.add_argument("--cuda-graph", action="store_true", help="run the engine's passes as a CUDA graph")
+    parser.add_argument("--workers", type=int, default=4, help="decoding processes (4 in PyCIL's Replay)")
     parser.add_argument("--out", type=Path)
 
 
 def given(args):
-    """Of these options those that a record states."""
+    """The options that are part of a record."""
     return {
         name: getattr(args, name) for name in ("shape", "images", "cache_images", "epochs", "workers", "cuda_graph")
     }
 
 
 def compared(name, dataset, device, args):
-    """The ways of training of one method, in turn: a record."""
+    """Measure all variants of one method, alternating; returns its record."""
     ours, plain = (last_task(name, dataset, args, precision) for precision in (args.precision, "fp32"))
-    ways = {
+    variants = {
         "engine": Engine(*ours, args.epochs),
         "plain": Plain(*plain, dataset.train, args.workers),
         "bare": Bare(*ours),
     }
-    ways |= {"decode": Decode(*ours)} if args.shape == "imagenet" else {}
-    speeds, peaks = {way: [] for way in ways}, {}
+    variants |= {"decode": Decode(*ours)} if args.shape == "imagenet" else {}
+    speeds, peaks = {variant: [] for variant in variants}, {}
     for repeat in range(args.repeats + 1):
-        for way, timed in ways.items():
-            if not repeat:  # the first round warms up and shows the memory
+        for variant, timed in variants.items():
+            if not repeat:  # the first round is warm-up, and measures memory
                 reset_peak_memory(device)
             start = now(device)
             images = timed.epoch()
             seconds = now(device) - start
             if repeat:
-                speeds[way].append(images / seconds)
+                speeds[variant].append(images / seconds)
             else:
-                peaks[way] = peak_memory(device)
-    medians = {way: statistics.median(values) for way, values in speeds.items()}
-    record = {"images_per_second": {way: spread(values) for way, values in speeds.items()}}
-    if "decode" in ways:
+                peaks[variant] = peak_memory(device)
+    medians = {variant: statistics.median(values) for variant, values in speeds.items()}
+    record = {"images_per_second": {variant: spread(values) for variant, values in speeds.items()}}
+    if "decode" in variants:
         medians["in_turn"] = 1 / (1 / medians["bare"] + 1 / medians["decode"])
-    record |= {f"engine_over_{way}": medians["engine"] / median for way, median in medians.items() if way != "engine"}
+    record |= {f"engine_over_{name}": medians["engine"] / each for name, each in medians.items() if name != "engine"}
     floor = Floor(*ours).record()
     record |= {"floor": floor, "engine_over_floor": medians["engine"] / floor["images_per_second"]}
     return record | {
@@ -138,12 +141,12 @@ def compared(name, dataset, device, args):
 
 
 def side_by_side(name, dataset, args):
-    """Images per second of ``args.side_by_side`` processes together: each repeat begins for all at once and ends with the slowest."""
+    """Total images per second of several processes; a repeat starts at once for all and ends with the slowest."""
     context, number = multiprocessing.get_context("spawn"), args.side_by_side
     start, spans = context.Barrier(number), context.SimpleQueue()
-    multiprocessing.spawn(one_of_several, (name, dataset, args, max(1, os.cpu_count() // number), start, spans), number)
-    told = [spans.get() for _ in range(number * args.repeats)]
-    rounds = [[span for at, *span in told if at == repeat] for repeat in range(args.repeats)]
+    spawn(one_of_several, (name, dataset, args, max(1, os.cpu_count() // number), start, spans), number)
+    received = [spans.get() for _ in range(number * args.repeats)]
+    rounds = [[span for at, *span in received if at == repeat] for repeat in range(args.repeats)]
     speeds = [
         sum(images for _, _, images in spans) / (max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans))
         for spans in rounds
@@ -155,7 +158,7 @@ def one_of_several(_, name, dataset, args, threads, start, spans):
     torch.set_num_threads(threads)
     learner, task = last_task(name, dataset, args, args.precision)
     engine = Engine(learner, task, args.epochs)
-    engine.epoch()  # warms up
+    engine.epoch()  # warm-up
     for repeat in range(args.repeats):
         start.wait()
         begin, images = now(learner.device), engine.epoch()
@@ -163,7 +166,7 @@ def one_of_several(_, name, dataset, args, threads, start, spans):
 
 
 def last_task(name, dataset, args, precision):
-    """A learner that has learned all tasks but the last, for an epoch, and the last task, for which it has grown."""
+    """A learner trained for one epoch on each task but the last and grown for the last one, and that task."""
     convnet = {"cifar": "resnet32", "imagenet": "resnet18"}[args.shape]
     keys = {
         "model_name": name,
@@ -191,12 +194,12 @@ def last_task(name, dataset, args, precision):
 
 
 def random_dataset(args, folder):
-    """Of the shape asked for; files go below ``folder``."""
+    """Random images of the shape ``args.shape``; JPEG files are written below ``folder``."""
     return random_images(args.tasks, per_class(args)) if args.shape == "cifar" else random_files(args, folder)
 
 
 def random_images(tasks, train, test=1):
-    """CIFAR-shaped, ``train`` and ``test`` images of each class."""
+    """CIFAR-shaped images, ``train`` and ``test`` of each class."""
     rng, splits = np.random.default_rng(0), []
     for count in (train, test):
         targets = np.repeat(np.arange(tasks * CLASSES), count)
@@ -208,7 +211,7 @@ def random_images(tasks, train, test=1):
 
 
 def random_files(args, folder):
-    """JPEG files of ImageNet's mean size, smooth so that they compress as photographs do."""
+    """JPEG files of ImageNet's mean size, smooth so that they compress like photographs."""
     rng = np.random.default_rng(0)
     for part, count in (("train", per_class(args)), ("val", 1)):
         for label in range(args.tasks * CLASSES):
@@ -223,7 +226,7 @@ def random_files(args, folder):
 
 
 def per_class(args):
-    """As many images in the last task and its memory as asked for: half of an epoch is new data where there is a memory."""
+    """Training images per class, so that the last task with its memory has ``args.images``, half of them new."""
     return args.images // (CLASSES * (2 if args.tasks > 1 else 1))
 
 
@@ -236,16 +239,20 @@ class Silent:
     task_started = step = epoch_ended = task_trained = phase_started
 
 
-class Way:
-    """A way to train the task's phases for an epoch each."""
+class Variant:
+    """One way to train each phase of the task for an epoch."""
 
     epochs = 1
 
     def __init__(self, learner, task, *_):
         self.learner, self.task = learner, task
 
+    def train(self, number, phase):
+        """Train an epoch of the phase, the task's ``number``-th."""
+        raise NotImplementedError
+
     def epoch(self):
-        """Train; returns the number of images."""
+        """Train all phases; returns the number of images."""
         images = 0
         for number, phase in enumerate(self.learner.phases(self.task)):
             self.train(number, phase)
@@ -253,8 +260,8 @@ class Way:
         return images
 
 
-class Engine(Way):
-    """The learner's own loop, for several epochs where asked."""
+class Engine(Variant):
+    """The learner's own loop, for ``epochs`` epochs."""
 
     def __init__(self, learner, task, epochs=1):
         super().__init__(learner, task)
@@ -265,7 +272,7 @@ class Engine(Way):
         self.learner.fit(self.task, number, phase, 0, Silent())
 
 
-class Bare(Way):
+class Bare(Variant):
     """Forward, backward, step and nothing else."""
 
     def train(self, number, phase):
@@ -295,15 +302,11 @@ class Bare(Way):
 
 
 class Floor(Bare):
-    """What the operators of the bare step need at the machine's rates."""
+    """Time the bare step's operators need at the machine's rates."""
 
     def record(self):
-        self.rates, self.seconds, self.operations, self.bytes = (
-            machine_rates(self.learner.device, self.learner.precision),
-            0,
-            0,
-            0,
-        )
+        self.rates = machine_rates(self.learner.device, self.learner.precision)
+        self.seconds = self.operations = self.bytes = 0
         images = self.epoch()
         floor = {
             "images_per_second": images / self.seconds,
@@ -314,7 +317,7 @@ class Floor(Bare):
 
     def train(self, number, phase):
         images, targets = self.batch(phase)
-        self.step(phase, images, targets)  # the optimiser makes its state
+        self.step(phase, images, targets)  # creates the optimiser's state
         with Roofline(*self.rates) as roofline:
             self.step(phase, images, targets)
         steps = len(phase.indices) / len(images)
@@ -323,8 +326,8 @@ class Floor(Bare):
         self.bytes += steps * roofline.bytes
 
 
-class Plain(Way):
-    """What a loop looks like that nobody has tuned."""
+class Plain(Variant):
+    """A training loop without optimisations."""
 
     def __init__(self, learner, task, split, workers):
         super().__init__(learner.to(memory_format=torch.contiguous_format), task)
@@ -359,7 +362,9 @@ def pil_transform(info, split):
     return transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(info.mean, info.std)])
 
 
-class PilImages:
+class PilImages(TorchDataset):
+    """(transformed image, target) of each of ``indices``."""
+
     def __init__(self, split, indices, targets, transform):
         self.split, self.indices, self.targets, self.transform = split, indices, targets, transform
 
@@ -376,8 +381,8 @@ class PilImages:
         return self.transform(image), int(self.targets[index])
 
 
-class Decode(Way):
-    """The batches alone."""
+class Decode(Variant):
+    """The batches without training."""
 
     def train(self, number, phase):
         for _ in self.learner.training_batches(phase.indices, self.task.index, number, 0):

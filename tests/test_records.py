@@ -143,7 +143,7 @@ def speeds(record, name, column):
 
 
 def parts(record, name, column):
-    (part,) = (part for part in record["images_per_second"].values() if part["undone"] == name)
+    (part,) = (part for part in record["images_per_second"].values() if part["removed"] == name)
     return {
         "images per second": (part["median"],),
         "range": (part["min"], part["max"]),
@@ -171,8 +171,8 @@ def peaks(record, names, column):
         ("throughput-methods-cpu", "method", speeds),
         ("throughput-imagenet-cpu", "method", speeds),
         ("throughput-imagenet-cached-cpu", "method", speeds),
-        ("undone-cpu", "undone", parts),
-        ("undone-imagenet-cpu", "undone", parts),
+        ("engine-ablation-cpu", "removed", parts),
+        ("engine-ablation-imagenet-cpu", "removed", parts),
         ("run-cost-cpu", "method", costs),
         ("run-cost-short-cpu", "method", costs),
         ("peak-memory-cpu", "method", peaks),
