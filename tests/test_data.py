@@ -4,6 +4,9 @@ import dataclasses
 import io
 import logging
 import shutil
+import subprocess
+import sys
+import time
 import urllib.error
 from pathlib import Path
 
@@ -15,8 +18,14 @@ from sklearn.datasets import load_digits
 from torchvision.datasets import ImageFolder
 
 from pycil_wsc import registry
-from pycil_wsc.data.datasets import _mean_and_std, decode, load_dataset
+from pycil_wsc.data import fingerprint as fingerprints
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.fingerprint import changed
+from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.npz import mean_and_std
 from pycil_wsc.errors import UserError
+
+ROOT = Path(__file__).parent.parent
 
 
 def small_arrays(classes=3, side=8, train=4, test=2, seed=0):
@@ -92,14 +101,23 @@ def test_npz_takes_class_names_compression_and_any_integer_labels(tmp_path):
     assert np.array_equal(dataset.test.targets, arrays["test_y"])
 
 
-def test_npz_that_is_not_compressed_is_mapped_so_that_processes_share_it(tmp_path):
-    write_npz(tmp_path / "own.npz")
-    images, arrays = load_dataset(f"npz:{tmp_path / 'own.npz'}", ".").train.images, np.load(tmp_path / "own.npz")
-    mapped = images if isinstance(images, np.memmap) else images.base
-    assert isinstance(mapped, np.memmap) and mapped.mode == "c", (
-        "a write, which nothing does, would stay in its process"
-    )
-    assert np.array_equal(images, arrays["train_x"])
+OVERWRITTEN = """
+import sys
+from pycil_wsc.data.datasets import load_dataset
+path = sys.argv[1]
+images = load_dataset(f"npz:{path}", ".").train.images
+before = images.sum()
+open(path, "wb").close()  # as np.savez begins
+assert images.sum() == before
+print("alive")
+"""
+
+
+def test_a_file_that_is_overwritten_changes_nothing_that_was_read(tmp_path):
+    """In a process of its own, which a mapped file would end with SIGBUS."""
+    path = write_npz(tmp_path / "own.npz", **small_arrays(side=64))
+    ended = subprocess.run([sys.executable, "-c", OVERWRITTEN, path], capture_output=True, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stdout) == (0, "alive\n")
 
 
 def test_grey_images_get_three_equal_channels(tmp_path):
@@ -138,7 +156,7 @@ def test_mean_and_std_are_those_of_the_training_images(tmp_path):
     )
     assert info.mean[0] > info.mean[1] > info.mean[2]
     for chunk in (1, 64, 1000, 7777):
-        assert _mean_and_std(arrays["train_x"], chunk) == (info.mean, info.std)
+        assert mean_and_std(arrays["train_x"], chunk) == (info.mean, info.std)
 
 
 @pytest.mark.parametrize("value", [0, 1, 77, 128, 255])
@@ -420,6 +438,76 @@ def test_the_facts_of_digits():
     assert (round(info.mean[0], 4), round(info.std[0], 4), len(dataset.train)) == (0.2872, 0.3540, 1442), (
         "as the docstring says"
     )
+
+
+# which data these are
+
+
+def fingerprint(name, root="."):
+    return load_dataset(name, root).fingerprint
+
+
+def test_the_fingerprint_is_the_contents_whatever_the_file(tmp_path):
+    arrays = small_arrays()
+    write_npz(tmp_path / "one.npz")
+    np.savez_compressed(tmp_path / "two.npz", **arrays | {"train_y": arrays["train_y"].astype(np.uint8)})
+    write_npz(tmp_path / "named.npz", classes=np.array(["a", "b", "c"]))
+    one = fingerprint(f"npz:{tmp_path / 'one.npz'}")
+    assert (one["train"], one["test"]) == (12, 6) and len(one["sha256"]) == 16
+    assert one == fingerprint(f"npz:{tmp_path / 'two.npz'}") == fingerprint(f"npz:{tmp_path / 'named.npz'}")
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_pixel_or_two_labels_make_other_data(part, tmp_path):
+    arrays, path = small_arrays(), tmp_path / "own.npz"
+    one = fingerprint(f"npz:{write_npz(path)}")
+    images, labels = arrays[f"{part}_x"].copy(), arrays[f"{part}_y"].copy()
+    images[3, 2, 1, 0] ^= 1
+    first, second = (np.flatnonzero(labels == label)[0] for label in (0, 1))
+    labels[[first, second]] = labels[[second, first]]
+    others = [fingerprint(f"npz:{write_npz(path, **{name: value})}") for name, value in
+              ((f"{part}_x", images), (f"{part}_y", labels))]  # fmt: skip
+    assert all(changed(one, other) for other in others) and changed(*others)
+    assert not changed(one, one) and not changed(None, one) and not changed(one, None)
+
+
+def test_the_hash_is_kept_beside_the_file_until_the_file_changes(tmp_path, monkeypatch):
+    path, counted = write_npz(tmp_path / "own.npz"), []
+    compute = fingerprints.fingerprint
+    monkeypatch.setattr(fingerprints, "fingerprint", lambda *splits: counted.append(1) or compute(*splits))
+    now = time.time()
+    one = fingerprint(f"npz:{path}")
+    assert fingerprint(f"npz:{path}") == one and len(counted) == 2, (
+        "just written: it may change within the clock's tick"
+    )
+    monkeypatch.setattr(fingerprints.time, "time", lambda: now + 60)
+    assert [fingerprint(f"npz:{path}") for _ in range(3)] == [one] * 3 and len(counted) == 3
+    write_npz(path, train_x=255 - small_arrays()["train_x"])
+    other = fingerprint(f"npz:{path}")
+    assert changed(one, other) and len(counted) == 4
+    (tmp_path / ".own.npz.fingerprint").write_text('{"size": 3')
+    assert fingerprint(f"npz:{path}") == other
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise UserError("read-only")
+
+    path = write_npz(tmp_path / "own.npz")
+    monkeypatch.setattr(fingerprints, "SETTLED", -60)
+    monkeypatch.setattr(fingerprints, "write_atomically", refuse)
+    assert fingerprint(f"npz:{path}")["train"] == 12 and [file.name for file in tmp_path.iterdir()] == ["own.npz"]
+
+
+def test_image_files_are_known_by_their_places_and_sizes(tmp_path):
+    image_folder(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")  # with other modification times
+    one = fingerprint(f"folder:{tmp_path / 'one'}")
+    assert one == fingerprint(f"folder:{tmp_path / 'two'}") and (one["train"], one["test"]) == (7, 4)
+    (tmp_path / "two" / "val" / "b" / "0.png").write_bytes(b"another")
+    other = fingerprint(f"folder:{tmp_path / 'two'}")
+    (tmp_path / "one" / "train" / "b" / "2.png").rename(tmp_path / "one" / "train" / "b" / "3.png")
+    assert changed(one, other) and changed(one, fingerprint(f"folder:{tmp_path / 'one'}"))
 
 
 # folders

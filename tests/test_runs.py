@@ -261,6 +261,48 @@ def test_a_result_that_is_not_whole_is_named_and_kept(settings, tmp_path, capsys
     assert (folder / "result.json").read_text() == '{"config": {'
 
 
+def other_data(settings, **sizes):
+    """The same file with other data."""
+    path = Path(settings["dataset"].removeprefix("npz:"))
+    small_data(path, **sizes)
+    with np.load(path) as arrays:
+        changed = dict(arrays)
+    changed["test_x"][0, 0, 0, 0] ^= 1
+    np.savez(path, **changed)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"per_class": 9}, {"size": 10}])
+def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings, tmp_path, capsys):
+    path = write(tmp_path, settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
+    assert main(["--config", path]) == 0
+    ((folder, result),) = results(settings).items()
+    small_data(settings["dataset"].removeprefix("npz:"))
+    assert main(["--config", path]) == 0, "the same data in a file written anew"
+    other_data(settings, **sizes)
+    capsys.readouterr()
+    assert main(["--config", path]) == 1
+    error = capsys.readouterr().err
+    assert (
+        f"{folder / 'result.json'}: was made with other data (then 72 + 72 images" in error and error.count("\n") == 1
+    )
+    del result["data"]  # as of an earlier version
+    (folder / "result.json").write_text(json.dumps(result))
+    assert main(["--config", path]) == 0
+
+
+def test_a_stopped_run_does_not_go_on_with_other_data(settings, tmp_path, capsys):
+    config = resolve(settings | {"model_name": "replay"})
+    with killed_at(2):
+        Run(config, load_dataset(config.dataset, ".")).execute()
+    other_data(settings)
+    path = write(tmp_path, settings | {"model_name": "replay"})
+    assert main(["--config", path]) == 1
+    error = capsys.readouterr().err
+    assert "checkpoint.pt: was made with other data (then 72 + 72 images" in error and error.count("\n") == 1
+    small_data(settings["dataset"].removeprefix("npz:"))
+    assert main(["--config", path]) == 0
+
+
 def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     path = write(tmp_path, settings)
     folder = resolve(settings).run_folder

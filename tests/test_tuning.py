@@ -96,7 +96,7 @@ def test_a_poisoned_test_set_tunes_the_same(settings, tmp_path):
             (
                 tuned | {"dataset": None},
                 [
-                    without_measurements(result) | {"config": None}
+                    without_measurements(result) | {"config": None, "data": None}
                     for _, result in sorted(results(place).items(), key=lambda item: item[1]["config"]["wsc.retain"])
                 ],
             )

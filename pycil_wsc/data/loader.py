@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data import augment
-from pycil_wsc.data.datasets import decode
+from pycil_wsc.data.image_files import decode
 from pycil_wsc.errors import UserError
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from pycil_wsc.data.datasets import decode
+from pycil_wsc.data.image_files import decode
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pycil_wsc import seeding
-from pycil_wsc.data.datasets import Split
+from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 
 

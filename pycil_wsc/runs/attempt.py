@@ -9,7 +9,9 @@ from typing import Any
 from filelock import Timeout
 
 from pycil_wsc import registry
+from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import locked, write_json
@@ -55,7 +57,8 @@ def attempt(job, data, report):
     folder, kind = job.config.run_folder, registry.kinds[job.config.kind]
     try:
         with locked(folder, wait=job.wait):
-            result = finished(job.config) or kind.execute(job.config, data.of(job.config), report)
+            dataset = data.of(job.config)
+            result = finished(job.config, dataset) or kind.execute(job.config, dataset, report)
             (folder / "failed.json").unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
@@ -81,14 +84,19 @@ def failed(job, reason, again=True, error=None):
     return Outcome(failure=reason, again=again)
 
 
-def finished(config):
-    """The ``result.json`` of a finished run, if it is whole and of this configuration; None if there is none."""
+def finished(config, dataset):
+    """The ``result.json`` of a finished run, if it is whole, of this configuration and of these data; None if there is none.
+
+    Results of earlier versions and of language models do not say which data they were made with: they are taken as they are.
+    """
     path = config.run_folder / "result.json"
     if not path.exists():
         return None
     result = read_result(path)
     if resolve(result["config"]).identity() != config.identity():
         raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
+    if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
+        raise UnusableRun(f"{path}: was made with other data ({difference}); move it away to run this with the present ones")
     return result
 
 
@@ -97,6 +105,11 @@ class Datasets:
 
     def __init__(self) -> None:
         self._loader = functools.cache(lambda kind: registry.kinds[kind].loader())
+
+    def forget(self) -> None:
+        """Let go of what was read: a process that only plans runs does not train on it."""
+        self._loader.cache_clear()
+        return_freed_memory()
 
     def of(self, config: Any) -> Any:
         """What the run of ``config`` learns and is tested on."""

@@ -23,6 +23,7 @@ NODE_DEATHS = 5  # that one run may meet
 
 def run_on_cluster(schedule, address, per_device):
     """Bring the runs of ``schedule`` to their end, ``per_device`` at a time on each GPU, or on each node where there is none."""
+    schedule.data.forget()
     ray = connect(address)
     try:
         with Cluster(ray, per_device) as cluster:

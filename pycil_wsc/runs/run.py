@@ -9,6 +9,7 @@ import torch
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.analysis import Records
+from pycil_wsc.data.fingerprint import changed, fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import DataManager
@@ -54,6 +55,7 @@ class Run:
             )
         self.config, self.dataset, self.report = config, dataset, report
         self.folder = config.run_folder
+        self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)  # made by hand, not loaded
         self.device = resolved_device(config.device)
         self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
@@ -194,6 +196,7 @@ class Run:
             "records": self.records.state_dict(),
         }
         state |= {"clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
+        state["data"] = self.data
         save_tensors(self.folder / "checkpoint.pt", state)
         self._tick()  # saving is no training
         self.saved_at = self.mark
@@ -214,6 +217,10 @@ class Run:
             ) from None
         if state["identity"] != self.config.identity():
             raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
+        if difference := changed(state.get("data"), self.data):
+            raise UnusableRun(
+                f"{path}: was made with other data ({difference}); bring those back, or delete the file to start this run again"
+            )
         self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
         self.records.load_state_dict(records)
         for task in self.manager.tasks[: position["task"]]:
@@ -313,6 +320,7 @@ class Run:
             **{name: rows[-1][name] for name in self.learner.costs()},
             "peak_memory_bytes": self.peak_memory,
             "parameters": rows[-1]["parameters"],
+            "data": self.data,
             "class_order": self.manager.class_order,
             "class_names": self.class_names,
             "device": device_name(self.device),

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError

@@ -17,6 +17,7 @@ STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 def run_in_processes(schedule, count):
     """Bring the runs of ``schedule`` to their end, ``count`` at a time. A worker that dies has failed its run and is replaced."""
+    schedule.data.forget()
     workers = [Worker(number, max(1, cores() // count)) for number in range(count)]
     try:
         while busy := hand_out(schedule, workers):

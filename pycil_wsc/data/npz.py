@@ -1,0 +1,160 @@
+"""Arrays of a user's own, from a file made by ``np.savez``.
+
+=======================  =============================================================================
+``train_x``, ``test_x``  images, uint8 (N, H, W, 3) with H = W, or (N, H, W) for grey ones
+``train_y``, ``test_y``  labels, integers (N,) that count from 0 without gaps
+``classes``              the classes' names, strings (C,), name k being label k's; may be left out: then a
+                         class is named by its number
+=======================  =============================================================================
+
+Each class needs a training and a test sample. The arrays are read into memory rather than mapped: an ``np.savez`` to the
+same file cuts it to nothing first, and a process that then touches a mapped page of it is killed by SIGBUS without a word.
+Read, the file may change at any time: the run keeps the data that it began with. So each process that trains holds a copy
+of its own; what only plans runs can let it go.
+"""
+
+import lzma
+import os
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from pycil_wsc.data.types import Split
+from pycil_wsc.errors import UserError
+
+ARRAYS = ("train_x", "train_y", "test_x", "test_y")
+UNREADABLE = (OSError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, SyntaxError, RuntimeError)
+UNREADABLE += (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+
+
+def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
+    """The arrays of an npz file by name (the four of ``ARRAYS``, and ``classes`` where it has them), and the file's status.
+
+    The checksum of each array is compared. :class:`UserError` for a file that is not there, not whole or holds other things.
+    """
+    try:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            missing = [name for name in ARRAYS if name not in names]
+            if missing:
+                raise UserError(
+                    f"{path}: no array '{missing[0]}', only {names}; save {', '.join(ARRAYS)} with np.savez"
+                )
+            arrays = {name: _array(archive, f"{name}.npy") for name in (*ARRAYS, "classes") if name in names}
+            return arrays, os.fstat(file.fileno())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file (a relative path starts at {os.getcwd()}); make it with np.savez of "
+            f"{', '.join(ARRAYS)}"
+        ) from None
+    except MemoryError as error:
+        raise UserError(
+            f"{path}: does not fit in memory ({reason(error)}); use image files and 'folder:PATH'"
+        ) from None
+    except UNREADABLE as error:
+        raise UserError(
+            f"{path}: not a whole npz file of plain arrays ({reason(error)}); make it again with np.savez, or copy it again"
+        ) from None
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with archive.open(name) as stream:
+        array = np.lib.format.read_array(stream, allow_pickle=False)
+        if stream.read(1):  # at the end of the entry, zipfile compares the checksum
+            raise ValueError(f"{name}: bytes after the array")
+        return array
+
+
+def check_arrays(
+    path: Path, arrays: dict[str, np.ndarray], num_classes: int | None = None
+) -> tuple[tuple[str, ...], Split, Split]:
+    """(classes, training split, test split), checked. Without ``num_classes``, the names or else the largest label tell it."""
+    names = arrays.get("classes")
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U" or num_classes not in (None, len(names))):
+        raise UserError(
+            f"{path}: 'classes' is {_form(names)}; it must hold the names of {num_classes or 'the'} classes, "
+            "or be left out"
+        )
+    train, test = (_check_split(path, part, arrays) for part in ("train", "test"))
+    train_side, test_side = train.images.shape[1], test.images.shape[1]
+    if train_side != test_side:
+        raise UserError(
+            f"{path}: 'train_x' has images of side {train_side}, 'test_x' of {test_side}; resize them to one"
+        )
+    if names is None:
+        largest = max(0, *(int(split.targets.max()) for split in (train, test)))
+        names = range(num_classes or min(largest + 1, sys.maxsize))
+    for part, split in (("train", train), ("test", test)):
+        absence = "has no samples; labels count from 0 without gaps, and each class needs training and test samples"
+        check_targets(f"{path}: '{part}_y'", split.targets, names, absence)
+    return tuple(map(str, names)), train, test
+
+
+def _check_split(path, part, arrays):
+    images, labels = arrays[f"{part}_x"], arrays[f"{part}_y"]
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)) or not images.size:
+        raise UserError(
+            f"{path}: '{part}_x' is {_form(images)}; images must be uint8 (N, H, W, 3), or (N, H, W) for grey"
+        )
+    if images.shape[1] != images.shape[2]:
+        raise UserError(
+            f"{path}: '{part}_x' has images of {images.shape[1]}x{images.shape[2]}; make them square, by a crop or by "
+            "padding"
+        )
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: '{part}_y' is {_form(labels)}; labels must be integers (N,), one for each image")
+    if len(images) != len(labels):
+        raise UserError(
+            f"{path}: {len(images)} images in '{part}_x', {len(labels)} labels in '{part}_y'; give one label for each "
+            "image"
+        )
+    return Split(images if images.ndim == 4 else three_channels(images), labels.astype(np.int64))
+
+
+def check_targets(place: str, targets: np.ndarray, names, absence: str) -> None:
+    """Labels lie in 0..C-1, C the length of ``names``, and each class has a sample; ``absence`` is the complaint about one
+    without."""
+    present = np.unique(targets)
+    wrong = present[(present < 0) | (present >= len(names))]
+    if wrong.size:
+        raise UserError(f"{place}: label {wrong[0]} is not in 0..{len(names) - 1}; number the classes from 0")
+    if len(present) < len(names):
+        # the first class that is not at its place
+        first = int(np.argmin(np.append(present, -1) == np.arange(len(present) + 1)))
+        raise UserError(f"{place}: class '{names[first]}' {absence}")
+
+
+def three_channels(grey: np.ndarray) -> np.ndarray:
+    """(N, H, W) -> (N, H, W, 3), the channels equal."""
+    return np.repeat(grey[..., None], 3, axis=-1)
+
+
+def mean_and_std(images: np.ndarray, chunk: int = 1 << 22) -> tuple[tuple, tuple]:
+    """Mean and (population) standard deviation of each channel, on the 0..1 scale, of uint8 (N, H, W, 3).
+
+    Exact, from the histogram of the 256 values, and counted in chunks of about ``chunk`` pixels. A channel of one value
+    gets a standard deviation of 1: it becomes zero.
+    """
+    step = max(1, chunk // (images.shape[1] * images.shape[2]))
+    counts = np.zeros((3, 256), dtype=np.int64)
+    for start in range(0, len(images), step):
+        counts += [
+            np.bincount(images[start : start + step, :, :, channel].ravel(), minlength=256) for channel in range(3)
+        ]
+    values, share = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
+    mean = share @ values
+    std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(1))
+    std[(counts > 0).sum(1) == 1] = 1
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _form(array):
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def reason(error: BaseException) -> str:
+    """An error's own words, on one line."""
+    return " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())

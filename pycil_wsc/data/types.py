@@ -1,0 +1,58 @@
+"""A data set in three frozen records: its facts, its splits, and both together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The facts of a data set. ``image_size`` is the side of the square images after the transforms.
+
+    ``crop`` is "pad" (zero-pad by ``padding``, random crop; test images as they are) or "resized" (``RandomResizedCrop``;
+    test images with the short side resized to ``round(image_size * 256 / 224)``, then the centre). ``mean`` and ``std`` are on
+    the 0..1 scale. ``brightness`` is ``ColorJitter``'s: a factor uniform in 1 +- brightness.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    crop: str
+    padding: int
+    flip: bool
+    brightness: float
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """``images``: uint8 (N, H, W, 3), or N paths as an array of str; ``targets``: int64 (N,)."""
+
+    images: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.images.dtype == np.uint8
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """``held_out``: the share of the training samples that stand in the test split's place
+    (:mod:`pycil_wsc.data.validation`), or 0. ``fingerprint``: which data these are (:mod:`pycil_wsc.data.fingerprint`), set by
+    ``load_dataset``; it stays that of the whole data set when samples are held out or image files resized.
+    """
+
+    info: DatasetInfo
+    train: Split
+    test: Split
+    held_out: float = 0.0
+    fingerprint: dict | None = None
