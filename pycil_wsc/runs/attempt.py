@@ -96,7 +96,9 @@ def finished(config, dataset):
     if resolve(result["config"]).identity() != config.identity():
         raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
     if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
-        raise UnusableRun(f"{path}: was made with other data ({difference}); move it away to run this with the present ones")
+        raise UnusableRun(
+            f"{path}: was made with other data ({difference}); move it away to run this with the present ones"
+        )
     return result
 
 
