@@ -1,18 +1,62 @@
-"""The package as it is installed."""
+"""The wheel works by itself: from its own files, in a folder that has modules of the same names as PyCIL's."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from small_runs import small_data
+
+import main
+from pycil_wsc.runs import command
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRA_OF = {"cluster": "ray"}  # requirements-<name>.txt is the extra <name>, but for these
+CONFIG = {
+    "dataset": "npz:data.npz",
+    "data_root": ".",
+    "model_name": "wsc",
+    "convnet_type": "resnet8",
+    "init_cls": 3,
+    "increment": 3,
+    "memory_per_class": 2,
+    "init_epoch": 1,
+    "epochs": 2,
+    "wsc.average_every": 1,
+    "device": "cpu",
+    "save_weights": True,
+}
+USE = """
+import pathlib, sys
+import numpy as np
+import pycil_wsc
+
+model = pycil_wsc.load(next(pathlib.Path("runs").rglob("result.json")).parent)
+labels = model.predict(np.load("data.npz")["test_x"])
+assert set(labels) <= set(range(6)), labels
+
+import torch
+from pycil_wsc.consolidation import WeightSpaceConsolidation
+
+layer = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+wsc = WeightSpaceConsolidation(layer.named_parameters(), warmup_steps=1, retain=0.5).attach(optimizer)
+for _ in range(3):
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+wsc.finish()
+assert wsc.resets == 1
+
+print(*sorted({name.split(".")[0] for name in sys.modules} & {"utils", "convs", "main", "tests"}))
+print(*(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "pycil_wsc"), sep="\\n")
+"""
 
 
 def run(*command, cwd, **environment):
@@ -42,6 +86,31 @@ def wheel(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def binaries(wheel, tmp_path_factory):
+    """The commands of a fresh environment with the wheel in it, which sees torch where it is installed already."""
+    environment = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
+    scheme = {"base": environment, "platbase": environment}
+    folder = environment / ("Scripts" if os.name == "nt" else "bin")
+    site = Path(sysconfig.get_path("purelib", "venv", scheme))
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    install = ["--python", folder / "python", "install", "--no-deps", "--no-index", wheel]
+    run(sys.executable, "-m", "pip", *install, cwd=environment)
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A project of somebody else, with ``utils`` and ``convs`` of its own."""
+    (tmp_path / "utils.py").write_text("raise ImportError('utils of another project')\n")
+    (tmp_path / "convs").mkdir()
+    (tmp_path / "convs" / "__init__.py").write_text("raise ImportError('convs of another project')\n")
+    small_data(tmp_path / "data.npz", per_class=4)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
 def requirements(name):
     """The set of a requirements file, with those of the files it names."""
     lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
@@ -67,3 +136,25 @@ def test_the_requirements_files_are_what_the_wheel_declares(wheel):
         name = path.stem.removeprefix("requirements-")
         needed = declared(wheel, EXTRA_OF.get(name, name))
         assert needed and needed <= requirements(path.name) <= always | declared(wheel, "dev") | needed, path.name
+
+
+def test_the_wheel_works_where_other_modules_have_pycils_names(binaries, elsewhere):
+    run(binaries / "pycil-wsc", "--config", "config.json", cwd=elsewhere)
+    (result,) = (json.loads(path.read_text()) for path in elsewhere.rglob("result.json"))
+    assert len(result["curve"]) == 2
+    run(binaries / "python", "-m", "pycil_wsc.report", "runs", "--out", "page", cwd=elsewhere)
+    assert "wsc" in (elsewhere / "page" / "index.html").read_text()
+    foreign, *files = run(binaries / "python", "-c", USE, cwd=elsewhere).splitlines()
+    assert foreign == ""
+    assert files and all(Path(file).is_relative_to(binaries.parent) for file in files)
+
+
+def test_the_wheels_plugin_trains_in_a_checkout_of_pycil(binaries, elsewhere):
+    settings = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class": 5, "device": [-1], "seed": [1]}
+    (elsewhere / "wsc.json").write_text(json.dumps(settings))
+    plugin = ["-m", "pycil_wsc.plugins.pycil", "--pycil", ROOT / "tests" / "pycil_standin", "--config", "wsc.json"]
+    assert run(binaries / "python", *plugin, cwd=elsewhere).count("top1") == 3
+
+
+def test_the_command_is_main_py():
+    assert main.main is command.main
