@@ -22,7 +22,7 @@ import torch
 from record import origin, write
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, moment_score
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.step_cost import PeakBytes
 from pycil_wsc.networks.nets import IncrementalNet
@@ -86,12 +86,16 @@ class Task:
     def __init__(self, args, device, batch, optimizer, moments):
         self.net, self.batch = network(args, device), batch
         self.optimizer = OPTIMIZERS[optimizer](self.net.parameters())
-        schedule = {"warmup_steps": args.steps // 4, "average_every": max(1, (args.steps - args.steps // 4) // 10)}
-        self.wsc = (
-            WeightSpaceConsolidation(self.net.named_parameters(), moments=moments, **schedule).attach(self.optimizer)
-            if moments
-            else None
-        )
+        self.wsc = None
+        if moments:
+            warmup = args.steps // 4
+            average = Average(every=max(1, (args.steps - warmup) // 10))
+            self.wsc = WeightSpaceConsolidation(
+                self.net.named_parameters(),
+                warmup_steps=warmup,
+                importance=moment_score(source=moments),
+                average=average,
+            ).attach(self.optimizer)
 
     def step(self):
         """One step; returns the seconds of the forward and backward pass and those of the optimiser's step."""

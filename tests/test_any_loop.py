@@ -11,7 +11,18 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pycil_wsc.consolidation import WeightSpaceConsolidation, ranking
+from pycil_wsc.consolidation import (
+    Average,
+    Blend,
+    Random,
+    Revert,
+    ShrinkPerturb,
+    WeightSpaceConsolidation,
+    drift_score,
+    moment_score,
+    ranking,
+)
+from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.consolidation.reference import ReferenceConsolidation
 
 # The whole, against the slow twin.
@@ -23,44 +34,49 @@ BETAS = [(0.9, 0.99), (0.5, 0.7)]  # of the two groups, where the optimiser has 
 
 @st.composite
 def loops(draw):
-    """-> (options of the consolidation, and how the loop around it is made)."""
-    reset = draw(st.sampled_from(["blend", "revert", "random", "shrink_perturb", "none"]))
+    """-> (function of the new initial values -> options of the consolidation, how the loop around it is made)."""
+    rule = draw(st.sampled_from([Blend, Revert, Random, ShrinkPerturb, None]))
+    blend = draw(st.sampled_from([0, 0.3, 0.5, 1]))
+    common = dict(every=draw(st.sampled_from([None, 1, 3])), buffers=draw(st.booleans()))
     count = draw(st.sampled_from(["since_reset", "absolute"]))
-    optimizer = draw(st.sampled_from(["SGD", "Adam", "AdamW"]))
-    moments = "own" if optimizer == "SGD" else draw(st.sampled_from(["own", "optimizer"]))
-    options = dict(
-        warmup_steps=draw(st.integers(0 if reset == "none" else 1, 5)),
-        average_every=draw(st.integers(1, 3)),
-        retain=draw(st.sampled_from([0, 0.1, 0.2, 0.5, 0.77, 1])),
-        blend=draw(st.sampled_from([0, 0.3, 0.5, 1])),
-        importance=draw(st.sampled_from(["moment", "first_moment", "second_moment", "drift"])),
-        moments=moments,
-        rank_scope=draw(st.sampled_from(["global", "tensor"])),
-        reset=reset,
-        reset_every=draw(st.sampled_from([None, 1, 3])),
-        average=draw(st.booleans()),
-        average_start="reset" if count == "absolute" else draw(st.sampled_from(["reset", "first"])),
-        average_count=count,
-        average_last=draw(st.booleans()),
-        reset_buffers=draw(st.booleans()),
-        average_buffers=draw(st.booleans()),
+    average = Average(
+        every=draw(st.integers(1, 3)),
+        start="reset" if count == "absolute" else draw(st.sampled_from(["reset", "first"])),
+        count=count,
+        last=draw(st.booleans()),
+        buffers=draw(st.booleans()),
     )
-    if moments == "own":
-        options |= dict(betas=draw(st.sampled_from([(0.9, 0.999), (0.5, 0.7), (0, 0)])), score_abs=draw(st.booleans()))
-    narrow = (
-        moments == "own"
-    )  # Adam keeps its moments in the weights' type: in bf16 they are not those of the equations
+    optimizer = draw(st.sampled_from(["SGD", "Adam", "AdamW"]))
+    source = "own" if optimizer == "SGD" else draw(st.sampled_from(["own", "optimizer"]))
+    moments = dict(source=source)
+    if source == "own":
+        moments |= dict(betas=draw(st.sampled_from([(0.9, 0.999), (0.5, 0.7), (0, 0)])), absolute=draw(st.booleans()))
+    importance = draw(st.sampled_from([*MOMENT_SCORES, "drift"]))
+    options = dict(
+        warmup_steps=draw(st.integers(1 if rule else 0, 5)),
+        retain=draw(st.sampled_from([0, 0.1, 0.2, 0.5, 0.77, 1])),
+        importance=drift_score() if importance == "drift" else MOMENT_SCORES[importance](**moments),
+        average=average if draw(st.booleans()) else None,
+        rank_scope=draw(st.sampled_from(["global", "tensor"])),
+    )
+
+    def with_reset(fresh):
+        arguments = {Blend: [blend], Random: [fresh], ShrinkPerturb: [fresh]}
+        return options | {"reset": rule and rule(*arguments.get(rule, []), **common)}
+
+    # Adam keeps its moments in the weights' type: in bf16 they are not those of the equations.
+    narrow = [torch.bfloat16] if source == "own" else []
     loop = dict(
         optimizer=optimizer,
         fused=draw(st.booleans()),
         scaler=draw(st.booleans()),
-        dtype=draw(st.sampled_from([torch.float64, torch.float32] + narrow * [torch.bfloat16])),
+        dtype=draw(st.sampled_from([torch.float64, torch.float32, *narrow])),
         prefix=draw(st.sampled_from(["", "_orig_mod."])),
         eligible=draw(st.booleans()),
         block=draw(st.sampled_from([3, 2**20])),
         seed=draw(st.integers(0, 10**6)),
     )
-    return options, loop
+    return with_reset, loop
 
 
 def make_optimizer(params, name, fused):
@@ -77,13 +93,13 @@ def make_optimizer(params, name, fused):
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(loops())
 def test_fast_version_follows_the_slow_one_in_every_loop(case):
-    options, loop = case
+    with_reset, loop = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranking, "BLOCK", loop["block"])
-        compare_with_reference(options, loop)
+        compare_with_reference(with_reset, loop)
 
 
-def compare_with_reference(options, loop):
+def compare_with_reference(with_reset, loop):
     """One task: the fast version attached to an optimiser, and beside it the same optimiser's twin, whose weights the slow version changes."""
     rng = random.Random(loop["seed"])
     dtype, tolerance = loop["dtype"], {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2**-5}[loop["dtype"]]
@@ -101,18 +117,16 @@ def compare_with_reference(options, loop):
     named = [(loop["prefix"] + name, p) for name, p in [*params.items(), ("shared", params["matrix"])]]
     eligible = {loop["prefix"] + "matrix": torch.tensor(mask).view(3, 4)} if loop["eligible"] else {}
     initial = {name: gaussian(rng, shape, dtype) for name, shape in SHAPES.items()}
-    fast = WeightSpaceConsolidation(
-        named, named_buffers=buffers.items(), eligible=eligible, fresh=lambda: initial, **options
-    ).attach(optimizer)
+    options = with_reset(lambda: initial)
+    average = options["average"]
+    fast = WeightSpaceConsolidation(named, named_buffers=buffers.items(), eligible=eligible, **options)
+    fast.attach(optimizer)
     trained = [name for name in SHAPES if name != "frozen"]
-    betas = (
-        {name: b for names, b in zip(GROUPS, BETAS) for name in names}
-        if options["moments"] == "optimizer"
-        else options["betas"]
-    )
+    adams = {name: b for names, b in zip(GROUPS, BETAS) for name in names}
     slow = ReferenceConsolidation(
         lists(twins, trained),
-        **options | {"betas": betas, "fresh": lists(initial)},
+        **options,
+        betas=adams if getattr(options["importance"], "source", "own") == "optimizer" else None,
         buffers=lists(twin_buffers),
         eligible={"matrix": mask} if loop["eligible"] else {},
     )
@@ -123,7 +137,7 @@ def compare_with_reference(options, loop):
         torch.testing.assert_close(buffers["mean"], twin_buffers["mean"], rtol=tolerance, atol=tolerance)
 
     real = 0
-    while real < options["warmup_steps"] + 3 * options["average_every"] + 1:
+    while real < options["warmup_steps"] + 3 * (average.every if average else 1) + 1:
         gradients = {
             name: None if name in ("unused", "frozen") else random_gradient(rng, shape, dtype)
             for name, shape in SHAPES.items()
@@ -153,12 +167,8 @@ def compare_with_reference(options, loop):
         real += not skipped
         if rng.random() < 0.3:  # to ask for it settles the count; not to ask must not matter
             assert fast.steps == slow.i
-    if (
-        options["average"]
-        and not (options["average_start"] == "reset" or options["average_last"])
-        and slow.mean is None
-    ):
-        return
+    if average and average.start == "first" and not average.last and not slow.mean:
+        return  # nothing to average
     fast.finish()
     weights, means = lists(twins, trained), lists(twin_buffers)
     slow.finish(weights, means)
@@ -193,6 +203,8 @@ def write(tensors, values):
 
 # One by one.
 
+FROM_ADAM = moment_score(source="optimizer")
+
 
 def small_net(dtype=torch.float32):
     torch.manual_seed(0)
@@ -226,7 +238,7 @@ def weights(net):
 def test_gradients_accumulated_over_batches_are_one_step():
     ends = []
     for parts in 1, 4:
-        net, optimizer, wsc = start(torch.optim.SGD, small_net(torch.float64), warmup_steps=3, average_every=2)
+        net, optimizer, wsc = start(torch.optim.SGD, small_net(torch.float64), warmup_steps=3, average=Average(2))
         for step in range(8):
             inputs, targets = batch(step, torch.float64)
             for x, y in zip(inputs.chunk(parts), targets.chunk(parts)):
@@ -242,8 +254,8 @@ def test_gradients_accumulated_over_batches_are_one_step():
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam])
 def test_the_optimisers_moments_rank_like_own_ones_of_the_same_decay(optimizer):
     ends = []
-    for options in dict(moments="optimizer"), dict(moments="own", betas=(0.9, 0.999)):
-        net, opt, wsc = start(optimizer, warmup_steps=3, average_every=2, **options)
+    for importance in FROM_ADAM, moment_score(betas=(0.9, 0.999)):
+        net, opt, wsc = start(optimizer, warmup_steps=3, average=Average(2), importance=importance)
         train(net, opt, range(8))
         wsc.finish()
         ends.append(weights(net))
@@ -253,9 +265,8 @@ def test_the_optimisers_moments_rank_like_own_ones_of_the_same_decay(optimizer):
 def test_narrow_moments_of_the_optimiser_are_widened_before_they_are_multiplied():
     weight = nn.Parameter(torch.zeros(20_000, dtype=torch.bfloat16))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
-    wsc = WeightSpaceConsolidation(
-        [("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments="optimizer", average=False
-    ).attach(optimizer)
+    options = dict(retain=0.5, importance=FROM_ADAM, reset=Revert(), average=None)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, **options).attach(optimizer)
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         weight.grad = torch.randn(20_000, generator=generator).bfloat16()
@@ -272,7 +283,8 @@ def test_narrow_moments_of_the_optimiser_are_widened_before_they_are_multiplied(
 
 
 def test_average_equals_torchs_averaged_model_under_adamw():
-    net, optimizer, wsc = start(warmup_steps=3, average_every=2, moments="optimizer", average_last=False)
+    options = dict(importance=FROM_ADAM, average=Average(every=2, last=False))
+    net, optimizer, wsc = start(warmup_steps=3, **options)
     averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
     for step in range(1, 12):
         train(net, optimizer, [step])
@@ -311,14 +323,13 @@ def scaled_step(optimizer, scaler, weight, gradient):
     scaler.update()
 
 
-@pytest.mark.parametrize("moments", ["own", "optimizer"])
+@pytest.mark.parametrize("source", ["own", "optimizer"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_skipped_steps_do_not_count(fused, moments):
+def test_skipped_steps_do_not_count(fused, source):
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([weight], lr=1.0, weight_decay=0.0, fused=fused)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, retain=0.5, blend=0, moments=moments).attach(
-        optimizer
-    )
+    options = dict(retain=0.5, importance=moment_score(source=source), reset=Revert())
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, **options).attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     resets = []
     for gradient in (
@@ -350,22 +361,20 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("moments", ["own", "optimizer"])
-def test_under_a_scaler_that_skips_on_the_device_only_steps_with_something_due_wait(moments):
+@pytest.mark.parametrize("source", ["own", "optimizer"])
+def test_under_a_scaler_that_skips_on_the_device_only_steps_with_something_due_wait(source):
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([weight], lr=1.0, fused=True)
-    WeightSpaceConsolidation([("w", weight)], warmup_steps=4, average_every=3, moments=moments).attach(optimizer)
-    optimizer.grad_scale, optimizer.found_inf = (
-        torch.ones(()),
-        torch.zeros(()),
-    )  # as a GradScaler sets them around the step
+    options = dict(importance=moment_score(source=source), average=Average(every=3))
+    WeightSpaceConsolidation([("w", weight)], warmup_steps=4, **options).attach(optimizer)
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # as a GradScaler sets them
     waits = []
     for _ in range(10):
         weight.grad = torch.ones(2)
         with HostReads() as reads:
             optimizer.step()
         waits.append(reads.count > 0)
-    assert waits == [moments == "own", False, False, True, False, False, True, False, False, True]
+    assert waits == [source == "own", False, False, True, False, False, True, False, False, True]
 
 
 # Memory.
@@ -393,7 +402,7 @@ class Live(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "dtype, moments, copies",
+    "dtype, source, copies",
     [
         (torch.float32, "optimizer", 1),
         (torch.bfloat16, "optimizer", 2),
@@ -402,7 +411,7 @@ class Live(TorchDispatchMode):
     ],
 )
 def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_are_read(
-    monkeypatch, dtype, moments, copies
+    monkeypatch, dtype, source, copies
 ):
     """Copies in bytes of the weights: the average of bf16 is in fp32, own moments too."""
     monkeypatch.setattr(ranking, "BLOCK", 500)
@@ -413,9 +422,9 @@ def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_a
     for p in params:
         p.grad = torch.randn(p.shape).to(dtype)
     with Live([*params, *(p.grad for p in params)]) as live:
-        wsc = WeightSpaceConsolidation(
-            [(str(i), p) for i, p in enumerate(params)], warmup_steps=2, average_every=2, moments=moments
-        ).attach(optimizer)
+        options = dict(importance=moment_score(source=source), average=Average(every=2))
+        named = [(str(i), p) for i, p in enumerate(params)]
+        wsc = WeightSpaceConsolidation(named, warmup_steps=2, **options).attach(optimizer)
         for _ in range(6):
             optimizer.step()
         wsc.finish()
@@ -429,7 +438,7 @@ def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_a
 
 @pytest.mark.parametrize("reset_every", [None, 2])
 def test_with_the_optimisers_moments_save_load_and_go_on_equals_going_on(reset_every):
-    options = dict(warmup_steps=3, average_every=2, moments="optimizer", reset_every=reset_every)
+    options = dict(warmup_steps=3, average=Average(2), importance=FROM_ADAM, reset=Blend(every=reset_every))
     net, optimizer, wsc = start(**options)
     train(net, optimizer, range(8))
     wsc.finish()
@@ -445,29 +454,21 @@ def test_with_the_optimisers_moments_save_load_and_go_on_equals_going_on(reset_e
         assert torch.equal(weights(net), weights(resumed[0])), moment
 
 
-def test_a_state_from_before_there_was_a_choice_of_moments_is_one_with_own_moments():
-    state = start(warmup_steps=3)[2].state_dict()
-    del state["options"]["moments"]
-    start(warmup_steps=3)[2].load_state_dict(state)
-    with pytest.raises(ValueError, match="saved with moments='own', this object has moments='optimizer'"):
-        start(warmup_steps=3, moments="optimizer")[2].load_state_dict(state)
-
-
 # Misuse.
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_an_optimiser_without_moments_is_refused_when_attached(optimizer):
     with pytest.raises(
-        ValueError, match=f"reads Adam's moments, {optimizer.__name__} has none: use Adam or AdamW, or moments='own'"
+        ValueError, match=f"reads Adam's moments, {optimizer.__name__} has none: use Adam or AdamW, or source='own'"
     ):
-        start(optimizer, warmup_steps=3, moments="optimizer")
+        start(optimizer, warmup_steps=3, importance=FROM_ADAM)
 
 
 def test_an_optimiser_with_other_moments_is_refused_at_its_first_step():
-    net, optimizer, _ = start(torch.optim.Adamax, warmup_steps=3, moments="optimizer")
+    net, optimizer, _ = start(torch.optim.Adamax, warmup_steps=3, importance=FROM_ADAM)
     with pytest.raises(
-        RuntimeError, match="the state of Adamax has no 'exp_avg_sq': use Adam or AdamW, or moments='own'"
+        RuntimeError, match="the state of Adamax has no 'exp_avg_sq': use Adam or AdamW, or source='own'"
     ):
         train(net, optimizer, [0])
 
@@ -476,10 +477,10 @@ def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset
     net = small_net()
     optimizer = torch.optim.AdamW(net.parameters())
     train(net, optimizer, range(5))
-    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=3, moments="optimizer")
+    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=3, importance=FROM_ADAM)
     with pytest.raises(
         ValueError,
-        match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use moments='carried'",
+        match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use source='carried'",
     ):
         wsc.attach(optimizer)
     other = torch.optim.AdamW(net.parameters())
@@ -490,26 +491,24 @@ def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset
 
 
 def test_missing_gradients_raise_at_the_first_step():
-    _, optimizer, _ = start(warmup_steps=3, moments="optimizer")
+    _, optimizer, _ = start(warmup_steps=3, importance=FROM_ADAM)
     with pytest.raises(RuntimeError, match="missing gradients"):
         optimizer.step()
 
 
-@pytest.mark.parametrize("options", [dict(betas=(0.9, 0.999)), dict(score_abs=True)])
+@pytest.mark.parametrize("options", [dict(betas=(0.9, 0.999)), dict(absolute=True)])
 def test_what_only_own_moments_have_is_refused_with_the_optimisers(options):
-    with pytest.raises(ValueError, match="leave them out, or use moments='own'"):
-        start(warmup_steps=3, moments="optimizer", **options)
+    with pytest.raises(ValueError, match="leave them out, or use source='own'"):
+        moment_score(source="optimizer", **options)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["reset", "first"]), st.booleans(), st.integers(1, 9))
 def test_whether_a_task_can_be_finished_is_known_before_it_begins(warmup, every, begin, last, steps):
-    net, optimizer, wsc = start(
-        torch.optim.SGD, warmup_steps=warmup, average_every=every, average_start=begin, average_last=last
-    )
+    net, optimizer, wsc = start(torch.optim.SGD, warmup_steps=warmup, average=Average(every, begin, last=last))
     refused = False
     try:
-        wsc.options.check_fits(steps)
+        wsc.check_fits(steps)
     except ValueError:
         refused = True
     train(net, optimizer, range(steps))

@@ -1,6 +1,7 @@
 """Weight Space Consolidation: what it does to weights, stated and compared with independent references."""
 
 import doctest
+import inspect
 import io
 import random
 
@@ -11,13 +12,22 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pycil_wsc.consolidation import (
+    Average,
+    Blend,
+    Random,
+    Revert,
+    ShrinkPerturb,
     WeightSpaceConsolidation,
     average_,
     blend_,
+    drift_score,
+    first_moment_score,
+    moment_product,
     moment_score,
     rank_reset_,
     recompute_batch_norm,
     revert_,
+    second_moment_score,
     top_mask,
     update_moments_,
 )
@@ -67,28 +77,37 @@ def same_bits(left, right):
 # The whole, against the slow twin.
 
 
-def random_options(rng):
-    reset = rng.choice(["blend", "blend", "revert", "random", "shrink_perturb", "none"])
+def random_options(rng, fresh):
+    moments = dict(betas=rng.choice([(0.9, 0.999), (0.5, 0.7), (0, 0)]), absolute=rng.random() < 0.5)
+    common = dict(every=rng.choice([None, None, 1, 3]), buffers=rng.random() < 0.5)
+    factors = dict(shrink=rng.choice([0.0, 0.4]), perturb=rng.choice([0.0, 2.0]))
+    blend = Blend(rng.choice([0, 0.3, 0.5, 1]), **common)
+    reset = rng.choice(
+        [blend, blend, Revert(**common), Random(fresh, **common), ShrinkPerturb(fresh, **factors, **common), None]
+    )
     count = rng.choice(["since_reset", "since_reset", "absolute"])
+    average = Average(
+        every=rng.randint(1, 4),
+        start="reset" if count == "absolute" else rng.choice(["reset", "first"]),
+        count=count,
+        last=rng.random() < 0.5,
+        buffers=rng.random() < 0.5,
+    )
     return dict(
-        warmup_steps=rng.randint(0 if reset == "none" else 1, 6),
-        average_every=rng.randint(1, 4),
+        warmup_steps=rng.randint(1 if reset else 0, 6),
         retain=rng.choice([0, 0.1, 0.2, 0.5, 0.77, 1]),
-        blend=rng.choice([0, 0.3, 0.5, 1]),
-        importance=rng.choice(["moment", "moment", "first_moment", "second_moment", "drift"]),
-        betas=rng.choice([(0.9, 0.999), (0.5, 0.7), (0, 0)]),
-        score_abs=rng.random() < 0.5,
-        shrink=rng.choice([0.0, 0.4]),
-        perturb=rng.choice([0.0, 2.0]),
-        rank_scope=rng.choice(["global", "tensor"]),
+        importance=rng.choice(
+            [
+                moment_score(**moments),
+                moment_score(**moments),
+                first_moment_score(**moments),
+                second_moment_score(**moments),
+                drift_score(),
+            ]
+        ),
         reset=reset,
-        reset_every=rng.choice([None, None, 1, 3]),
-        average=rng.random() < 0.9,
-        average_start="reset" if count == "absolute" else rng.choice(["reset", "first"]),
-        average_count=count,
-        average_last=rng.random() < 0.5,
-        reset_buffers=rng.random() < 0.5,
-        average_buffers=rng.random() < 0.5,
+        average=average if rng.random() < 0.9 else None,
+        rank_scope=rng.choice(["global", "tensor"]),
     )
 
 
@@ -102,7 +121,6 @@ def random_gradient(rng, size):
 @pytest.mark.parametrize("seed", range(80))
 def test_fast_version_follows_the_slow_one_through_a_task(seed):
     rng = random.Random(seed)
-    options = random_options(rng)
     shapes = {"matrix": (3, 4), "kernel": (2, 1, 2, 2), "bias": (5,), "scale": (), "unused": (4,)}
     gauss = {name: [rng.gauss(0, 1) for _ in range(torch.Size(shape).numel())] for name, shape in shapes.items()}
     params = {
@@ -114,20 +132,22 @@ def test_fast_version_follows_the_slow_one_through_a_task(seed):
 
     optimizer = torch.optim.SGD(params.values(), lr=0.1)
     masks = {name: torch.tensor(mask).view(shapes[name]) for name, mask in eligible.items()}
-    fresh = {name: [rng.gauss(0, 1) for _ in values] for name, values in gauss.items()}
-    initial = {name: torch.tensor(fresh[name], dtype=torch.float64).view(shape) for name, shape in shapes.items()}
-    options["fresh"] = lambda: initial
-    fast = WeightSpaceConsolidation(
-        params.items(), named_buffers=fast_buffers.items(), eligible=masks, **options
-    ).attach(optimizer)
-    slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options | {"fresh": fresh})
+    fresh = {
+        name: torch.tensor([rng.gauss(0, 1) for _ in values], dtype=torch.float64).view(shapes[name])
+        for name, values in gauss.items()
+    }
+    options = random_options(rng, lambda: fresh)
+    named = dict(named_buffers=fast_buffers.items(), eligible=masks)
+    fast = WeightSpaceConsolidation(params.items(), **named, **options).attach(optimizer)
+    slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options)
+    every = options["average"].every if options["average"] else 1
 
     def assert_same():
         for name, param in params.items():
             assert param.flatten().tolist() == pytest.approx(gauss[name], rel=1e-10, abs=1e-10)
         assert fast_buffers["mean"].tolist() == pytest.approx(buffers["mean"], rel=1e-10)
 
-    for _ in range(options["warmup_steps"] + 3 * options["average_every"] + rng.randint(0, 3)):
+    for _ in range(options["warmup_steps"] + 3 * every + rng.randint(0, 3)):
         gradients = {
             name: None if name == "unused" else random_gradient(rng, len(values)) for name, values in gauss.items()
         }
@@ -175,9 +195,9 @@ def test_retain_1_changes_no_bit():
     assert not any(torch.equal(trained[name], before[name]) for name in trained)
 
 
-@pytest.mark.parametrize("options", [dict(blend=0), dict(reset="revert", blend=0.7)])
-def test_retain_0_with_blend_0_gives_the_previous_weights_to_the_bit(options):
-    before, _, reset = reset_once(retain=0, **options)
+@pytest.mark.parametrize("rule", [Blend(0), Revert()])
+def test_retain_0_with_blend_0_gives_the_previous_weights_to_the_bit(rule):
+    before, _, reset = reset_once(retain=0, reset=rule)
     assert all(same_bits(before[name], reset[name]) for name in reset)
 
 
@@ -189,12 +209,12 @@ def test_revert_keeps_the_sign_of_zero_and_drops_infinities():
 
 
 def test_reset_none_leaves_the_weights_alone():
-    _, trained, reset = reset_once(reset="none", retain=0, blend=0)
+    _, trained, reset = reset_once(reset=None, retain=0)
     assert all(same_bits(trained[name], reset[name]) for name in trained)
 
 
 def test_reset_moves_all_but_exactly_the_retained_share():
-    before, trained, reset = reset_once(retain=0.2, blend=0.5)
+    before, trained, reset = reset_once(retain=0.2, reset=Blend(0.5))
     moved = {name: trained[name] != reset[name] for name in trained}
     total = sum(mask.numel() for mask in moved.values())
     assert sum(int(mask.sum()) for mask in moved.values()) == total - round(0.2 * total)
@@ -214,8 +234,8 @@ def test_ranking_uses_the_raw_gradient_under_weight_decay(kind):
     twin.load_state_dict(weights)
     train_step(twin, torch.optim.SGD(twin.parameters(), lr=0.0), 0)
     for name, p in twin.named_parameters():
-        torch.testing.assert_close(wsc.state_dict()["first"][name], 0.1 * p.grad)
-        torch.testing.assert_close(wsc.state_dict()["second"][name], 0.001 * p.grad**2)
+        torch.testing.assert_close(wsc.state_dict()["tracker"]["first"][name], 0.1 * p.grad)
+        torch.testing.assert_close(wsc.state_dict()["tracker"]["second"][name], 0.001 * p.grad**2)
 
 
 def test_moments_and_score_are_adams():
@@ -229,7 +249,7 @@ def test_moments_and_score_are_adams():
             update_moments_(first, second, [param.grad], (0.8, 0.95))
             m_hat = adam.state[param]["exp_avg"] / (1 - 0.8**step)
             v_hat = adam.state[param]["exp_avg_sq"] / (1 - 0.95**step)
-            torch.testing.assert_close(moment_score(first, second, step, (0.8, 0.95)), [m_hat.abs() * v_hat])
+            torch.testing.assert_close(moment_product(first, second, step, (0.8, 0.95)), [m_hat.abs() * v_hat])
 
 
 def test_moments_of_bf16_gradients_are_computed_in_fp32():
@@ -242,23 +262,24 @@ def test_moments_of_bf16_gradients_are_computed_in_fp32():
 
 def test_absolute_score_does_not_let_opposite_gradients_cancel():
     kept = {}
-    for score_abs in False, True:
+    for absolute in False, True:
         weights = nn.Parameter(torch.zeros(2))  # element 0: strong, changing sign; element 1: weaker, steady
         optimizer = torch.optim.SGD([weights], lr=1.0)
+        importance = moment_score(betas=(0.5, 0.5), absolute=absolute)
         WeightSpaceConsolidation(
-            [("w", weights)], warmup_steps=2, retain=0.5, blend=0, betas=(0.5, 0.5), score_abs=score_abs
+            [("w", weights)], warmup_steps=2, retain=0.5, importance=importance, reset=Revert()
         ).attach(optimizer)
         for gradient in [2.0, 0.5], [-1.0, 0.5]:
             weights.grad = torch.tensor(gradient)
             optimizer.step()
-        kept[score_abs] = weights.nonzero().flatten().tolist()
+        kept[absolute] = weights.nonzero().flatten().tolist()
     assert kept == {False: [1], True: [0]}
 
 
 def test_parameters_never_given_a_gradient_are_neither_ranked_nor_reset():
     used, unused = nn.Parameter(torch.ones(10)), nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([used, unused], lr=0.1)
-    WeightSpaceConsolidation([("used", used), ("unused", unused)], warmup_steps=1, retain=0.5, blend=0).attach(
+    WeightSpaceConsolidation([("used", used), ("unused", unused)], warmup_steps=1, retain=0.5, reset=Revert()).attach(
         optimizer
     )
     with torch.no_grad():
@@ -273,9 +294,9 @@ def test_only_eligible_elements_are_ranked_and_reset():
     weights = nn.Parameter(torch.zeros(4, 2))
     optimizer = torch.optim.SGD([weights], lr=1.0)
     old_rows = torch.tensor([True, True, True, False])[:, None].expand(4, 2)
-    WeightSpaceConsolidation([("w", weights)], warmup_steps=1, retain=0.5, blend=0, eligible={"w": old_rows}).attach(
-        optimizer
-    )
+    WeightSpaceConsolidation(
+        [("w", weights)], warmup_steps=1, retain=0.5, reset=Revert(), eligible={"w": old_rows}
+    ).attach(optimizer)
     weights.grad = torch.arange(1.0, 9.0).view(4, 2)
     optimizer.step()
     assert (-weights).flatten().tolist() == [0, 0, 0, 4, 5, 6, 7, 8]  # half of six, and the new row untouched
@@ -283,16 +304,16 @@ def test_only_eligible_elements_are_ranked_and_reset():
 
 def test_reset_momentum_lets_the_optimiser_start_afresh():
     momenta = {}
-    for reset_momentum in False, True:
-        net, optimizer, _ = start(warmup_steps=3, reset_momentum=reset_momentum)
+    for momentum in False, True:
+        net, optimizer, _ = start(warmup_steps=3, reset=Blend(momentum=momentum))
         train(net, optimizer, range(4))
-        momenta[reset_momentum] = [(optimizer.state[p]["momentum_buffer"], p.grad) for p in net.parameters()]
+        momenta[momentum] = [(optimizer.state[p]["momentum_buffer"], p.grad) for p in net.parameters()]
     assert all(torch.equal(buffer, grad) for buffer, grad in momenta[True])
     assert not any(torch.equal(buffer, grad) for buffer, grad in momenta[False])
 
 
 def test_reset_every_resets_again():
-    net, optimizer, wsc = start(warmup_steps=2, reset_every=3)
+    net, optimizer, wsc = start(warmup_steps=2, reset=Blend(every=3))
     resets = []
     for step in range(9):
         train_step(net, optimizer, step)
@@ -372,7 +393,7 @@ def test_blend_is_the_equation_where_not_kept():
     "begin, every, last", [("reset", 1, True), ("reset", 3, False), ("first", 2, False), ("first", 4, True)]
 )
 def test_average_equals_torchs_averaged_model(begin, every, last):
-    net, optimizer, wsc = start(lr=0.3, warmup_steps=3, average_every=every, average_start=begin, average_last=last)
+    net, optimizer, wsc = start(lr=0.3, warmup_steps=3, average=Average(every, begin, last=last))
     averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
     for step in range(1, 15):
         train_step(net, optimizer, step)
@@ -390,8 +411,8 @@ def test_absolute_count_gives_the_reset_weights_the_papers_literal_share():
     # Steps 5 and 10 are sampled with n = 5/5 and 10/5 after the reset at step 5: (reset * 2 + last) / 3.
     weight = nn.Parameter(torch.tensor([0.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    options = dict(warmup_steps=5, average_every=5, retain=1, average_count="absolute")
-    wsc = WeightSpaceConsolidation([("w", weight)], **options).attach(optimizer)
+    average = Average(every=5, count="absolute")
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=5, retain=1, average=average).attach(optimizer)
     for _ in range(10):
         weight.grad = -torch.ones_like(weight)
         optimizer.step()
@@ -402,7 +423,8 @@ def test_absolute_count_gives_the_reset_weights_the_papers_literal_share():
 def test_without_warm_up_the_average_begins_with_the_weights_at_the_start():
     weight = nn.Parameter(torch.tensor([0.0]))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=0, reset="none", average_every=2).attach(optimizer)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=0, reset=None, average=Average(every=2))
+    wsc.attach(optimizer)
     for _ in range(4):
         weight.grad = -torch.ones(1)
         optimizer.step()
@@ -437,7 +459,7 @@ def test_bf16_network_gets_the_rounded_fp32_average():
 
 
 def test_finish_without_average_leaves_the_last_weights():
-    net, optimizer, wsc = start(warmup_steps=2, average=False)
+    net, optimizer, wsc = start(warmup_steps=2, average=None)
     train(net, optimizer, range(5))
     last = snapshot(net)
     wsc.finish()
@@ -465,8 +487,8 @@ def test_buffers_are_reset_and_averaged_only_on_request(reset_buffers, average_b
         [("w", weight)],
         warmup_steps=1,
         named_buffers=named_buffers,
-        reset_buffers=reset_buffers,
-        average_buffers=average_buffers,
+        reset=Blend(buffers=reset_buffers),
+        average=Average(buffers=average_buffers),
     ).attach(optimizer)
     for _ in range(2):
         buffer += 8.0
@@ -482,12 +504,15 @@ def test_buffers_are_reset_and_averaged_only_on_request(reset_buffers, average_b
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reset_every", [None, 3])
 def test_memory_is_what_the_docstring_says(dtype, reset_every):
-    net, optimizer, wsc = start(dtype=dtype, warmup_steps=2, reset_every=reset_every)
+    net, optimizer, wsc = start(dtype=dtype, warmup_steps=2, reset=Blend(every=reset_every))
     elements, size = sum(p.numel() for p in net.parameters()), dtype.itemsize
 
     def held():
-        parts = (wsc.state_dict()[part].values() for part in ("previous", "first", "second", "average"))
-        return sum(tensor.nbytes for part in parts for tensor in part)
+        state = wsc.state_dict()
+        parts = [state["previous"], state["average"]]
+        if tracker := state["tracker"]:
+            parts += [tracker["first"], tracker["second"]]
+        return sum(tensor.nbytes for part in parts for tensor in part.values())
 
     assert held() == elements * (size + 2 * 4)
     train(net, optimizer, range(2))
@@ -507,7 +532,7 @@ class HostReads(TorchDispatchMode):
 
 
 def test_no_step_but_the_reset_waits_for_the_device():
-    net, optimizer, _ = start(warmup_steps=3, average_every=2)
+    net, optimizer, _ = start(warmup_steps=3, average=Average(every=2))
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     waits = []
@@ -524,11 +549,11 @@ def test_no_step_but_the_reset_waits_for_the_device():
 @pytest.mark.parametrize(
     "options",
     [
-        dict(warmup_steps=3, average_every=2),
-        dict(warmup_steps=2, average_every=3, average_start="first", average_last=False),
-        dict(warmup_steps=2, average_every=2, average_count="absolute", reset_every=2, reset_momentum=True),
-        dict(warmup_steps=3, reset="none"),
-        dict(warmup_steps=3, average_every=2, reset_buffers=True, average_buffers=True),
+        dict(warmup_steps=3, average=Average(every=2)),
+        dict(warmup_steps=2, average=Average(every=3, start="first", last=False)),
+        dict(warmup_steps=2, average=Average(every=2, count="absolute"), reset=Blend(every=2, momentum=True)),
+        dict(warmup_steps=3, reset=None),
+        dict(warmup_steps=3, average=Average(every=2, buffers=True), reset=Blend(buffers=True)),
     ],
     ids=["default", "first", "absolute, repeated", "average only", "buffers"],
 )
@@ -573,14 +598,14 @@ def test_loaded_state_is_a_copy():
     net, optimizer, wsc = start(warmup_steps=3)
     wsc.load_state_dict(state)
     train_step(net, optimizer, 0)
-    assert not any(tensor.any() for tensor in state["first"].values())
+    assert not any(tensor.any() for tensor in state["tracker"]["first"].values())
 
 
 def test_a_gradient_from_before_saving_counts_after_loading():
     params = {"always": nn.Parameter(torch.zeros(2)), "early": nn.Parameter(torch.zeros(2))}
     optimizer = torch.optim.SGD(params.values(), lr=1.0)
-    stopped = WeightSpaceConsolidation(params.items(), warmup_steps=2, retain=0, blend=0).attach(optimizer)
-    resumed = WeightSpaceConsolidation(params.items(), warmup_steps=2, retain=0, blend=0)
+    stopped = WeightSpaceConsolidation(params.items(), warmup_steps=2, retain=0, reset=Revert()).attach(optimizer)
+    resumed = WeightSpaceConsolidation(params.items(), warmup_steps=2, retain=0, reset=Revert())
     for param in params.values():
         param.grad = torch.ones(2)
     optimizer.step()
@@ -612,12 +637,26 @@ def test_finished_state_stays_finished():
             r"'3.bias' has shape \(5,\), in the state \(3,\)",
         ),
         (small_net, {"retain": 0.3}, "saved with retain=0.2, this object has retain=0.3"),
+        (small_net, {"warmup_steps": 4}, "saved with warmup_steps=3, this object has warmup_steps=4"),
+        (small_net, {"reset": Revert()}, r"saved with reset=Blend\(.*blend=0.5\), this object has reset=Revert\("),
+        (small_net, {"average": Average(every=2)}, r"saved with average=Average\(every=1, .*\), this object"),
+        (small_net, {"importance": drift_score()}, r"this object has importance=DriftScore\(\)"),
     ],
 )
 def test_state_of_something_else_is_refused_by_name(other, options, message):
     state = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=3).state_dict()
-    wsc = WeightSpaceConsolidation(other().named_parameters(), warmup_steps=3, **options)
+    wsc = WeightSpaceConsolidation(other().named_parameters(), **{"warmup_steps": 3} | options)
     with pytest.raises(ValueError, match=message):
+        wsc.load_state_dict(state)
+
+
+@pytest.mark.parametrize("saved", [1, 99, None])
+def test_a_state_of_another_version_is_refused_in_one_line(saved):
+    _, _, wsc = start(warmup_steps=3)
+    state = wsc.state_dict() | {"format": saved}
+    if saved is None:  # the first version had no number
+        del state["format"]
+    with pytest.raises(ValueError, match=f"the state has format {saved or 1}, this version reads format 2: [^\n]*$"):
         wsc.load_state_dict(state)
 
 
@@ -627,31 +666,50 @@ def test_state_of_something_else_is_refused_by_name(other, options, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(retain=1.5), "retain=1.5 is a share"),
-        (dict(retain=float("nan")), "retain=nan is a share"),
-        (dict(blend=-0.1), "blend=-0.1 is a share"),
-        (dict(average_every=0), "average_every=0: give a whole number of optimiser steps, at least 1"),
-        (dict(warmup_steps=17.5), "warmup_steps=17.5: give a whole number"),
-        (dict(warmup_steps=-1), "warmup_steps=-1"),
-        (dict(reset_every=0), "reset_every=0"),
-        (dict(betas=(0.9, 1.0)), "betas="),
-        (dict(warmup_steps=0), "leaves no gradient to rank by"),
-        (dict(reset="soft"), "reset='soft' is unknown; known: blend, revert, random, shrink_perturb, none"),
-        (dict(rank_scope="layer"), "known: global, tensor"),
-        (dict(average_start="now"), "known: reset, first"),
-        (dict(average_count="total"), "known: since_reset, absolute"),
-        (dict(average_count="absolute", average_start="first"), "it needs average_start='reset'"),
-        (dict(average_buffers=True), r"need named_buffers=model.named_buffers\(\)"),
-        (dict(eligible={"9.weight": torch.ones(1)}), "'9.weight' is not the name of a trainable parameter"),
-        (dict(eligible={"3.bias": torch.ones(2, dtype=torch.bool)}), r"'3.bias' needs torch.bool of shape \(3,\)"),
-        (dict(eligible={"3.bias": torch.ones(3)}), "not torch.float32"),
-        (dict(average_buffers=True, named_buffers=[("3.bias", torch.ones(3))]), "two tensors are named '3.bias'"),
+        (lambda: dict(retain=1.5), "retain=1.5 is a share"),
+        (lambda: dict(retain=float("nan")), "retain=nan is a share"),
+        (lambda: dict(reset=Blend(-0.1)), "blend=-0.1 is a share"),
+        (lambda: dict(reset=ShrinkPerturb(dict, shrink=2.0)), "shrink=2.0 is a share"),
+        (lambda: dict(reset=ShrinkPerturb(dict, perturb=-1.0)), "perturb=-1.0 is a factor"),
+        (lambda: dict(average=Average(every=0)), "every=0: give a whole number of optimiser steps, at least 1"),
+        (lambda: dict(warmup_steps=17.5), "warmup_steps=17.5: give a whole number"),
+        (lambda: dict(warmup_steps=-1), "warmup_steps=-1"),
+        (lambda: dict(reset=Blend(every=0)), "every=0"),
+        (lambda: dict(importance=moment_score(betas=(0.9, 1.0))), "betas="),
+        (lambda: dict(importance=moment_score(source="mine")), "source='mine' is unknown; known: own, optimizer, carr"),
+        (lambda: dict(warmup_steps=0), "leaves no gradient to rank by"),
+        (lambda: dict(reset="blend"), r"reset='blend': give Blend\(\), Revert\(\), .* or None"),
+        (
+            lambda: dict(importance="moment"),
+            r"importance='moment': give moment_score\(\), drift_score\(\), .* a function",
+        ),
+        (lambda: dict(average=True), r"average=True: give an Average\(\) or None"),
+        (lambda: dict(rank_scope="layer"), "known: global, tensor"),
+        (lambda: dict(average=Average(start="now")), "known: reset, first"),
+        (lambda: dict(average=Average(count="total")), "known: since_reset, absolute"),
+        (lambda: dict(average=Average(count="absolute", start="first")), "it needs start='reset'"),
+        (lambda: dict(average=Average(buffers=True)), r"needs named_buffers=model.named_buffers\(\)"),
+        (lambda: dict(reset=Blend(buffers=True)), r"needs named_buffers=model.named_buffers\(\)"),
+        (lambda: dict(eligible={"9.weight": torch.ones(1)}), "'9.weight' is not the name of a trainable parameter"),
+        (
+            lambda: dict(eligible={"3.bias": torch.ones(2, dtype=torch.bool)}),
+            r"'3.bias' needs torch.bool of shape \(3,\)",
+        ),
+        (lambda: dict(eligible={"3.bias": torch.ones(3)}), "not torch.float32"),
+        (
+            lambda: dict(average=Average(buffers=True), named_buffers=[("3.bias", torch.ones(3))]),
+            "two tensors are named '3.bias'",
+        ),
     ],
-    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_bad_options_are_refused_at_once(options, message):
-    with pytest.raises(ValueError, match=message):
-        WeightSpaceConsolidation(small_net().named_parameters(), **{"warmup_steps": 3, **options})
+    with pytest.raises((ValueError, TypeError), match=message):
+        WeightSpaceConsolidation(small_net().named_parameters(), **{"warmup_steps": 3} | options())
+
+
+def test_the_object_takes_at_most_ten_arguments():
+    assert len(inspect.signature(WeightSpaceConsolidation).parameters) <= 10
 
 
 def test_unknown_scope_of_the_mask_is_refused():
@@ -710,9 +768,9 @@ def test_finishing_in_the_warm_up_raises_and_changes_nothing():
 
 
 def test_finishing_without_a_sample_raises():
-    net, optimizer, wsc = start(warmup_steps=1, average_every=10, average_start="first", average_last=False)
+    net, optimizer, wsc = start(warmup_steps=1, average=Average(every=10, start="first", last=False))
     train_step(net, optimizer, 0)
-    with pytest.raises(RuntimeError, match="shorten average_every, or set average_last"):
+    with pytest.raises(RuntimeError, match="give a smaller `every`, or last=True"):
         wsc.finish()
 
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score
 from pycil_wsc.plugins import pycil
 
 epochs = 8  # where a learner of PyCIL's has it
 GRADIENTS = torch.randn(
     3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64
 )  # of each step of an epoch
-OPTIONS = dict(retain=0.3, blend=0.4, moments="own")
+OPTIONS = dict(retain=0.3, importance=moment_score(), reset=Blend(0.4))
 
 
 class Dictated(nn.Module):
@@ -39,9 +39,8 @@ def make_optimizer(network):
 def plain_loop(tmp_path):
     network = Dictated()
     optimizer = make_optimizer(network)
-    wsc = WeightSpaceConsolidation(network.named_parameters(), warmup_steps=6, average_every=3, **OPTIONS).attach(
-        optimizer
-    )
+    wsc = WeightSpaceConsolidation(network.named_parameters(), warmup_steps=6, average=Average(every=3), **OPTIONS)
+    wsc.attach(optimizer)
     for _ in range(epochs):
         step_all(network, optimizer)
     wsc.finish()
@@ -63,8 +62,7 @@ class Learner:
 
 
 def pycils_path(tmp_path):
-    options = {name: value for name, value in OPTIONS.items() if name != "moments"}
-    settings = pycil.Settings(**options, average_every=1, average_lr=None)
+    settings = pycil.Settings(retain=0.3, blend=0.4, average_every=1, average_lr=None)
     learner = Learner()
     learner.__class__ = pycil.consolidated(Learner, settings)
     optimizer = make_optimizer(learner._network)
@@ -93,7 +91,7 @@ def hugging_face(tmp_path):
     )
     rows = [{"gradient": row} for row in GRADIENTS]
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-    callback = WSCCallback(warmup=0.25, average_every=3, **OPTIONS)
+    callback = WSCCallback(warmup=0.25, average=Average(every=3), **OPTIONS)
     trainer = transformers.Trainer(
         network, arguments, train_dataset=rows, optimizers=(optimizer, constant), callbacks=[callback]
     )

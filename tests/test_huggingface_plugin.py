@@ -8,6 +8,7 @@ pytest.importorskip("accelerate")
 
 from safetensors.torch import load_file  # noqa: E402
 
+from pycil_wsc.consolidation import Average, Revert, moment_score  # noqa: E402
 from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
 
 
@@ -62,7 +63,7 @@ def assert_same(left, right):
 
 
 def test_two_tasks_are_reset_at_the_right_step_and_the_saved_model_is_the_average(tmp_path):
-    model, callback = tiny_model(), WSCCallback(warmup=0.25, average_every=3, retain=0.3)
+    model, callback = tiny_model(), WSCCallback(warmup=0.25, average=Average(3), retain=0.3)
     for task in range(2):
         watch = Watch(callback)
         before = weights(model)
@@ -80,17 +81,17 @@ def test_two_tasks_are_reset_at_the_right_step_and_the_saved_model_is_the_averag
 
 
 def test_the_reset_pulls_towards_the_weights_before_the_task(tmp_path):
-    model, callback = tiny_model(), WSCCallback(warmup=0.25, retain=0, blend=0, average=False)
+    model, callback = tiny_model(), WSCCallback(warmup=0.25, retain=0, reset=Revert(), average=None)
     before, watch = weights(model), Watch(callback)
     trainer_for(model, tmp_path, callback, watch).train()
     assert_same(watch.weights[4], before)
     assert not torch.equal(watch.weights[3]["transformer.wte.weight"], before["transformer.wte.weight"])
 
 
-@pytest.mark.parametrize("moments, stops", [("own", [4, 8]), ("optimizer", [4, 8, 20])])
-def test_going_on_from_a_checkpoint_equals_going_on(tmp_path, moments, stops):
+@pytest.mark.parametrize("source, stops", [("own", [4, 8]), ("optimizer", [4, 8, 20])])
+def test_resuming_from_a_checkpoint_equals_going_on(tmp_path, source, stops):
     def parts():
-        return tiny_model(), WSCCallback(warmup=0.3, average_every=4, moments=moments)  # reset after step 6
+        return tiny_model(), WSCCallback(0.3, moment_score(source=source), Average(every=4))  # reset after step 6
 
     through, callback = parts()
     trainer_for(through, tmp_path, callback, save_strategy="steps", save_steps=4).train()
@@ -102,22 +103,22 @@ def test_going_on_from_a_checkpoint_equals_going_on(tmp_path, moments, stops):
 
 
 def test_gradients_accumulated_by_the_trainer_are_one_step(tmp_path):
-    callback = WSCCallback(warmup=0.5, average_every=2)
+    callback = WSCCallback(warmup=0.5, average=Average(2))
     trainer_for(tiny_model(), tmp_path, callback, gradient_accumulation_steps=2).train()
-    assert (callback.wsc.steps, callback.wsc.options.warmup_steps) == (10, 5)
+    assert (callback.wsc.steps, callback.wsc.warmup_steps) == (10, 5)
 
 
 def test_a_checkpoint_saved_without_the_callback_is_refused(tmp_path):
     trainer_for(tiny_model(), tmp_path, save_strategy="steps", save_steps=4).train()
     trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
-    with pytest.raises(RuntimeError, match="go on at step 8, but .*checkpoint-8/wsc.pt does not exist"):
+    with pytest.raises(RuntimeError, match="resume at step 8, but .*checkpoint-8/wsc.pt does not exist"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
 
 
 def test_an_optimiser_without_moments_is_refused_before_the_first_step(tmp_path):
-    with pytest.raises(ValueError, match="use Adam or AdamW, or moments='own'"):
+    with pytest.raises(ValueError, match="use Adam or AdamW, or source='own'"):
         trainer_for(tiny_model(), tmp_path, WSCCallback(), optim="sgd").train()
-    trainer_for(tiny_model(), tmp_path, WSCCallback(moments="own"), optim="sgd").train()
+    trainer_for(tiny_model(), tmp_path, WSCCallback(importance=moment_score()), optim="sgd").train()
 
 
 def test_the_optimiser_of_the_task_before_is_refused(tmp_path):
@@ -140,15 +141,20 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "options, message", [(dict(warmup=1.0), "warmup=1.0 is a share"), (dict(retain=2), "retain=2 is a share")]
+    "options, message",
+    [
+        (dict(warmup=1.0), "warmup=1.0 is a share"),
+        (dict(retain=2), "retain=2 is a share"),
+        (dict(reset="revert"), "reset='revert': give Blend"),
+    ],
 )
 def test_bad_options_are_refused_at_once(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         WSCCallback(**options)
 
 
 def test_a_training_too_short_for_a_sample_is_refused_before_its_first_step(tmp_path):
-    callback = WSCCallback(average_every=30, average_start="first", average_last=False)
+    callback = WSCCallback(average=Average(every=30, start="first", last=False))
     with pytest.raises(ValueError, match="no sample of the average within the 20 steps of the task"):
         trainer_for(tiny_model(), tmp_path, callback).train()
 
@@ -156,7 +162,5 @@ def test_a_training_too_short_for_a_sample_is_refused_before_its_first_step(tmp_
 def test_what_would_undo_the_average_is_refused(tmp_path):
     trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
     trainer.args.load_best_model_at_end = True
-    with pytest.raises(
-        ValueError, match="load_best_model_at_end=True would put a checkpoint in the place of the average"
-    ):
+    with pytest.raises(ValueError, match="load_best_model_at_end=True would replace the average by a checkpoint"):
         trainer.train()

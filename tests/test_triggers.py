@@ -11,6 +11,7 @@ from test_consolidation import snapshot, start, train
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.consolidation import Average, Blend, drift_score
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine.triggers import Plateau
 from pycil_wsc.errors import UserError
@@ -24,23 +25,24 @@ from pycil_wsc.runs.run import Run
     "options",
     [
         {},
-        {"importance": "drift"},
-        {"reset": "none"},
-        {"average_start": "first"},
-        {"reset_every": 2},
-        {"reset_momentum": True},
-        {"average_count": "absolute"},
+        {"importance": drift_score()},
+        {"reset": None},
+        {"average": Average(every=2, start="first")},
+        {"reset": Blend(every=2)},
+        {"reset": Blend(momentum=True)},
+        {"average": Average(every=2, count="absolute")},
     ],
 )
 def test_a_warmup_ended_by_hand_is_one_of_as_many_steps(options):
-    net, optimizer, wsc = start(warmup_steps=None, average_every=2, **options)
+    options = {"average": Average(every=2)} | options
+    net, optimizer, wsc = start(warmup_steps=None, **options)
     train(net, optimizer, range(5))
     assert wsc.phase == "warm-up"
     wsc.end_warmup()
     assert wsc.phase == "averaging"
     train(net, optimizer, range(5, 11))
     wsc.finish()
-    fixed, fixed_optimizer, fixed_wsc = start(warmup_steps=5, average_every=2, **options)
+    fixed, fixed_optimizer, fixed_wsc = start(warmup_steps=5, **options)
     train(fixed, fixed_optimizer, range(11))
     fixed_wsc.finish()
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), fixed.state_dict().values()))
@@ -54,7 +56,7 @@ def test_such_a_warmup_is_saved_and_loaded(saved_at):
             if step == 4:
                 wsc.end_warmup()
 
-    whole, stopped, other = (start(warmup_steps=None, average_every=2) for _ in range(3))
+    whole, stopped, other = (start(warmup_steps=None, average=Average(every=2)) for _ in range(3))
     go(*whole, range(11))
     go(*stopped, range(saved_at))
     for part, before in zip(other, stopped):

@@ -1,33 +1,37 @@
 """Batch-norm statistics that fit averaged weights."""
 
+from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @torch.no_grad()
-def recompute_batch_norm(model, batches):
-    """Replace the running statistics of all batch norms by the mean over one pass of the statistics of each batch.
+def recompute_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Replace the running statistics of all batch norms by the mean, over one pass, of the statistics of each batch.
 
-    The statistics collected in training belong to other weights than the average. Like ``torch.optim.swa_utils.update_bn``, with
-    three differences that matter here: a batch norm which ``model.train()`` leaves in evaluation mode (frozen, as in
-    networks that expand) keeps its statistics; each module gets its own mode back; an empty pass raises instead of leaving
-    means of 0 and variances of 1. Without batch norm to recompute ``batches`` is not touched.
+    The statistics collected in training belong to other weights than the average. Like
+    ``torch.optim.swa_utils.update_bn``, with three differences that matter here: a batch norm which ``model.train()``
+    leaves in evaluation mode (frozen, as in networks that expand) keeps its statistics; each module gets its own mode
+    back; an empty pass raises instead of leaving means of 0 and variances of 1. Without batch norm to recompute,
+    ``batches`` is not touched.
 
     Args:
         model: a module called with one batch of inputs.
         batches: iterable of input tensors, or of tuples or lists that begin with one, on the model's device.
 
     Raises:
-        ValueError: ``batches`` is empty; the statistics are as they were.
+        ValueError: ``batches`` is empty; the statistics are unchanged.
     """
     modes = {module: module.training for module in model.modules()}
     model.train()
     norms = {m: m.momentum for m in modes if isinstance(m, _BatchNorm) and m.training and m.track_running_stats}
     try:
         if norms:
-            _collect(model, norms, iter(batches))
+            _collect(model, list(norms), iter(batches))
     finally:
         for norm, momentum in norms.items():
             norm.momentum = momentum
@@ -35,7 +39,7 @@ def recompute_batch_norm(model, batches):
             module.training = mode
 
 
-def _collect(model, norms, batches):
+def _collect(model: nn.Module, norms: list[_BatchNorm], batches: Iterator[Any]) -> None:
     first = next(batches, None)
     if first is None:
         raise ValueError(
@@ -45,7 +49,6 @@ def _collect(model, norms, batches):
         norm.reset_running_stats()
     for number, batch in enumerate(chain([first], batches), 1):
         for norm in norms:
-            norm.momentum = (
-                1 / number
-            )  # a cumulative mean, as by None, for which torch reads the number back from the device
+            # A cumulative mean, as momentum=None gives; but for None torch reads the count back from the device.
+            norm.momentum = 1 / number
         model(batch[0] if isinstance(batch, (tuple, list)) else batch)

@@ -1,12 +1,18 @@
 """What must hold of the tensors that a consolidation follows; each error says what to do."""
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import torch
+from torch import Tensor
 
-from pycil_wsc.consolidation.ranking import blocks
+from pycil_wsc.consolidation.ranking import Scores, blocks
+
+Layout = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
-def by_name(pairs, argument, wanted):
-    """{name: tensor} of the wanted tensors among (name, tensor) pairs; a tensor under several names once, under the first."""
+def by_name(pairs: Iterable[tuple[str, Any]], argument: str, wanted: Callable[[Any], bool]) -> dict[str, Tensor]:
+    """{name: tensor} of the wanted tensors among (name, tensor) pairs; a tensor with several names has its first."""
     names, tensors = set(), {}
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -20,12 +26,12 @@ def by_name(pairs, argument, wanted):
     return dict(tensors.values())
 
 
-def plain_name(name):
-    """The name without what ``torch.compile`` puts into it, so that compiled and plain models have the same state."""
+def plain_name(name: str) -> str:
+    """The name without what ``torch.compile`` adds to it, so that compiled and plain models have the same state."""
     return name.replace("_orig_mod.", "")
 
 
-def check_eligible(eligible, params):
+def check_eligible(eligible: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
     for name, mask in eligible.items():
         if name not in params:
             raise ValueError(f"eligible: '{name}' is not the name of a trainable parameter")
@@ -36,22 +42,29 @@ def check_eligible(eligible, params):
             )
 
 
-def layouts(tensors):
+def layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
     """What may not change while a tensor is followed: {name: (shape, type, device)}."""
     return {name: (tuple(t.shape), t.dtype, t.device) for name, t in tensors.items()}
 
 
-def check_layouts(tensors, before):
+def check_layouts(tensors: Mapping[str, Tensor], before: Mapping[str, Layout]) -> None:
     for name, layout in layouts(tensors).items():
         if layout != before[name]:
             was, now = (" ".join(map(str, each)) for each in (before[name], layout))
             raise RuntimeError(
-                f"'{name}' was {was} and is now {now}: make a new WeightSpaceConsolidation once a model has grown or moved"
+                f"'{name}' was {was} and is now {now}: "
+                "make a new WeightSpaceConsolidation once a model has grown or moved"
             )
 
 
-def check_saved_shapes(saved, own):
-    """``saved`` and ``own``: {name: shape}."""
+def check_saved(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Options: continuing under others would follow another schedule."""
+    for name, value in own.items():
+        if name not in saved or saved[name] != value:
+            raise ValueError(f"the state was saved with {name}={saved.get(name)}, this object has {name}={value}")
+
+
+def check_saved_shapes(saved: Mapping[str, Any], own: Mapping[str, tuple[int, ...]]) -> None:
     for name in sorted(own.keys() | saved.keys()):
         if name not in saved:
             raise ValueError(f"'{name}' is in this object but not in the state")
@@ -61,12 +74,13 @@ def check_saved_shapes(saved, own):
             raise ValueError(f"'{name}' has shape {own[name]}, in the state {tuple(saved[name])}")
 
 
-def check_finite(scores):
-    """``scores``: {name: scores}. Waits for the device, once."""
+def check_finite(scores: Mapping[str, Scores]) -> None:
+    """Waits for the device, once."""
     parts = [(name, score[index].isfinite().all()) for name, score in scores.items() for index in blocks(score.shape)]
-    fine = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []
-    for (name, _), finite in zip(parts, fine):
-        if not finite:
+    finite = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []
+    for (name, _), is_finite in zip(parts, finite):
+        if not is_finite:
             raise RuntimeError(
-                f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: lower the learning rate or clip"
+                f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: "
+                "lower the learning rate or clip gradients"
             )

@@ -4,50 +4,91 @@ Lists are parallel: entry i of each belongs to parameter i and has its shape. A 
 argument (for the moments: the first two) is changed in place. Callers hold ``torch.no_grad()``.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from pycil_wsc.consolidation.ranking import blocks, top_blocks
+from pycil_wsc.consolidation.ranking import Peers, Scores, blocks, top_blocks
+
+Betas = tuple[float, float]
+Rule = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
 
 
-def rank_reset_(params, previous, scores, retain, blend, scope="global", eligible=None, peers=None):
+def rank_reset_(
+    params: list[Tensor],
+    previous: list[Tensor],
+    scores: Sequence[Scores],
+    retain: float,
+    blend: float,
+    scope: str = "global",
+    eligible: list[Tensor | None] | None = None,
+    peers: Peers | None = None,
+) -> None:
     """Keep the elements with the highest scores and blend all others with the weights before the task.
 
-    ``blend``: share of the present weights in the others, 0..1; 0 reverts them. The rest as in :func:`reset_`.
+    ``blend``: share of the current weights in the others, 0..1; 0 reverts them. The rest is as in :func:`reset_`.
     """
     reset_(params, previous, scores, retain, partial(blend_, blend=blend), scope, eligible, peers)
 
 
-def reset_(params, others, scores, retain, rule, scope="global", eligible=None, peers=None):
+def reset_(
+    params: list[Tensor],
+    others: list[Tensor],
+    scores: Sequence[Scores],
+    retain: float,
+    rule: Rule,
+    scope: str = "global",
+    eligible: list[Tensor | None] | None = None,
+    peers: Peers | None = None,
+) -> None:
     """Keep the elements with the highest scores and let ``rule`` change all others.
 
-    ``retain``: share kept, 0..1. ``rule``: (params, others, keep) -> None, such as :func:`blend_`, :func:`revert_` or, with ``others`` fresh
-    initial values, :func:`replace_` and :func:`shrink_perturb_`. ``scores``, ``scope`` and ``eligible`` as in :func:`top_mask`, ``peers`` as in
-    :func:`top_blocks`; elements that are not eligible are left alone. Works block by block: the memory it needs does not grow with the number of elements.
+    Works block by block: the memory it needs does not grow with the number of elements.
+
+    Args:
+        params: the weights, changed in place.
+        others: what ``rule`` combines them with: the weights before the task, or new initial values.
+        scores: higher means more important; see :func:`~.ranking.top_mask`.
+        retain: share of the eligible elements that is kept, 0..1.
+        rule: ``(params, others, keep) -> None``, such as :func:`blend_`, :func:`replace_` or :func:`shrink_perturb_`.
+        scope: ``"global"`` ranks all elements together, ``"tensor"`` those of each tensor separately.
+        eligible: bool tensors (None: the whole tensor); other elements are neither ranked nor changed.
+        peers: the processes that hold the other parts of sharded parameters; see :func:`~.ranking.top_blocks`.
     """
     for i, index, keep in top_blocks(scores, retain, scope, eligible, peers):
-        if eligible is not None and eligible[i] is not None:
-            keep = keep | ~eligible[i][index]
+        if eligible is not None and (allowed := eligible[i]) is not None:
+            keep = keep | ~allowed[index]
         rule([params[i][index]], [others[i][index]], [keep])
 
 
-def update_moments_(first, second, grads, betas, absolute=False, skipped=None):
+# ---- moments and scores ----------------------------------------------------------------------------------------------
+
+
+def update_moments_(
+    first: list[Tensor],
+    second: list[Tensor],
+    grads: list[Tensor | None],
+    betas: Betas,
+    absolute: bool = False,
+    skipped: Tensor | None = None,
+) -> None:
     """One step of Adam's exponential moments: m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2.
 
     A gradient that is None counts as zero. ``absolute``: m follows |g| instead of g. The moments may be wider than the
-    gradients (fp32 for bf16); the arithmetic is done in the moments' type. ``skipped``: None, or a tensor on the device; where
-    it is not 0 nothing changes, whatever the gradients are.
+    gradients (fp32 for bf16); the arithmetic is done in the moments' type. ``skipped``: None, or a tensor on the
+    device; where it is not 0 nothing changes, whatever the gradients are.
     """
     if skipped is not None:
         _update_unless_(skipped != 0, first, second, grads, betas, absolute)
         return
     beta1, beta2 = betas
-    present = [i for i, grad in enumerate(grads) if grad is not None]
-    m, v, g = ([tensors[i] for i in present] for tensors in (first, second, grads))
+    present = [(m, v, g) for m, v, g in zip(first, second, grads, strict=True) if g is not None]
     torch._foreach_mul_(first, beta1)
     torch._foreach_mul_(second, beta2)
     if present:
+        m, v, g = map(list, zip(*present))
         torch._foreach_add_(m, torch._foreach_abs(g) if absolute else g, alpha=1 - beta1)
         torch._foreach_addcmul_(v, g, g, 1 - beta2)
 
@@ -61,7 +102,33 @@ def _update_unless_(skipped, first, second, grads, betas, absolute):
         v.copy_(torch.where(keep, v, new_v))
 
 
-def blend_(params, previous, keep, blend):
+def moment_product(first: list[Tensor], second: list[Tensor], step: float, betas: Betas) -> list[Tensor]:
+    """S = |m_hat| * v_hat, the moments of ``step`` gradients with Adam's bias corrections: the paper's score."""
+    scores = torch._foreach_abs(first)
+    torch._foreach_mul_(scores, 1 / ((1 - betas[0] ** step) * (1 - betas[1] ** step)))
+    torch._foreach_mul_(scores, second)
+    return list(scores)
+
+
+def first_moment(first: list[Tensor], second: list[Tensor], step: float, betas: Betas) -> list[Tensor]:
+    """S = |m_hat|."""
+    return list(torch._foreach_div(torch._foreach_abs(first), 1 - betas[0] ** step))
+
+
+def second_moment(first: list[Tensor], second: list[Tensor], step: float, betas: Betas) -> list[Tensor]:
+    """S = v_hat."""
+    return list(torch._foreach_div(second, 1 - betas[1] ** step))
+
+
+def drift(params: list[Tensor], previous: list[Tensor]) -> list[Tensor]:
+    """S = |theta - theta_prev|: how far the task has moved each element."""
+    return list(torch._foreach_abs(torch._foreach_sub(params, previous)))
+
+
+# ---- reset rules -----------------------------------------------------------------------------------------------------
+
+
+def blend_(params: list[Tensor], previous: list[Tensor], keep: list[Tensor], blend: float) -> None:
     """theta <- blend * theta + (1 - blend) * theta_prev where ``keep`` (bool) is false; all else stays, to the bit."""
     for param, before, kept in zip(params, previous, keep, strict=True):
         # At 0 the arithmetic would turn -0.0 into 0.0 and an infinite weight into nan.
@@ -69,23 +136,28 @@ def blend_(params, previous, keep, blend):
         param.copy_(torch.where(kept, param, blended))
 
 
-def revert_(params, previous, keep):
+def revert_(params: list[Tensor], previous: list[Tensor], keep: list[Tensor]) -> None:
     """theta <- theta_prev where ``keep`` (bool) is false; exact to the bit."""
     blend_(params, previous, keep, 0.0)
 
 
-def replace_(params, fresh, keep):
-    """theta <- fresh where ``keep`` (bool) is false: initial values of the same layer, drawn anew."""
+def replace_(params: list[Tensor], fresh: list[Tensor], keep: list[Tensor]) -> None:
+    """theta <- fresh where ``keep`` (bool) is false: new initial values of the same layer."""
     blend_(params, fresh, keep, 0.0)
 
 
-def shrink_perturb_(params, fresh, keep, shrink, perturb):
+def shrink_perturb_(
+    params: list[Tensor], fresh: list[Tensor], keep: list[Tensor], shrink: float, perturb: float
+) -> None:
     """theta <- shrink * theta + perturb * fresh where ``keep`` (bool) is false (Ash and Adams, 2020)."""
     for param, new, kept in zip(params, fresh, keep, strict=True):
         param.copy_(torch.where(kept, param, shrink * param + perturb * new))
 
 
-def average_(average, params, n):
+# ---- the average -----------------------------------------------------------------------------------------------------
+
+
+def average_(average: list[Tensor], params: list[Tensor], n: float) -> None:
     """Theta <- (n * Theta + theta) / (n + 1), for a real n >= 0. Theta may be wider than theta (fp32 for bf16)."""
     weight = 1 / (n + 1)
     if all(a.dtype == p.dtype for a, p in zip(average, params, strict=True)):

@@ -1,92 +1,134 @@
-"""How important each element of the weights is for what is being learned: pure functions, higher is more important.
+"""What weights are ranked by at the reset: small objects without state, each of which starts a tracker for a task.
 
-Lists are parallel, as in :mod:`pycil_wsc.consolidation.functional`. The first four are cheap: they read what is there. The two
-diagonals pass over data again: ``model`` is called with a batch of inputs and gives logits, ``params`` is {name: parameter} of the
-parameters asked for, ``batches`` an iterable of (inputs, targets). Both need the model in evaluation mode: a batch norm in
-training mode would couple the samples. No ``.grad`` is touched.
+``importance=`` of :class:`~.wsc.WeightSpaceConsolidation` takes one of these, or any function
+``({name: parameter}, {name: weights before the task}) -> {name: scores}``, which is called at the reset.
 """
 
-import torch
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from pycil_wsc.consolidation.functional import Betas, first_moment, moment_product, second_moment
+from pycil_wsc.consolidation.trackers import (
+    DriftTracker,
+    FunctionTracker,
+    OptimizerMoments,
+    OwnMoments,
+    Params,
+    Tracker,
+)
+
+SOURCES = ("own", "optimizer", "carried")
+RULES = {"moment": moment_product, "first_moment": first_moment, "second_moment": second_moment}
 
 
-def moment_score(first, second, step, betas):
-    """S = |m_hat| * v_hat, the moments of ``step`` gradients with Adam's bias corrections (the paper's)."""
-    scores = torch._foreach_abs(first)
-    torch._foreach_mul_(scores, 1 / ((1 - betas[0] ** step) * (1 - betas[1] ** step)))
-    torch._foreach_mul_(scores, second)
-    return scores
+class Importance(Protocol):
+    """An importance by which elements are ranked; the higher its score, the more likely an element is kept."""
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether scores depend on the weights before the task."""
+        ...
+
+    def track(self, params: Params) -> Tracker:
+        """Begin a task on ``params``, {name: parameter}."""
+        ...
 
 
-def first_moment_score(first, second, step, betas):
-    """S = |m_hat|."""
-    return torch._foreach_div(torch._foreach_abs(first), 1 - betas[0] ** step)
+@dataclass(frozen=True)
+class MomentScore:
+    """A score made of Adam's first and second moment of the gradients; see :func:`moment_score` for the options."""
+
+    kind: str
+    betas: Betas | None = None
+    absolute: bool = False
+    source: str = "own"
+    needs_previous = False
+
+    def __post_init__(self):
+        if self.source not in SOURCES:
+            raise ValueError(f"source={self.source!r} is unknown; known: {', '.join(SOURCES)}")
+        if self.source != "own" and (self.betas is not None or self.absolute):
+            raise ValueError("betas and absolute are the optimizer's own: leave them out, or use source='own'")
+        if self.source == "own":
+            betas = (0.9, 0.999) if self.betas is None else tuple(map(float, self.betas))
+            if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+                raise ValueError(f"betas={betas!r}: give two numbers, each at least 0 and below 1")
+            object.__setattr__(self, "betas", betas)
+
+    def track(self, params: Params) -> Tracker:
+        if self.source == "own":
+            assert self.betas is not None
+            return OwnMoments(params, RULES[self.kind], self.betas, self.absolute)
+        return OptimizerMoments(params, RULES[self.kind], carried=self.source == "carried")
 
 
-def second_moment_score(first, second, step, betas):
-    """S = v_hat."""
-    return torch._foreach_div(second, 1 - betas[1] ** step)
+def moment_score(betas: Betas | None = None, absolute: bool = False, source: str = "own") -> MomentScore:
+    """The paper's score, S = |m_hat| * v_hat, of the moments of the gradients in the warm-up.
+
+    Args:
+        betas: decay of the two moments; None: (0.9, 0.999), or the optimiser's.
+        absolute: let m follow |g| instead of g.
+        source: where the moments come from. ``"own"``: tracked here, whatever the optimiser, in two tensors of at
+            least fp32 for each parameter. ``"optimizer"``: Adam's or AdamW's, read at the reset, which takes no memory;
+            the optimiser must be new in each task, its betas count, and with ``torch.optim.Adam`` weight decay is part
+            of g. ``"carried"``: the same of an optimiser that is used from task to task; its moments remember about
+            1 / (1 - beta) steps before the task.
+
+    Raises:
+        ValueError: a value is out of range or unknown, or betas are given for the optimiser's moments.
+    """
+    return MomentScore("moment", betas, absolute, source)
 
 
-def drift_score(params, previous):
-    """S = |theta - theta_prev|: how far the task has moved the element."""
-    return torch._foreach_abs(torch._foreach_sub(params, previous))
+def first_moment_score(betas: Betas | None = None, absolute: bool = False, source: str = "own") -> MomentScore:
+    """S = |m_hat|; arguments as of :func:`moment_score`."""
+    return MomentScore("first_moment", betas, absolute, source)
+
+
+def second_moment_score(betas: Betas | None = None, absolute: bool = False, source: str = "own") -> MomentScore:
+    """S = v_hat; arguments as of :func:`moment_score`."""
+    return MomentScore("second_moment", betas, absolute, source)
 
 
 MOMENT_SCORES = {"moment": moment_score, "first_moment": first_moment_score, "second_moment": second_moment_score}
 
 
-def fisher_diagonal(model, params, batches, chunk_size=16):
-    """F = 1/N sum_n (d log p(y_n | x_n) / d theta)^2, the empirical Fisher information of each element: {name: tensor}.
+@dataclass(frozen=True)
+class DriftScore:
+    """S = |theta - theta_prev|; see :func:`drift_score`."""
 
-    The square of each sample's own gradient, not of a batch's mean. ``chunk_size`` samples' gradients are held at a time.
-    """
-    constant = {
-        name: tensor.detach()
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if name not in params
-    }
-    values = {name: param.detach() for name, param in params.items()}
+    needs_previous = True
 
-    def negative_log_likelihood(values, sample, target):
-        logits = functional_call(model, (values, constant), (sample.unsqueeze(0),))
-        return cross_entropy(logits.float(), target.unsqueeze(0))
-
-    gradients = vmap(grad(negative_log_likelihood), in_dims=(None, 0, 0))
-    total, count = {name: torch.zeros_like(value) for name, value in values.items()}, 0
-    for inputs, targets in batches:
-        for part, labels in zip(inputs.split(chunk_size), targets.split(chunk_size)):
-            for name, each in gradients(values, part, labels).items():
-                total[name] += each.square().sum(0)
-        count += len(inputs)
-    return {name: value / count for name, value in total.items()}
+    def track(self, params: Params) -> Tracker:
+        return DriftTracker(params)
 
 
-def hessian_diagonal(model, params, batches, probes, generator=None):
-    """h = 1/K sum_k v_k * (H v_k) with v_k of random signs: Hutchinson's estimate of the Hessian's diagonal, {name: tensor}.
-
-    H is that of the mean cross-entropy over ``batches``; its products with ``probes`` vectors v_k take a double backward pass each
-    over each batch. Importance is its absolute value.
-    """
-    tensors, estimate, count = (
-        list(params.values()),
-        {name: torch.zeros_like(param) for name, param in params.items()},
-        0,
-    )
-    vectors = [[_signs(tensor, generator) for tensor in tensors] for _ in range(probes)]
-    for inputs, targets in batches:
-        with torch.enable_grad():
-            loss = cross_entropy(model(inputs).float(), targets, reduction="sum")
-            gradients = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
-            for vector in vectors:
-                products = torch.autograd.grad(gradients, tensors, vector, retain_graph=True, materialize_grads=True)
-                for total, sign, product in zip(estimate.values(), vector, products):
-                    total += (sign * product).detach()
-        count += len(inputs)
-    return {name: value / (probes * count) for name, value in estimate.items()}
+def drift_score() -> DriftScore:
+    """S = |theta - theta_prev|: how far the warm-up has moved each element."""
+    return DriftScore()
 
 
-def _signs(tensor, generator):
-    """-1 or 1 for each element. ``generator`` is on the CPU, so that all devices get the same."""
-    return (2 * torch.randint(2, tensor.shape, generator=generator) - 1).to(tensor)
+@dataclass(frozen=True)
+class FunctionScore:
+    """Scores by a function ({name: parameter}, {name: weights before the task}) -> {name: scores of its shape}."""
+
+    function: Callable[[dict, dict], Mapping[str, Tensor]]
+    needs_previous = True
+
+    def track(self, params: Params) -> Tracker:
+        return FunctionTracker(params, self.function)
+
+    def __repr__(self) -> str:  # as saved with the state: the same in every process
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+def as_importance(importance: Importance | Callable) -> Importance:
+    """``importance``, or the importance that scores by this function. Raises TypeError for anything else."""
+    if hasattr(importance, "track"):
+        return importance  # pyright: ignore[reportReturnType]
+    if not callable(importance):
+        raise TypeError(f"importance={importance!r}: give moment_score(), drift_score(), ..., or a function")
+    return FunctionScore(importance)

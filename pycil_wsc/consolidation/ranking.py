@@ -1,27 +1,71 @@
-"""Which elements have the highest scores: by exact count, in memory that does not grow with the model.
-
-Scores are float tensors, or anything with ``shape``, ``dtype``, ``device`` and ``scores[index]`` that computes a block of them when asked
-for it. Blocks are asked for a few times each, so that the scores of a whole model need not be held.
-"""
+"""Which elements have the highest scores: by exact count, in memory that does not grow with the model."""
 
 import math
+from collections.abc import Iterator, Sequence
 from functools import reduce
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 BLOCK = 2**20  # elements looked at together
-DIGIT = 16  # leading bits of a score that one histogram tells apart
+DIGIT = 16  # leading bits of a score that one histogram distinguishes
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def top_mask(scores, retain, scope="global", eligible=None):
+class Scores(Protocol):
+    """The scores of one parameter: a float tensor, or an object that computes a block of them on request.
+
+    Each block is requested a few times, so the scores of a whole model need not be held.
+    """
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    def __getitem__(self, index: Any, /) -> Tensor: ...
+
+
+class Peers(Protocol):
+    """The processes among which the parameters are sharded."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of ``tensor`` over all processes."""
+        ...
+
+    def before(self, count: int) -> int:
+        """The sum of ``count`` over the processes before this one."""
+        ...
+
+
+class SingleProcess:
+    """:class:`Peers` of a process that holds all of the parameters."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def before(self, count: int) -> int:
+        return 0
+
+
+def top_mask(
+    scores: Sequence[Scores],
+    retain: float,
+    scope: str = "global",
+    eligible: Sequence[Tensor | None] | None = None,
+) -> list[Tensor]:
     """Mark the ``round(retain * n)`` highest of the n eligible elements: a list of bool tensors.
 
-    The number is exact whatever the scores (finite, any sign): of equals the first are marked, by parameter and then by
-    position. A threshold alone would mark every element when most scores are zero, as those of unused weights are.
+    The count is exact whatever the scores (finite, any sign): ties are broken by parameter, then by position. A
+    threshold alone would mark every element when most scores are zero, as those of unused weights are.
 
-    ``scope``: ``"global"`` ranks the elements of all tensors together, ``"tensor"`` those of each tensor by themselves.
-    ``eligible``: None, or a list of bool tensors (None: the whole tensor); other elements are neither counted nor marked.
+    Args:
+        scores: one entry per parameter; see :class:`Scores`.
+        retain: share of the eligible elements to mark, 0..1.
+        scope: ``"global"`` ranks the elements of all tensors together, ``"tensor"`` those of each tensor separately.
+        eligible: bool tensors (None: the whole tensor); other elements are neither counted nor marked.
     """
     masks = [torch.empty(score.shape, dtype=torch.bool, device=score.device) for score in scores]
     for i, index, mask in top_blocks(scores, retain, scope, eligible):
@@ -29,23 +73,29 @@ def top_mask(scores, retain, scope="global", eligible=None):
     return masks
 
 
-def top_blocks(scores, retain, scope="global", eligible=None, peers=None):
-    """:func:`top_mask` in blocks: yields (i, index, mask) with the mask of ``scores[i][index]``. Every element comes once.
+def top_blocks(
+    scores: Sequence[Scores],
+    retain: float,
+    scope: str = "global",
+    eligible: Sequence[Tensor | None] | None = None,
+    peers: Peers | None = None,
+) -> Iterator[tuple[int, tuple, Tensor]]:
+    """:func:`top_mask` in blocks: yields (i, index, mask) with the mask of ``scores[i][index]``, each element once.
 
-    ``peers``: None, or the processes that hold the other parts of the same tensors, whose elements are ranked together. An object with
-    ``sum(tensor)``, the sum over all processes, and ``before(count)``, the sum of an int over the processes before this one.
+    ``peers``: None, or the processes that hold the other parts of the same tensors: the elements of all of them are
+    ranked together.
     """
-    eligible = [None] * len(scores) if eligible is None else eligible
+    allowed = [None] * len(scores) if eligible is None else list(eligible)
     if scope == "global":
-        yield from _top(range(len(scores)), scores, retain, eligible, peers or Alone())
+        yield from _top(range(len(scores)), scores, retain, allowed, peers or SingleProcess())
     elif scope == "tensor":
         for i in range(len(scores)):
-            yield from _top([i], scores, retain, eligible, peers or Alone())
+            yield from _top([i], scores, retain, allowed, peers or SingleProcess())
     else:
         raise ValueError(f"scope={scope!r} is unknown; known: 'global', 'tensor'")
 
 
-def blocks(shape, first=()):
+def blocks(shape: Sequence[int], first: tuple = ()) -> Iterator[tuple]:
     """Indices that cut a tensor into views of at most BLOCK elements, in the order of their positions."""
     if not shape:
         yield first
@@ -58,33 +108,23 @@ def blocks(shape, first=()):
             yield (*first, slice(start, start + rows))
 
 
-class Alone:
-    """No other processes."""
-
-    def sum(self, tensor):
-        return tensor
-
-    def before(self, count):
-        return 0
-
-
 def _top(group, scores, retain, eligible, peers):
     ranked = _Ranked([scores[i] for i in group], [eligible[i] for i in group])
-    threshold, vacant, ties = _threshold(ranked, retain, peers)
+    threshold, ties_kept, ties = _threshold(ranked, retain, peers)
     for i in group:
         for index in blocks(scores[i].shape):
             score, allowed = scores[i][index].to(ranked.dtype), True if eligible[i] is None else eligible[i][index]
-            if vacant == ties:
+            if ties_kept == ties:
                 yield i, index, (score >= threshold) & allowed
                 continue
             tied = (score == threshold) & allowed
-            first = tied & (tied.flatten().cumsum(0).view(score.shape) <= vacant)
+            first = tied & (tied.flatten().cumsum(0).view(score.shape) <= ties_kept)
             yield i, index, (score > threshold) & allowed | first
-            vacant, ties = vacant - int(first.sum()), ties - int(tied.sum())
+            ties_kept, ties = ties_kept - int(first.sum()), ties - int(tied.sum())
 
 
 class _Ranked:
-    """The eligible scores of a group, to be gone through several times: an iterable of 1-D tensors of at most BLOCK elements."""
+    """The eligible scores of a group, to be iterated over several times: 1-D tensors of at most BLOCK elements."""
 
     def __init__(self, scores, eligible):
         self.scores, self.eligible = scores, eligible
@@ -92,12 +132,12 @@ class _Ranked:
             math.prod(s.shape) if e is None else int(e.sum()) for s, e in zip(scores, eligible, strict=True)
         )
         self.dtype = reduce(torch.promote_types, (score.dtype for score in scores), torch.float32)
-        self.made = list(self._make()) if self.total <= BLOCK else None
+        self.cached = list(self._compute()) if self.total <= BLOCK else None
 
     def __iter__(self):
-        return iter(self._make() if self.made is None else self.made)
+        return iter(self._compute() if self.cached is None else self.cached)
 
-    def _make(self):
+    def _compute(self):
         parts, size = [], 0
         for score, allowed in zip(self.scores, self.eligible):
             for index in blocks(score.shape):
@@ -112,27 +152,28 @@ class _Ranked:
 
 
 def _threshold(ranked, retain, peers):
-    """-> (score, vacant, ties): kept are the elements above ``score``, and of the ``ties`` here that equal it the first ``vacant``."""
+    """-> (score, ties kept, ties): the elements above ``score`` are kept, and the first of those here that equal it."""
     total = int(peers.sum(torch.tensor(ranked.total)))
     if (count := round(retain * total)) == 0:
         return math.nan, 0, 0  # nothing is above it and nothing equals it
     score = _highest(ranked, total, count, peers)
     above, ties = (sum(int(relation(each, score).sum()) for each in ranked) for relation in (torch.gt, torch.eq))
-    vacant = count - int(peers.sum(torch.tensor(above))) - peers.before(ties)
-    return score, min(max(vacant, 0), ties), ties
+    ties_kept = count - int(peers.sum(torch.tensor(above))) - peers.before(ties)
+    return score, min(max(ties_kept, 0), ties), ties
 
 
 def _highest(ranked, total, count, peers):
-    """The ``count``-th highest of ``total``: histograms of leading bits narrow down the field in which it lies.
+    """The ``count``-th highest of ``total`` scores, found by histograms of their leading bits.
 
-    A field that fits into one block is looked at whole, unless it lies in several processes: they go on to the last bit.
+    Candidates that fit into one block are looked at directly, unless they lie in several processes: these continue to
+    the last bit.
     """
     size, shift = 2**DIGIT, torch.iinfo(BITS[ranked.dtype]).bits
-    left, lowest, prefix = total, -size // 2, None  # elements in the field; their keys, shifted, all give the prefix
-    while (left > BLOCK or not isinstance(peers, Alone)) and shift:
+    left, lowest, prefix = total, -size // 2, None  # candidates; their keys, shifted, all equal the prefix
+    while (left > BLOCK or not isinstance(peers, SingleProcess)) and shift:
         histogram = torch.zeros(size, dtype=torch.int64)
         for scores in ranked:
-            digits = (_keys(_within(scores, shift, prefix)) >> (shift - DIGIT)) - lowest
+            digits = (_keys(_candidates(scores, shift, prefix)) >> (shift - DIGIT)) - lowest
             histogram += torch.bincount(digits, minlength=size).cpu()
         histogram = peers.sum(histogram)
         at_least = histogram.flip(0).cumsum(0)  # how many have the highest digit, one of the highest two, ...
@@ -141,27 +182,26 @@ def _highest(ranked, total, count, peers):
         shift, prefix, lowest = shift - DIGIT, lowest + digit, (lowest + digit) * size
     if not shift:
         return _score(prefix, ranked.dtype)  # all bits are known
-    field = (_within(scores, shift, prefix) for scores in ranked)
-    parts = list(field)
+    parts = [_candidates(scores, shift, prefix) for scores in ranked]
     # Not kthvalue: on CUDA it is refused under torch.use_deterministic_algorithms.
     return torch.cat([part.to(parts[0].device) for part in parts]).topk(count, sorted=False).values.min().item()
 
 
-def _within(scores, shift, prefix):
+def _candidates(scores, shift, prefix):
     return scores if prefix is None else scores[_keys(scores) >> shift == prefix]
 
 
 def _keys(scores):
-    """Whole numbers in the order of the scores (-0.0 before 0.0): a float's bits, all but the sign turned over where it is negative."""
-    bits = scores.view(BITS[scores.dtype])
-    return _turned(bits)
+    """Integers in the order of the scores (-0.0 before 0.0)."""
+    return _flip_negative(scores.view(BITS[scores.dtype]))
 
 
 def _score(key, dtype):
     """The score with that key."""
-    return _turned(torch.tensor(key, dtype=BITS[dtype])).view(dtype).item()
+    return _flip_negative(torch.tensor(key, dtype=BITS[dtype])).view(dtype).item()
 
 
-def _turned(bits):
+def _flip_negative(bits):
+    """A float's bits, all but the sign flipped where it is negative; the inverse is the same."""
     info = torch.iinfo(bits.dtype)
     return bits ^ (bits >> (info.bits - 1)) & info.max

@@ -1,103 +1,108 @@
-"""The slow twin of :class:`WeightSpaceConsolidation`: one element at a time, in Python floats, straight from the equations.
+"""The slow twin of :class:`WeightSpaceConsolidation`: element by element, in Python floats, from the equations.
 
-It shares no line with the fast version, so that a test can step both and compare. Read it to see what is computed.
+It reads the same option objects but shares no line of arithmetic or scheduling with the fast version, so that a test
+can step both and compare. Read it to see what is computed.
 """
+
+from collections.abc import Mapping
+from typing import Any
+
+from pycil_wsc.consolidation.averaging import Average
+from pycil_wsc.consolidation.functional import Betas
+from pycil_wsc.consolidation.importance import DriftScore, MomentScore, moment_score
+from pycil_wsc.consolidation.resets import Blend, Random, Reset, Revert, ShrinkPerturb
+
+Lists = dict[str, list[float]]
 
 
 class ReferenceConsolidation:
-    """Takes the same options, but for an importance that is a function; weights, gradients and buffers are ``{name: [float, ...]}``, changed in place.
+    """Takes the same options, except an importance that is a function; weights, gradients and buffers are ``Lists``.
 
-    There is no optimiser to attach to: call ``step`` after each of its steps. ``reset_momentum`` concerns the optimiser alone and
-    is no option here. ``eligible`` is ``{name: [bool, ...]}``, ``fresh`` ``{name: [float, ...]}``. ``moments="optimizer"``: the moments of an Adam that is new in this task;
-    its betas may differ from group to group, so ``betas`` may be ``{name: (b1, b2)}``.
+    Weights and buffers are changed in place. There is no optimiser to attach to: call ``step`` after each of its steps.
+    ``Reset.momentum`` concerns the optimiser alone and is ignored. ``eligible`` is ``{name: [bool, ...]}``.
+    ``moment_score(source="optimizer")`` has the moments of an Adam that is new in this task; its betas may differ
+    between its groups, so they are given as ``betas={name: (b1, b2)}``.
     """
 
     def __init__(
         self,
-        weights,
+        weights: Lists,
         *,
-        warmup_steps,
-        average_every=1,
-        retain=0.2,
-        blend=0.5,
-        importance="moment",
-        moments="own",
-        betas=(0.9, 0.999),
-        score_abs=False,
-        rank_scope="global",
-        reset="blend",
-        shrink=0.6,
-        perturb=0.01,
-        fresh=None,
-        reset_every=None,
-        average=True,
-        average_start="reset",
-        average_count="since_reset",
-        average_last=True,
-        buffers=None,
-        reset_buffers=False,
-        average_buffers=False,
-        eligible=None,
+        warmup_steps: int,
+        retain: float = 0.2,
+        importance: MomentScore | DriftScore = moment_score(),
+        reset: Reset | None = Blend(),
+        average: Average | None = Average(),
+        rank_scope: str = "global",
+        eligible: Mapping[str, list[bool]] | None = None,
+        buffers: Lists | None = None,
+        betas: Mapping[str, Betas] | None = None,
     ):
-        self.warmup_steps, self.average_every, self.retain, self.blend = warmup_steps, average_every, retain, blend
-        self.moments, self.score_abs, self.rank_scope = moments, score_abs, rank_scope
-        self.betas = betas if isinstance(betas, dict) else {name: betas for name in weights}
-        self.importance, self.reset, self.reset_every = importance, reset, reset_every
-        self.shrink, self.perturb, self.fresh = shrink, perturb, fresh
-        self.average, self.average_start, self.average_count = average, average_start, average_count
-        self.average_last, self.reset_buffers, self.average_buffers = average_last, reset_buffers, average_buffers
-        self.eligible = eligible or {}
+        self.warmup_steps, self.retain, self.importance, self.reset = warmup_steps, retain, importance, reset
+        self.average, self.rank_scope, self.eligible = average, rank_scope, eligible or {}
+        self.betas = betas or dict.fromkeys(weights, getattr(importance, "betas", None) or (0.9, 0.999))
         self.previous = _copy(weights)  # theta_prev
         self.previous_buffers = _copy(buffers or {})
         self.m = {name: [0.0] * len(values) for name, values in weights.items()}
         self.v = _copy(self.m)
         self.t = {name: 0 for name in weights}  # steps that the moments have taken
-        self.has_gradient = set()
+        self.has_gradient: set[str] = set()
         self.i = 0  # steps since the task's start
-        self.mean, self.samples, self.last_sample = None, 0, None  # Theta, its samples, the step of the latest
-        if warmup_steps == 0 and average and average_start == "reset":
+        self.mean: Lists = {}  # Theta
+        self.samples, self.last_sample = 0, None  # its samples, the step of the latest
+        if warmup_steps == 0 and average and average.start == "reset":
             self.sample(weights, buffers or {})
 
-    def step(self, weights, gradients, buffers=None, skipped=False):
+    def step(
+        self,
+        weights: Lists,
+        gradients: Mapping[str, list[float] | None],
+        buffers: Lists | None = None,
+        skipped: bool = False,
+    ) -> None:
         """``gradients[name]`` may be None. ``skipped``: a gradient scaler kept the optimiser from stepping."""
         if skipped:
             return
         self.i += 1
         self.update_moments(gradients)
         since = self.i - self.warmup_steps
-        if self.reset != "none":
-            if since == 0 or (self.reset_every is not None and since > 0 and since % self.reset_every == 0):
-                self.reset_weights(weights, buffers or {})
+        if self.reset:
+            if since == 0 or (self.reset.every is not None and since > 0 and since % self.reset.every == 0):
+                self.reset_weights(self.reset, weights, buffers or {})
         if self.average:
-            if since == 0 and self.average_start == "reset":
+            if since == 0 and self.average.start == "reset":
                 self.sample(weights, buffers or {})
-            elif since > 0 and since % self.average_every == 0:
+            elif since > 0 and since % self.average.every == 0:
                 self.sample(weights, buffers or {})
 
-    def update_moments(self, gradients):
+    def update_moments(self, gradients: Mapping[str, list[float] | None]) -> None:
+        absolute = isinstance(self.importance, MomentScore) and self.importance.absolute
         for name, m in self.m.items():
             (beta1, beta2), v, gradient = self.betas[name], self.v[name], gradients[name]
             if gradient is not None:
                 self.has_gradient.add(name)
-            elif self.moments == "optimizer":
+            elif getattr(self.importance, "source", "own") == "optimizer":
                 continue
             self.t[name] += 1
             for e in range(len(m)):
                 g = 0.0 if gradient is None else gradient[e]
-                m[e] = beta1 * m[e] + (1 - beta1) * (abs(g) if self.score_abs else g)
+                m[e] = beta1 * m[e] + (1 - beta1) * (abs(g) if absolute else g)
                 v[e] = beta2 * v[e] + (1 - beta2) * g * g
 
-    def score(self, weights, name, e):
+    def score(self, weights: Lists, name: str, e: int) -> float:
         """S_l = |m_hat_l| * v_hat_l, one of the two alone, or |theta_l - theta_prev_l|"""
-        if self.importance == "drift":
+        if isinstance(self.importance, DriftScore):
             return abs(weights[name][e] - self.previous[name][e])
         beta1, beta2 = self.betas[name]
         m_hat = self.m[name][e] / (1 - beta1 ** self.t[name])
         v_hat = self.v[name][e] / (1 - beta2 ** self.t[name])
-        return {"moment": abs(m_hat) * v_hat, "first_moment": abs(m_hat), "second_moment": v_hat}[self.importance]
+        return {"moment": abs(m_hat) * v_hat, "first_moment": abs(m_hat), "second_moment": v_hat}[self.importance.kind]
 
-    def reset_weights(self, weights, buffers):
-        alpha = self.blend if self.reset == "blend" else 0.0
+    def reset_weights(self, reset: Reset, weights: Lists, buffers: Lists) -> None:
+        alpha = reset.blend if isinstance(reset, Blend) else 0.0
+        fresh: Any = {}
+        if isinstance(reset, (Random, ShrinkPerturb)):
+            fresh = {name: tensor.double().flatten().tolist() for name, tensor in reset.fresh().items()}
         ranked = {
             name: [e for e in range(len(values)) if name not in self.eligible or self.eligible[name][e]]
             for name, values in weights.items()
@@ -105,42 +110,42 @@ class ReferenceConsolidation:
         }
         by_tensor = [[(name, e) for e in elements] for name, elements in ranked.items()]
         for group in by_tensor if self.rank_scope == "tensor" else [sum(by_tensor, [])]:
-            best_first = sorted(
-                group, key=lambda element: -self.score(weights, *element)
-            )  # stable: of equals the first
-            kept = 0 if self.reset == "shrink_perturb" else round(self.retain * len(group))
+            best_first = sorted(group, key=lambda element: -self.score(weights, *element))  # stable: ties by position
+            kept = 0 if isinstance(reset, ShrinkPerturb) else round(self.retain * len(group))
             for name, e in best_first[kept:]:
-                if self.reset == "random":
-                    weights[name][e] = self.fresh[name][e]
-                elif self.reset == "shrink_perturb":
-                    weights[name][e] = self.shrink * weights[name][e] + self.perturb * self.fresh[name][e]
+                if isinstance(reset, Random):
+                    weights[name][e] = fresh[name][e]
+                elif isinstance(reset, ShrinkPerturb):
+                    weights[name][e] = reset.shrink * weights[name][e] + reset.perturb * fresh[name][e]
                 else:
+                    assert isinstance(reset, (Blend, Revert))
                     weights[name][e] = alpha * weights[name][e] + (1 - alpha) * self.previous[name][e]
-        if self.reset_buffers:
+        if reset.buffers:
             for name, values in buffers.items():
                 for e in range(len(values)):
                     values[e] = alpha * values[e] + (1 - alpha) * self.previous_buffers[name][e]
 
-    def sample(self, weights, buffers):
-        present = {**weights, **buffers} if self.average_buffers else weights
-        if self.mean is None:
-            self.mean = _copy(present)
+    def sample(self, weights: Lists, buffers: Lists) -> None:
+        assert self.average is not None
+        now = {**weights, **buffers} if self.average.buffers else weights
+        if not self.mean:
+            self.mean = _copy(now)
         else:
-            n = self.samples if self.average_count == "since_reset" else self.i / self.average_every
-            for name, values in present.items():
+            n = self.samples if self.average.count == "since_reset" else self.i / self.average.every
+            for name, values in now.items():
                 for e in range(len(values)):
                     self.mean[name][e] = (n * self.mean[name][e] + values[e]) / (n + 1)
         self.samples += 1
         self.last_sample = self.i
 
-    def finish(self, weights, buffers=None):
+    def finish(self, weights: Lists, buffers: Lists | None = None) -> None:
         if not self.average:
             return
-        if self.average_last and self.last_sample != self.i:
+        if self.average.last and self.last_sample != self.i:
             self.sample(weights, buffers or {})
         for name, values in self.mean.items():
             ({**weights, **(buffers or {})})[name][:] = values
 
 
-def _copy(lists):
+def _copy(lists: Lists) -> Lists:
     return {name: list(values) for name, values in lists.items()}

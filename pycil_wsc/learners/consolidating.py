@@ -1,121 +1,145 @@
 """Weight Space Consolidation over a learner that trains one network in one phase per task."""
 
-import copy
 import functools
 import math
-import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pycil_wsc import registry, seeding
-from pycil_wsc.consolidation import ContinualBackprop, WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc import seeding
+from pycil_wsc.consolidation import (
+    Average,
+    Blend,
+    ContinualBackprop,
+    Random,
+    Reset,
+    Revert,
+    ShrinkPerturb,
+    WeightSpaceConsolidation,
+    recompute_batch_norm,
+)
 from pycil_wsc.data.loader import num_batches
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.schedules import held_lr
-from pycil_wsc.engine.step_cost import PeakBytes
 from pycil_wsc.engine.triggers import Plateau, held_out_exemplars, mean_loss
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.scoring import chosen_importance
 from pycil_wsc.networks.nets import inner_units
 
 RANKED = ("blend", "revert", "random")  # the resets that keep some elements for their scores
 
 
 @functools.cache
-def consolidated(learner):
+def consolidated(learner: type[BaseLearner]) -> type[BaseLearner]:
     """The class ``learner`` with consolidation on top."""
     return type(f"Consolidated{learner.__name__}", (Consolidated, learner), {})
 
 
-class Consolidated:
-    """Mixed in before a learner: its training phase is followed by a :class:`WeightSpaceConsolidation` with the keys ``wsc.*``."""
+class Consolidated(BaseLearner):
+    """Mixed in before a learner: each later task trains under a :class:`WeightSpaceConsolidation` with keys ``wsc.*``."""
 
     consolidates = True
-    consolidation = None  # of the task under way; so are the next four
-    replacement = None  # of units, by continual backprop
-    plateau = None
-    held_out = None  # indices of exemplars
-    warm_epochs = math.inf  # of the task under way; infinite until a plateau comes
+    consolidation: WeightSpaceConsolidation | None = None  # of the current task; so are the next four
+    replacement: ContinualBackprop | None = None
+    plateau: Plateau | None = None
+    held_out: np.ndarray | None = None  # indices of exemplars
+    warm_epochs = math.inf  # infinite until a plateau is reached
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.scoring = {
-            "importance_seconds": 0.0,
-            "importance_bytes": 0,
-            "importance_passes": 0.0,
-        }  # seconds: of the tasks that are done
-        self.warmups, self.replaced = [], []  # for each task: epochs before the reset, units replaced
+        self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}
+        self.warmups: list[int | None] = []  # epochs before the reset, of each task
+        self.replaced: list[int] = []  # units, in each task
 
     @property
-    def plain_first_task(self):
+    def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return super().plain_first_task and not self.config.wsc.first_task
 
-    def phases(self, task):
-        for phase in super().phases(task):
+    def phases(self, task: Task) -> Iterator[Phase]:
+        for number, phase in enumerate(super().phases(task)):
+            if number:
+                raise UserError(
+                    f"model_name: '{self.config.model_name}' trains a task in several phases, so it cannot be "
+                    "consolidated; declare one_phase = False in its class"
+                )
             if task.index or self.config.wsc.first_task:
                 self._consolidate(task, phase)
             yield phase
+
+    # ---- the beginning of a task ---------------------------------------------------------------------------------------
 
     def _consolidate(self, task, phase):
         options = self.config.wsc
         if options.trigger == "held_out":
             self.held_out = held_out_exemplars(self, task)
             phase.indices = np.setdiff1d(phase.indices, self.held_out)
-        reset = "none" if options.reset == "continual_backprop" else options.reset
         per_epoch = num_batches(len(phase.indices), self.config.batch_size)
-        epochs = int(options.warmup * phase.epochs)
-        steps = epochs * per_epoch or int(options.warmup * phase.epochs * per_epoch)  # less than an epoch: in steps
-        if options.trigger == "warmup":
-            self.warm_epochs, steps = max(1, epochs), steps if reset == "none" else max(1, steps)
-        else:
-            self.warm_epochs, steps, self.plateau = math.inf, None, Plateau(options.patience)
+        reset = self._reset_rule(task, per_epoch)
         self.consolidation = WeightSpaceConsolidation(
             self.network.named_parameters(),
-            warmup_steps=steps,
-            average_every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
+            warmup_steps=self._warmup_steps(phase.epochs, per_epoch, reset),
             retain=options.retain,
-            blend=options.blend,
-            importance=functools.partial(self._score, task)
-            if options.importance in registry.importances
-            else options.importance,
-            betas=options.betas,
-            score_abs=options.score_abs,
-            rank_scope=options.rank_scope,
+            importance=chosen_importance(self, task),
             reset=reset,
-            shrink=options.shrink,
-            perturb=options.perturb,
-            fresh=functools.partial(self._fresh, task),
-            reset_every=steps_between(options.reset_every, per_epoch),
-            reset_momentum=options.reset_momentum,
-            average=options.average,
-            average_start=options.average_start,
-            average_count=options.average_count,
-            average_last=options.average_last,
-            named_buffers=self.network.named_buffers(),
-            reset_buffers=options.reset_buffers,
-            average_buffers=options.bn_update == "average",
+            average=self._average(per_epoch),
+            rank_scope=options.rank_scope,
             eligible=self._eligible(task),
+            named_buffers=self.network.named_buffers(),
         ).attach(phase.optimizer)
         if options.reset == "continual_backprop":
-            fresh = functools.partial(self._fresh, task)
-            self.replacement = ContinualBackprop(
-                self.network, self._units(), fresh, options.replacement_rate, options.maturity, options.utility_decay
-            )
+            fresh, rates = functools.partial(self._fresh, task), (options.replacement_rate, options.maturity)
+            self.replacement = ContinualBackprop(self.network, self._units(), fresh, *rates, options.utility_decay)
             self.replacement.attach(phase.optimizer)
-        self.scoring["importance_bytes"] = max(self.scoring["importance_bytes"], self.consolidation.scoring_bytes)
         if options.average and options.average_lr is not None:
-            schedule = phase.lr
-            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, options.average_lr, options.average_anneal)(
-                epoch
-            )
+            schedule, value, anneal = phase.lr, options.average_lr, options.average_anneal
+            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, value, anneal)(epoch)
 
-    def after_epoch(self, task, phase, epoch, loss):
-        super().after_epoch(task, phase, epoch, loss)
-        if self.plateau and self.warm_epochs == math.inf and epoch + 1 < phase.epochs:
-            if self.plateau.reached(loss if self.held_out is None else mean_loss(self, self.held_out)):
-                self.consolidation.end_warmup()
-                self.warm_epochs = epoch + 1
+    def _reset_rule(self, task, per_epoch) -> Reset | None:
+        options, fresh = self.config.wsc, functools.partial(self._fresh, task)
+        common = {
+            "every": steps_between(options.reset_every, per_epoch),
+            "momentum": options.reset_momentum,
+            "buffers": options.reset_buffers,
+        }
+        if options.reset == "blend":
+            return Blend(options.blend, **common)
+        if options.reset == "revert":
+            return Revert(**common)
+        if options.reset == "random":
+            return Random(fresh, **common)
+        if options.reset == "shrink_perturb":
+            return ShrinkPerturb(fresh, options.shrink, options.perturb, **common)
+        return None
+
+    def _average(self, per_epoch) -> Average | None:
+        options = self.config.wsc
+        if not options.average:
+            return None
+        return Average(
+            every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
+            start=options.average_start,
+            count=options.average_count,
+            last=options.average_last,
+            buffers=options.bn_update == "average",
+        )
+
+    def _warmup_steps(self, epochs, per_epoch, reset):
+        """Steps before the reset, or None until a plateau; sets ``warm_epochs`` and ``plateau``."""
+        options = self.config.wsc
+        if options.trigger != "warmup":
+            self.warm_epochs, self.plateau = math.inf, Plateau(options.patience)
+            return None
+        warm = int(options.warmup * epochs)
+        steps = warm * per_epoch or int(options.warmup * epochs * per_epoch)  # less than an epoch: in steps
+        self.warm_epochs = max(1, warm)
+        return max(1, steps) if reset else steps
 
     def _units(self):
         """The units of the parts that learn."""
@@ -124,12 +148,13 @@ class Consolidated:
         ]
         if not units:
             raise UserError(
-                f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; its blocks need conv1, bn1 and conv2"
+                f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; "
+                "its blocks need conv1, bn1 and conv2"
             )
         return units
 
     def _eligible(self, task):
-        """{name: bool tensor} of the parameters that do not take part whole in ranking and reset."""
+        """{name: bool tensor} of the parameters of which not all elements take part in ranking and reset."""
         options, masks, network = self.config.wsc, {}, self.network
         for name, param in network.head.named_parameters(prefix="head"):
             if not options.reset_head:
@@ -146,53 +171,28 @@ class Consolidated:
                 }
         return masks
 
-    def _score(self, task, params, previous):
-        """Scores of an importance that passes over the data again, in evaluation mode and fp32; what that takes is counted."""
-        batches = UnaugmentedBatches(self, task)
-        modes = {module: module.training for module in self.network.modules()}
-        self.network.eval()
-        importance = registry.importances[self.config.wsc.importance]
-
-        def function(batches):
-            return importance(self.network, params, previous, batches, self.config.wsc)
-
-        if not self.scoring["importance_passes"]:
-            self._measure_memory(function, batches)
-        scores = function(batches)
-        for module, mode in modes.items():
-            module.training = mode
-        self.scoring["importance_passes"] += batches.images / len(self.training_indices(task))
-        return scores
-
-    def _measure_memory(self, function, batches):
-        """By one batch more than is scored by, as counting takes time; that is not the importance's."""
-        start = time.perf_counter()
-        with PeakBytes() as memory:
-            function(batches.first())
-        self.scoring["importance_bytes"] = memory.peak
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.scoring["importance_seconds"] -= time.perf_counter() - start
-
-    def _fresh(self, task):
-        """New initial values of the network's parameters, {name: tensor}: those that the learner has under another seed."""
+    def _fresh(self, task) -> dict[str, Tensor]:
+        """New initial values of the network's parameters, {name: tensor}: those that the learner has by another seed."""
+        assert self.consolidation is not None
         seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets)
         other = type(self)(replace(self.config, seed=seed), self.manager, self.train_source, self.device)
         for each in self.manager.tasks[: task.index + 1]:
             other.grow_for(each)
         return dict(other.network.named_parameters())
 
-    def costs(self):
-        options, costs = self.config.wsc, super().costs()
-        costs |= self.scoring if options.reset in RANKED else {}
-        costs |= {"warmup_epochs": self.warmups} if options.trigger != "warmup" else {}
-        return costs | ({"units_replaced": self.replaced} if options.reset == "continual_backprop" else {})
+    # ---- during and after it -------------------------------------------------------------------------------------------
 
-    def end_task(self, task):
+    def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
+        super().after_epoch(task, phase, epoch, loss)
+        if self.plateau and self.consolidation and self.warm_epochs == math.inf and epoch + 1 < phase.epochs:
+            if self.plateau.reached(loss if self.held_out is None else mean_loss(self, self.held_out)):
+                self.consolidation.end_warmup()
+                self.warm_epochs = epoch + 1
+
+    def end_task(self, task: Task) -> None:
         if self.consolidation:
             ended = self.warm_epochs < math.inf
-            self.warmups = [*self.warmups, self.warm_epochs if ended else None]
-            self.scoring["importance_seconds"] += self.consolidation.scoring_seconds
+            self.warmups = [*self.warmups, int(self.warm_epochs) if ended else None]
             if ended:
                 self.consolidation.finish()
             self.consolidation.detach()
@@ -206,7 +206,13 @@ class Consolidated:
             self.consolidation = self.replacement = self.plateau = self.held_out = None
         super().end_task(task)
 
-    def get_extra_state(self):
+    def costs(self) -> dict[str, Any]:
+        options, costs = self.config.wsc, super().costs()
+        costs |= self.scoring if options.reset in RANKED else {}
+        costs |= {"warmup_epochs": self.warmups} if options.trigger != "warmup" else {}
+        return costs | ({"units_replaced": self.replaced} if options.reset == "continual_backprop" else {})
+
+    def get_extra_state(self) -> dict[str, Any]:
         parts = {
             name: part.state_dict()
             for name in ("consolidation", "replacement", "plateau")
@@ -220,7 +226,7 @@ class Consolidated:
         }
         return super().get_extra_state() | {"wsc": parts | mine}
 
-    def set_extra_state(self, state):
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
         super().set_extra_state(state)
         mine = state["wsc"]
         self.warm_epochs, self.warmups, self.replaced, self.scoring = (
@@ -228,33 +234,14 @@ class Consolidated:
         )
         for name in "consolidation", "replacement", "plateau":
             if part := getattr(self, name):
-                part.load_state_dict(mine[name])
+                try:
+                    part.load_state_dict(mine[name])
+                except ValueError as error:
+                    raise UnusableRun(f"the checkpoint cannot be used ({error})") from None
 
 
-class UnaugmentedBatches:
-    """The task's training data with the memory, or as many samples of it as ``wsc.importance_samples`` says, to be gone through any number of times."""
-
-    def __init__(self, learner, task):
-        self.learner, self.images = learner, 0  # images passed over so far
-        self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, learner.consolidation.resets)
-        indices, wanted = learner.training_indices(task), learner.config.wsc.importance_samples
-        self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
-
-    def __iter__(self):
-        learner = self.learner
-        for images, targets in learner.train_source.batches(
-            self.indices, learner.manager.train_targets, learner.config.batch_size
-        ):
-            self.images += len(images)
-            yield images, targets
-
-    def first(self):
-        """The same of one batch."""
-        one = copy.copy(self)
-        one.indices = self.indices[: self.learner.config.batch_size]
-        return one
-
-
-def steps_between(often, per_epoch):
+def steps_between(often: str | int, per_epoch: int) -> int | None:
     """Optimiser steps between resets, or None for a single one."""
-    return {"once": None, "epoch": per_epoch, "iteration": 1}[often] if isinstance(often, str) else often * per_epoch
+    if isinstance(often, str):
+        return {"once": None, "epoch": per_epoch, "iteration": 1}[often]
+    return often * per_epoch

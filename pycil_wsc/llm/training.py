@@ -4,7 +4,7 @@ import contextlib
 
 import torch
 
-from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolidation, moment_score
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.llm.merging import merges
 from pycil_wsc.llm.model import load_model, token_losses
@@ -192,21 +192,16 @@ def _merge(config, start, peers):
 
 def _consolidation(options, betas, placing, steps):
     """A consolidation over ``steps`` optimiser steps, with the present weights as those before the task."""
-    warmup = int(options.warmup * steps)
+    warmup, momentum = int(options.warmup * steps), options.reset_momentum
+    resets = {"blend": Blend(options.blend, momentum=momentum), "revert": Revert(momentum=momentum), "none": None}
+    average = Average(options.average_every, options.average_start, options.average_count, options.average_last)
     return WeightSpaceConsolidation(
         placing.parameters.items(),
-        warmup_steps=warmup if options.reset == "none" else max(1, warmup),
-        average_every=options.average_every,
+        warmup_steps=max(1, warmup) if resets[options.reset] else warmup,
         retain=options.retain,
-        blend=options.blend,
-        moments=options.moments,
-        betas=betas if options.moments == "own" else None,
+        importance=moment_score(betas if options.moments == "own" else None, source=options.moments),
+        reset=resets[options.reset],
+        average=average if options.average else None,
         rank_scope=options.rank_scope,
-        reset=options.reset,
-        reset_momentum=options.reset_momentum,
-        average=options.average,
-        average_start=options.average_start,
-        average_count=options.average_count,
-        average_last=options.average_last,
         peers=placing.peers,
     )

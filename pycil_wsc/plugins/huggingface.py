@@ -1,75 +1,86 @@
 """Weight Space Consolidation for ``transformers.Trainer``: a callback. Needs requirements-hf.txt."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.consolidation import Average, Importance, WeightSpaceConsolidation, moment_score
 
 logger = logging.getLogger(__name__)
 FILE = "wsc.pt"  # in each checkpoint's folder
 
 
 class WSCCallback(TrainerCallback):
-    """Consolidates each ``Trainer.train()`` as one task: scores weights while it warms up, resets the dormant ones once, and averages.
+    """Consolidates each ``Trainer.train()`` as one task: scores weights in the warm-up, resets once, and averages.
 
     >>> trainer = Trainer(model, args, train_dataset=task, callbacks=[WSCCallback()])  # doctest: +SKIP
-    >>> trainer.train()       # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
     >>> trainer.save_model()  # the average  # doctest: +SKIP
 
-    Its state is saved with each checkpoint, and ``train(resume_from_checkpoint=...)`` goes on exactly. The checkpoints themselves hold the
-    weights as they were; the average becomes the weights when training ends. One callback may serve several tasks in turn, each with
-    a new ``Trainer``. Under a learning rate that falls to 0 the average is of weights that no longer move: prefer a constant one.
+    Its state is saved with each checkpoint, and ``train(resume_from_checkpoint=...)`` resumes exactly. The checkpoints
+    themselves hold the weights as they were; the average becomes the weights when training ends. One callback may serve
+    several tasks in turn, each with a new ``Trainer``. If the learning rate falls to 0, the average is of weights that
+    no longer move: prefer a constant one.
+
+    In the first task of a model that starts from random weights leave the callback out: there are no weights to
+    preserve yet.
 
     Args:
         warmup: share of the optimiser steps before the reset.
-        average_every: optimiser steps between samples of the average.
-        moments: ``"optimizer"`` reads those of the Trainer's Adam, which costs no memory; ``"own"`` goes with any optimiser.
-        options: of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``blend``.
+        importance: what weights are ranked by. The default reads the moments of the Trainer's Adam, which takes no
+            memory; ``moment_score()`` works with any optimiser.
+        average: when the weights are averaged, in optimiser steps.
+        options: of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``.
 
     Raises:
-        ValueError: an option is out of range, or the Trainer is set up for what cannot be averaged.
-        RuntimeError: the checkpoint to go on from was saved without this callback.
+        ValueError, TypeError: an option is out of range, or the Trainer is set up for what cannot be averaged.
+        RuntimeError: the checkpoint to resume from was saved without this callback.
     """
 
-    def __init__(self, warmup=0.25, average_every=20, moments="optimizer", **options):
+    def __init__(
+        self,
+        warmup: float = 0.25,
+        importance: Importance | Callable = moment_score(source="optimizer"),
+        average: Average | None = Average(every=20),
+        **options: Any,
+    ):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
-        self.warmup, self.options, self.wsc = (
-            warmup,
-            {"average_every": average_every, "moments": moments} | options,
-            None,
-        )
-        WeightSpaceConsolidation(
-            torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options
-        )  # bad options: now
+        self.warmup, self.options = warmup, {"importance": importance, "average": average} | options
+        self.wsc: WeightSpaceConsolidation | None = None
+        # Bad options raise now, not when training begins.
+        WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options)
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **others):
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, **others) -> None:
         _check(args)
         if self.wsc:
-            self.wsc.detach()  # of a training that was broken off
+            self.wsc.detach()  # of a training that was interrupted
         steps = int(self.warmup * state.max_steps)
-        if self.options.get("reset") != "none":
+        if self.options.get("reset", True) is not None:
             steps = max(1, steps)
         self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=steps, **self.options)
-        self.wsc.options.check_fits(state.max_steps)
+        self.wsc.check_fits(state.max_steps)
         if state.global_step:
             self.wsc.load_state_dict(_saved(args, state.global_step))
-        self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it, and steps the one within
+        self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it and steps the inner one
 
-    def on_save(self, args, state, control, **others):
-        if state.is_world_process_zero:
+    def on_save(self, args, state, control, **others) -> None:
+        if state.is_world_process_zero and self.wsc:
             torch.save(self.wsc.state_dict(), _folder(args, state.global_step) / FILE)
 
-    def on_train_end(self, args, state, control, **others):
+    def on_train_end(self, args, state, control, **others) -> None:
+        if not self.wsc:
+            return
         self.wsc.detach()
         if self.wsc.phase == "warm-up":
             logger.warning(
                 "WSC: training ended in the warm-up, after %d of %d steps: the weights stay as they are",
                 self.wsc.steps,
-                self.wsc.options.warmup_steps,
+                self.wsc.warmup_steps,
             )
         else:
             self.wsc.finish()
@@ -77,7 +88,7 @@ class WSCCallback(TrainerCallback):
 
 def _check(args):
     if args.load_best_model_at_end:
-        raise ValueError("load_best_model_at_end=True would put a checkpoint in the place of the average: leave it out")
+        raise ValueError("load_best_model_at_end=True would replace the average by a checkpoint: leave it out")
     if args.deepspeed or args.fsdp:
         raise ValueError("WSCCallback needs whole parameters on each device: leave deepspeed and fsdp out")
 
@@ -94,6 +105,6 @@ def _saved(args, step):
         if place.is_file():
             return torch.load(place, map_location="cpu", weights_only=True)
     raise RuntimeError(
-        f"training is to go on at step {step}, but {places[-1]} does not exist: that checkpoint was saved without WSCCallback, "
-        "or lies elsewhere (then name it as TrainingArguments(resume_from_checkpoint=...) too)"
+        f"training is to resume at step {step}, but {places[-1]} does not exist: that checkpoint was saved without "
+        "WSCCallback, or lies elsewhere (then name it as TrainingArguments(resume_from_checkpoint=...) too)"
     )

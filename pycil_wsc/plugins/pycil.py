@@ -25,7 +25,15 @@ from pathlib import Path
 
 import torch
 
-from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc.consolidation import (
+    Average,
+    Blend,
+    Revert,
+    WeightSpaceConsolidation,
+    drift_score,
+    recompute_batch_norm,
+)
+from pycil_wsc.consolidation.importance import MOMENT_SCORES
 
 MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's
 PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's names for the training of a later task
@@ -106,12 +114,27 @@ class Settings:
         warmup = self.warmup_epochs(epochs) * per_epoch or int(
             self.warmup * epochs * per_epoch
         )  # less than an epoch: in steps
-        beside = {"warmup", "reset_new_rows", "average_unit", "average_lr", "average_anneal", "bn_update", "first_task"}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in beside} | {
+        common = {
+            "every": {"once": None, "epoch": per_epoch, "iteration": 1}[self.reset_every],
+            "momentum": self.reset_momentum,
+            "buffers": self.reset_buffers,
+        }
+        resets = {"blend": Blend(self.blend, **common), "revert": Revert(**common), "none": None}
+        scores = MOMENT_SCORES | {"drift": lambda betas, absolute: drift_score()}
+        average = Average(
+            every=self.average_every * (per_epoch if self.average_unit == "epoch" else 1),
+            start=self.average_start,
+            count=self.average_count,
+            last=self.average_last,
+            buffers=self.bn_update == "average",
+        )
+        return {
             "warmup_steps": warmup if self.reset == "none" else max(1, warmup),
-            "reset_every": {"once": None, "epoch": per_epoch, "iteration": 1}[self.reset_every],
-            "average_every": self.average_every * (per_epoch if self.average_unit == "epoch" else 1),
-            "average_buffers": self.bn_update == "average",
+            "retain": self.retain,
+            "importance": scores[self.importance](self.betas, self.score_abs),
+            "reset": resets[self.reset],
+            "average": average if self.average else None,
+            "rank_scope": self.rank_scope,
         }
 
 
@@ -184,7 +207,7 @@ def _followed(train, settings):
             **settings.in_steps(epochs, len(train_loader)),
         ).attach(optimizer)
         try:
-            wsc.options.check_fits(epochs * len(train_loader))
+            wsc.check_fits(epochs * len(train_loader))
         except ValueError as error:
             raise BadInput(f"wsc: {error}") from None
         if settings.average and settings.average_lr is not None:
@@ -203,7 +226,7 @@ def _followed(train, settings):
         logging.info(
             "WSC: %d steps, %d of them warm-up; resets: %d; weights averaged: %d",
             wsc.steps,
-            wsc.options.warmup_steps,
+            wsc.warmup_steps,
             wsc.resets,
             wsc.averaged,
         )
@@ -328,7 +351,15 @@ def _checked(name, value):
     }[type(default)]
     if name == "average_lr":
         good = number and value >= 0 or value is None or value == "initial"
-    if not good or name == "average_anneal" and value < 0 or name == "warmup" and not 0 <= value < 1:
+    if (
+        not good
+        or name == "average_anneal"
+        and value < 0
+        or name == "average_every"
+        and value < 1
+        or name == "warmup"
+        and not 0 <= value < 1
+    ):
         raise BadInput(f"{name}={value!r} cannot be; the default is {default!r}")
     if value not in CHOICES.get(name, [value]):
         raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")

@@ -1,0 +1,141 @@
+"""What the reset does to the elements that are not kept, and when: one small object for each rule.
+
+``reset=`` of :class:`~.wsc.WeightSpaceConsolidation` takes one of these. For another rule, derive from :class:`Reset`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from pycil_wsc.consolidation.functional import blend_, replace_, revert_, shrink_perturb_
+from pycil_wsc.consolidation.trackers import Params
+
+Fresh = Callable[[], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reset:
+    """What all resets have in common. A rule gives ``__call__``, and ``others`` if it needs new initial values.
+
+    Args:
+        every: None for one reset; otherwise reset again every so many optimiser steps after the first. The moments
+            continue, and so does the comparison with the weights before the task.
+        momentum: drop the optimiser's state of the parameters at each reset, so that it starts afresh.
+        buffers: at each reset treat the buffers like weights of which none is kept. Needs ``named_buffers``.
+    """
+
+    every: int | None = None
+    momentum: bool = False
+    buffers: bool = False
+    ranks: ClassVar[bool] = True  # False: nothing is kept, so no scores are needed
+    needs_previous: ClassVar[bool] = True  # the weights before the task
+
+    def __post_init__(self):
+        if self.every is not None:
+            whole_steps("every", self.every, 1)
+
+    def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
+        """Change ``params`` in place where ``keep`` (bool) is false."""
+        raise NotImplementedError
+
+    def others(self, previous: Params) -> Params:
+        """{name: what the weights are combined with}: those before the task, unless a rule says otherwise."""
+        return previous
+
+    def reset_buffers_(self, buffers: list[Tensor], previous: list[Tensor], keep: list[Tensor]) -> None:
+        """Buffers have no new initial values: rules that use those set them back to ``previous``."""
+        revert_(buffers, previous, keep)
+
+    def due(self, since: int) -> bool:
+        """Whether to reset ``since`` steps after the end of the warm-up."""
+        return since == 0 or self.every is not None and since > 0 and since % self.every == 0
+
+
+@dataclass(frozen=True)
+class Blend(Reset):
+    """theta <- blend * theta + (1 - blend) * theta_prev: the paper's reset, with its alpha as ``blend``.
+
+    Args:
+        blend: share of the current weights, 0..1; the rest is of the weights before the task.
+    """
+
+    blend: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        share("blend", self.blend)
+
+    def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
+        blend_(params, others, keep, self.blend)
+
+    def reset_buffers_(self, buffers: list[Tensor], previous: list[Tensor], keep: list[Tensor]) -> None:
+        blend_(buffers, previous, keep, self.blend)
+
+
+@dataclass(frozen=True)
+class Revert(Reset):
+    """theta <- theta_prev: back to the weights before the task."""
+
+    def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
+        revert_(params, others, keep)
+
+
+@dataclass(frozen=True)
+class Random(Reset):
+    """theta <- new initial values.
+
+    Args:
+        fresh: function without arguments -> {name: initial values}, called at each reset.
+    """
+
+    fresh: Fresh = field(repr=False, compare=False)
+    needs_previous: ClassVar[bool] = False
+
+    def others(self, previous: Params) -> Params:
+        return self.fresh()
+
+    def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
+        replace_(params, others, keep)
+
+
+@dataclass(frozen=True)
+class ShrinkPerturb(Reset):
+    """theta <- shrink * theta + perturb * fresh, for all elements: nothing is ranked or kept (Ash and Adams, 2020).
+
+    Args:
+        fresh: function without arguments -> {name: initial values}, called at each reset.
+        shrink: factor of the current weights, 0..1.
+        perturb: factor of the initial values, at least 0.
+    """
+
+    fresh: Fresh = field(repr=False, compare=False)
+    shrink: float = 0.6
+    perturb: float = 0.01
+    ranks: ClassVar[bool] = False
+    needs_previous: ClassVar[bool] = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        share("shrink", self.shrink)
+        if not self.perturb >= 0:
+            raise ValueError(f"perturb={self.perturb!r} is a factor: give a number of at least 0")
+
+    def others(self, previous: Params) -> Params:
+        return self.fresh()
+
+    def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
+        shrink_perturb_(params, others, keep, self.shrink, self.perturb)
+
+
+def share(name: str, value: float) -> None:
+    """Raise ValueError unless ``value`` is a number from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r} is a share: give a number from 0 to 1")
+
+
+def whole_steps(name: str, value: int, least: int) -> None:
+    """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: give a whole number of optimiser steps, at least {least}")

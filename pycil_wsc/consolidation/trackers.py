@@ -1,0 +1,215 @@
+"""Where scores come from during a task: moments of the gradients that are tracked here, or those of an optimiser."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pycil_wsc.consolidation.functional import Betas, drift, update_moments_
+from pycil_wsc.consolidation.ranking import Scores
+
+Params = Mapping[str, Tensor]
+
+
+class MomentRule(Protocol):
+    """Scores from first and second moments of ``step`` gradients, such as :func:`~.functional.moment_product`."""
+
+    def __call__(self, first: list[Tensor], second: list[Tensor], step: float, betas: Betas) -> list[Tensor]: ...
+
+
+class Tracker:
+    """Follows one task's optimiser steps and scores the elements of ``params``, {name: parameter}, at the reset.
+
+    This base class knows which parameters have had a gradient, and ranks elements in no particular order: for a reset
+    that keeps nothing.
+    """
+
+    def __init__(self, params: Params):
+        self.params = params
+        self.with_gradient: set[str] = set()
+
+    def check(self, optimizer: Optimizer, steps: int) -> None:
+        """Raise ValueError unless ``optimizer``, ``steps`` steps into the task, gives what the scores need."""
+
+    def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
+        """Called after each step. ``skipped``: not 0, on the device, if a ``GradScaler`` skipped it; or None."""
+        self._gradients(skipped)
+
+    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
+        """{name: scores} of the parameters that have had a gradient; ``previous``: the weights before the task."""
+        return {name: self.params[name] for name in self._names()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held to score by, the weights before the task not included."""
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"with_gradient": sorted(self.with_gradient)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.with_gradient = set(state["with_gradient"])
+
+    def _names(self):
+        return [name for name in self.params if name in self.with_gradient]
+
+    def _gradients(self, skipped):
+        """{name: gradient or None}, noted in ``with_gradient``."""
+        grads = {name: p.grad for name, p in self.params.items()}
+        present = [name for name, grad in grads.items() if grad is not None]
+        if not present:
+            raise RuntimeError(
+                "missing gradients: no parameter has one after optimizer.step(); "
+                "call backward() before it and zero_grad() after it"
+            )
+        if new := [name for name in present if name not in self.with_gradient]:
+            self._note(new, grads, skipped)
+        return grads
+
+    def _note(self, names, grads, skipped):
+        for name in names:
+            if grads[name].layout != torch.strided:
+                raise RuntimeError(
+                    f"the gradient of '{name}' is sparse: make it dense (for an embedding, sparse=False)"
+                )
+        if skipped is None or not skipped.item():  # the only wait in the warm-up, and only under a GradScaler
+            self.with_gradient.update(names)
+
+
+class DriftTracker(Tracker):
+    """Scores by the distance from the weights before the task, and holds nothing for it."""
+
+    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
+        return {name: BlockScores(drift, self.params[name], previous[name]) for name in self._names()}
+
+
+class FunctionTracker(Tracker):
+    """Scores by a function ({name: parameter}, {name: weights before the task}) -> {name: scores}."""
+
+    def __init__(self, params: Params, function: Callable[[dict, dict], Mapping[str, Tensor]]):
+        super().__init__(params)
+        self.function = function
+
+    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
+        names = self._names()
+        params = {name: self.params[name] for name in names}
+        scores = self.function(params, {name: previous[name] for name in names})
+        for name, param in params.items():
+            if name not in scores or scores[name].shape != param.shape:
+                raise ValueError(f"importance: the function gave no scores of shape {tuple(param.shape)} for '{name}'")
+        return {name: scores[name].detach().to(params[name].device) for name in names}
+
+
+class OwnMoments(Tracker):
+    """Exponential moments of the gradients, from the task's start on; a missing gradient counts as zero."""
+
+    def __init__(self, params: Params, rule: MomentRule, betas: Betas, absolute: bool):
+        super().__init__(params)
+        self.rule, self.betas, self.absolute = rule, betas, absolute
+        self.first, self.second = (
+            {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2)
+        )
+
+    def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
+        grads = list(self._gradients(skipped).values())
+        first, second = list(self.first.values()), list(self.second.values())
+        update_moments_(first, second, grads, self.betas, self.absolute, skipped)
+
+    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
+        rule = partial(self.rule, step=steps, betas=self.betas)
+        return {name: BlockScores(rule, self.first[name], self.second[name]) for name in self._names()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensors in (self.first, self.second) for tensor in tensors.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"first": dict(self.first), "second": dict(self.second)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, param in self.params.items():
+            self.first[name] = state["first"][name].to(param.device, copy=True)
+            self.second[name] = state["second"][name].to(param.device, copy=True)
+
+
+class OptimizerMoments(Tracker):
+    """The moments that Adam or AdamW keeps, read at the reset: nothing is held here.
+
+    They differ from :class:`OwnMoments` in a parameter whose gradient is missing in some steps: Adam leaves its moments
+    as they are. ``carried``: the optimiser may have been used in earlier tasks, whose last steps its moments remember.
+    """
+
+    def __init__(self, params: Params, rule: MomentRule, carried: bool = False):
+        super().__init__(params)
+        self.rule, self.carried = rule, carried
+        self.found = False  # moments in the optimiser
+
+    def check(self, optimizer: Optimizer, steps: int) -> None:
+        if not all("betas" in group for group in optimizer.param_groups):
+            raise ValueError(
+                f"source='optimizer' reads Adam's moments, {_kind(optimizer)} has none: "
+                "use Adam or AdamW, or source='own'"
+            )
+        longest = max((float(state["step"]) for state in self._states(optimizer).values()), default=0)
+        if longest > steps and not self.carried:
+            raise ValueError(
+                f"the optimizer has moments of {longest:.0f} steps, this task has had {steps}: make a new optimizer "
+                "for each task, or use source='carried' to count them or 'own' (to resume from a saved state, call "
+                "load_state_dict() before attach())"
+            )
+
+    def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
+        if not self.found and not self._states(optimizer):
+            raise RuntimeError(
+                "missing gradients: the optimizer has no moments after its step; call backward() before it"
+            )
+        self.found = True
+
+    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
+        """{name: scores} of the parameters that the optimiser has moments of."""
+        self.check(optimizer, steps)
+        betas = {id(p): group["betas"] for group in optimizer.param_groups for p in group["params"]}
+        scores = {}
+        for name, state in self._states(optimizer).items():
+            if step := float(state["step"]):
+                beta1, beta2 = betas[id(self.params[name])]
+                rule = partial(self.rule, step=step, betas=(float(beta1), float(beta2)))
+                scores[name] = BlockScores(rule, state["exp_avg"], state["exp_avg_sq"])
+        return scores
+
+    def _states(self, optimizer):
+        states = {name: optimizer.state[param] for name, param in self.params.items() if optimizer.state.get(param)}
+        for state in states.values():
+            if missing := {"exp_avg", "exp_avg_sq", "step"} - state.keys():
+                raise RuntimeError(
+                    f"source='optimizer' reads Adam's moments, and the state of {_kind(optimizer)} has no "
+                    f"'{min(missing)}': use Adam or AdamW, or source='own'"
+                )
+        return states
+
+
+class BlockScores:
+    """The scores of one parameter, computed for the block that is requested: a whole model's take no memory.
+
+    ``rule`` is a function of two lists of tensors; ``first`` and ``second`` are its arguments for this parameter.
+    """
+
+    def __init__(self, rule: Callable[[list[Tensor], list[Tensor]], list[Tensor]], first: Tensor, second: Tensor):
+        self.rule, self.first, self.second = rule, first, second
+        self.shape, self.device, self.dtype = first.shape, first.device, wide(first.dtype)
+
+    def __getitem__(self, index: Any, /) -> Tensor:
+        return self.rule([self.first[index].to(self.dtype)], [self.second[index].to(self.dtype)])[0]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type of moments and averages: at least fp32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _kind(optimizer):
+    return type(optimizer).__name__

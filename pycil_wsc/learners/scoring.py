@@ -1,0 +1,125 @@
+"""What a learner adds to the importance of weights: scores that pass over its data again, and the time that ranking takes."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pycil_wsc import registry, seeding
+from pycil_wsc.consolidation import Importance, drift_score
+from pycil_wsc.consolidation.importance import MOMENT_SCORES, as_importance
+from pycil_wsc.consolidation.ranking import Scores
+from pycil_wsc.consolidation.trackers import Params, Tracker
+from pycil_wsc.data.tasks import Task
+
+if TYPE_CHECKING:
+    from pycil_wsc.learners.consolidating import Consolidated
+
+
+def chosen_importance(learner: "Consolidated", task: Task) -> Importance:
+    """The importance that ``wsc.importance`` asks for, whose costs are counted in ``learner.scoring``."""
+    options = learner.config.wsc
+    if options.importance in MOMENT_SCORES:
+        importance = MOMENT_SCORES[options.importance](options.betas, options.score_abs)
+    elif options.importance == "drift":
+        importance = drift_score()
+    else:
+        importance = as_importance(functools.partial(_score_by_data, learner, task))
+    return Timed(importance, learner)
+
+
+def _score_by_data(learner, task, params, previous):
+    """Scores of a registered importance, in evaluation mode and fp32; the passes and bytes it takes are counted."""
+    batches, network, costs = UnaugmentedBatches(learner, task), learner.network, learner.scoring
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    options = learner.config.wsc
+    scores = registry.importances[options.importance](network, params, previous, batches, options)
+    for module, mode in modes.items():
+        module.training = mode
+    costs["importance_passes"] += batches.images / len(learner.training_indices(task))
+    costs["importance_bytes"] = max(costs["importance_bytes"], sum(score.nbytes for score in scores.values()))
+    return scores
+
+
+class UnaugmentedBatches:
+    """The task's training data with the memory, to be iterated over any number of times.
+
+    ``wsc.importance_samples`` limits it to so many samples, drawn by ``seed``. ``images``: those passed over so far.
+    """
+
+    def __init__(self, learner: "Consolidated", task: Task):
+        self.learner, self.images = learner, 0
+        self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, learner.consolidation.resets)
+        indices, wanted = learner.training_indices(task), learner.config.wsc.importance_samples
+        self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        learner = self.learner
+        source, targets = learner.train_source, learner.manager.train_targets
+        for images, labels in source.batches(self.indices, targets, learner.config.batch_size):
+            self.images += len(images)
+            yield images, labels
+
+
+class Timed:
+    """An importance with a stopwatch: ``learner.scoring`` counts the seconds that it takes, and the bytes it holds."""
+
+    def __init__(self, importance: Importance, learner: "Consolidated"):
+        self.importance, self.learner = importance, learner
+        self.needs_previous = importance.needs_previous
+
+    def track(self, params: Params) -> Tracker:
+        return TimedTracker(self.importance.track(params), self.learner)
+
+    def __repr__(self) -> str:
+        return repr(self.importance)
+
+
+class TimedTracker(Tracker):
+    """The tracker of a :class:`Timed` importance."""
+
+    def __init__(self, tracker: Tracker, learner: "Consolidated"):
+        self.tracker, self.learner = tracker, learner
+        learner.scoring["importance_bytes"] = max(learner.scoring["importance_bytes"], tracker.nbytes)
+
+    def check(self, optimizer: Optimizer, steps: int) -> None:
+        self.tracker.check(optimizer, steps)
+
+    def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
+        """On a GPU the time until the work was launched: a step does not wait."""
+        with self._timed():
+            self.tracker.follow(optimizer, skipped)
+
+    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
+        self._wait()
+        with self._timed():
+            scores = self.tracker.scores(optimizer, steps, previous)
+            self._wait()
+        return scores
+
+    @property
+    def nbytes(self) -> int:
+        return self.tracker.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.tracker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.tracker.load_state_dict(state)
+
+    @contextlib.contextmanager
+    def _timed(self):
+        start = time.perf_counter()
+        yield
+        self.learner.scoring["importance_seconds"] += time.perf_counter() - start
+
+    def _wait(self):
+        if self.learner.device.type == "cuda":
+            torch.cuda.synchronize(self.learner.device)
