@@ -78,7 +78,7 @@ def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, 
         assert not {"checkpoint.pt", "failed.json"} & {path.name for path in folder.iterdir()}
         assert (folder / "metrics.jsonl").exists() and (folder / "log.txt").exists()
     logs = "".join((folder / "log.txt").read_text() for folder in results(settings))
-    assert not shared or "going on with" in logs, "the dead node's run went on elsewhere"
+    assert not shared or "resumes with" in logs, "the dead node's run went on elsewhere"
     assert not list(Path(settings["out"]).rglob(".shared-*"))
     assert main(["--config", write(tmp_path, settings)]) == 0
     assert "8 of 8 runs finished before" in capsys.readouterr().out
@@ -126,8 +126,9 @@ def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings,
     )
     assert outcome.result["curve"] == undisturbed["curve"] and not (config.run_folder / "checkpoint.pt").exists()
     log = (config.run_folder / "log.txt").read_text()
-    assert "going on with task 1" in log and log.count("task 0 train epoch 1/3") == 1
+    assert "task 2/3 resumes with train epoch 1/4" in log and log.count("task 1/3 train epoch 1/3") == 1
     assert [line.line[:8] for _, line in mailbox.box.take() if line.line] == [
+        "task 2/3",  # resumes
         "task 2/3",
         "task 3/3",
     ] and mailbox.box.take() == []

@@ -19,7 +19,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs import run as run_module
-from pycil_wsc.runs.run import Run, planned_images
+from pycil_wsc.runs.run import Run, TrainingDiverged, planned_images
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -52,10 +52,12 @@ def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, settings, tmp_
     """As the log has them, rounded; phases one after another."""
     assert main(["--config", write(tmp_path, settings | {"model_name": name})]) == 0
     ((folder, result),) = results(settings).items()
-    logged = re.findall(r"task (\d) .* epoch \d+/\d+: loss (.+), train accuracy (.+)", (folder / "log.txt").read_text())
+    logged = re.findall(
+        r"task (\d)/3 .* epoch \d+/\d+: loss (.+), train accuracy (.+)", (folder / "log.txt").read_text()
+    )
     kept = zip(result["train_loss"], result["train_accuracy"])
     assert logged == [
-        (str(task), f"{loss:.4f}", f"{accuracy:.2f}")
+        (str(task + 1), f"{loss:.4f}", f"{accuracy:.2f}")
         for task, curves in enumerate(kept)
         for loss, accuracy in zip(*curves, strict=True)
     ]
@@ -140,7 +142,7 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, ca
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert main(["--config", write(tmp_path, settings)]) == 0
-    assert "going on with" in "".join(path.read_text() for path in runs.rglob("log.txt"))
+    assert "resumes with" in "".join(path.read_text() for path in runs.rglob("log.txt"))
     assert [*map(without_measurements, results(settings).values())] == [
         *map(without_measurements, results(undisturbed).values())
     ]
@@ -164,8 +166,19 @@ def test_a_loss_that_is_no_number_stops_that_run_alone(settings, tmp_path, capsy
     settings |= {"init_lr": [0.1, 1e30], "model_name": "replay"}
     assert main(["--config", write(tmp_path, settings)]) == 1
     captured = capsys.readouterr()
-    assert "FAILED: the loss became nan in task 0" in captured.out and "failed: " in captured.err
+    assert "FAILED: the loss became nan in task 1/3" in captured.out and "failed: " in captured.err
     assert len(results(settings)) == 1
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+@pytest.mark.parametrize("keys", [{"lrate": 1e38, "init_cls": 4}, {"init_lr": 1e38, "init_cls": 6}])
+def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):
+    """One step in the last task: its loss is from before the step."""
+    config = resolve(settings | {"model_name": name, "batch_size": 10_000, "epochs": 1, "init_epoch": 1} | keys)
+    run = Run(config, load_dataset(config.dataset, "."))
+    with pytest.raises(TrainingDiverged, match=r"are no longer finite numbers after task|the loss became (nan|inf)"):
+        run.execute()
+    assert not (run.folder / "result.json").exists()
 
 
 def test_a_defect_of_one_run_is_a_line_its_traceback_in_the_log(settings, tmp_path, capsys, monkeypatch):
@@ -309,7 +322,23 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     folder.mkdir(parents=True)
     (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
     assert main(["--config", path]) == 1
+    assert "checkpoint.pt: is damaged or not a checkpoint of this version" in capsys.readouterr().out
+    files.save_tensors(folder / "checkpoint.pt", {"position": 1})
+    assert main(["--config", path]) == 1
     assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_named(settings, tmp_path, capsys):
+    config = resolve(settings | {"model_name": "replay"})
+    with killed_at(2):
+        Run(config, load_dataset(config.dataset, ".")).execute()
+    checkpoint = config.run_folder / "checkpoint.pt"
+    content = bytearray(checkpoint.read_bytes())
+    content[len(content) // 2] ^= 4
+    checkpoint.write_bytes(content)
+    assert main(["--config", write(tmp_path, settings | {"model_name": "replay"})]) == 1
+    error = capsys.readouterr().err
+    assert f"{checkpoint}: is damaged or not a checkpoint" in error and error.count("\n") == 1
 
 
 SPLITS = [(name, *split) for name in sorted(registry.learners) for split in [(50, 10, 6), (20, 20, 5), (5, 5, 20)]]

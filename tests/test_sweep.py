@@ -102,7 +102,7 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
     assert captured.err.count("failed: ") == captured.err.count("the loss became nan") == 1
     assert "done 2/3, running 0, waiting 0, failed 1" in captured.out and len(results(settings)) == 2
     assert [json.loads(path.read_text())["attempt"] for path in Path(settings["out"]).rglob("failed.json")] == [1]
-    assert "going on with task 1" in (killed[0] / "log.txt").read_text()
+    assert "task 2/3 resumes with train epoch" in (killed[0] / "log.txt").read_text()
 
 
 def image_folder(root):
@@ -184,7 +184,7 @@ def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
     (record,) = (json.loads(path.read_text()) for path in Path(settings["out"]).rglob("failed.json"))
     assert (
         record["attempt"] == 1
-        and record["reason"].startswith("the loss became nan in task 0")
+        and record["reason"].startswith("the loss became nan in task 1/3")
         and record["traceback"] == []
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from filelock import Timeout
 
-from pycil_wsc.files import locked, save_tensors
+from pycil_wsc.files import load_tensors, locked, save_tensors
 
 SCHEDULE = (
     "init_epoch",
@@ -51,14 +51,14 @@ class Entry:
         self.path = path
 
     def load(self):
-        """What was saved, or None. A file that cannot be read is as good as none, and is written again."""
+        """What was saved, or None. A file that is damaged is as good as none, and is written again."""
         if not self.path.exists():
             return None
         try:
-            return torch.load(self.path, map_location="cpu", weights_only=True)
-        except Exception as error:
+            return load_tensors(self.path)
+        except (OSError, ValueError) as error:
             logging.getLogger("pycil_wsc").warning(
-                "%s: cannot be read (%s); the first task is trained again", self.path, type(error).__name__
+                "%s: is damaged (%s); the first task is trained again", self.path, error
             )
             return None
 

@@ -9,7 +9,7 @@ import torch
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.analysis import Records
-from pycil_wsc.data.fingerprint import changed, fingerprint
+from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import DataManager
@@ -23,9 +23,9 @@ from pycil_wsc.engine.environment import (
 )
 from pycil_wsc.engine.phase import Resume
 from pycil_wsc.engine.prediction import best_classes
-from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
+from pycil_wsc.runs.checkpoint import read_checkpoint
 from pycil_wsc.runs.progress import TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
 
@@ -39,7 +39,7 @@ NOT_OF_THE_RESULT = (
 
 
 class TrainingDiverged(Exception):
-    """The loss of a run is no longer a finite number."""
+    """The loss, the weights or the test logits of a run are no longer finite numbers."""
 
 
 class Run:
@@ -68,6 +68,7 @@ class Run:
         self.confusion = None  # after the last task: a count for each true and predicted class
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.peak_memory = 0
+        self.resumes = False  # from a checkpoint, and has not said so yet
 
     def execute(self):
         """Train and test every task; returns the contents of ``result.json``."""
@@ -100,7 +101,7 @@ class Run:
                 weights.save(self.folder, self.learner, task.index)
             self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
             self.bar.say(summary(self.history[-1]))
-            self.log.info("task %d: %s", task.index, summary(self.history[-1]))
+            self.log.info("%s %s", self.bar.task, summary(self.history[-1]))
         if self.config.save_weights is True:
             weights.save(self.folder, self.learner)
         result = self._result()
@@ -132,7 +133,8 @@ class Run:
 
     def _take(self, trained):
         """Count the first task as if this run had trained it."""
-        self.log.info("task 0: taken from a run that shares it, %.1f s saved", trained["clock"]["train_seconds"])
+        seconds = trained["clock"]["train_seconds"]
+        self.log.info("%s taken from a run that shares it, %.1f s saved", self.bar.task, seconds)
         for name in ("train_seconds", "total_seconds", "saved_seconds"):
             self.clock[name] += trained["clock"]["train_seconds"]
         self.peak_memory, self.curves = max(self.peak_memory, trained["peak_memory"]), trained["curves"]
@@ -149,6 +151,11 @@ class Run:
     def phase_started(self, task, phase, first):
         self._tick()
         self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
+        if self.resumes:
+            self.resumes = False
+            line = f"resumes with {phase.name} epoch {first + 1}/{phase.epochs}"
+            self.log.info("%s %s", self.bar.task, line)
+            self.bar.say(line)
 
     def step(self, images):
         self.bar.step(images)
@@ -157,8 +164,8 @@ class Run:
         seconds = self._tick("train_seconds")
         self.bar.epoch(epoch, loss, accuracy)
         self.log.info(
-            "task %d %s epoch %d/%d: loss %.4f, train accuracy %.2f",
-            task.index,
+            "%s %s epoch %d/%d: loss %.4f, train accuracy %.2f",
+            self.bar.task,
             phase.name,
             epoch + 1,
             phase.epochs,
@@ -167,7 +174,7 @@ class Run:
         )
         if not math.isfinite(loss):
             raise TrainingDiverged(
-                f"the loss became {loss} in task {task.index}, epoch {epoch + 1}; try a lower learning rate"
+                f"the loss became {loss} in {self.bar.task}, epoch {epoch + 1}; try a lower learning rate"
             )
         if self.scalars:
             rate, speed = phase.optimizer.param_groups[0]["lr"], len(phase.indices) / seconds
@@ -181,7 +188,16 @@ class Run:
             self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
 
     def task_trained(self, task):
+        flags = [parameter.isfinite().all() for parameter in self.learner.parameters()]
+        self._check(torch.stack(flags).all(), "the weights")
         self.records.task_trained(task)
+
+    def _check(self, finite, what):
+        """``finite``: a flag on the device. A step that spoils everything may be the last: its loss, from before it, tells nothing."""
+        if not finite.item():
+            raise TrainingDiverged(
+                f"{what} are no longer finite numbers after {self.bar.task}; try a lower learning rate"
+            )
 
     # ---- saving and going on -------------------------------------------------------------------------------------------
 
@@ -203,29 +219,15 @@ class Run:
 
     def _restore(self):
         """(index of the task to go on with, where in it or None)."""
-        path = self.folder / "checkpoint.pt"
-        if not path.exists():
+        state = read_checkpoint(self.folder / "checkpoint.pt", self.config.identity(), self.data)
+        if state is None:
             return 0, None
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            position, self.curves, self.confusion, records = (
-                state[name] for name in ("position", "curves", "confusion", "records")
-            )
-        except Exception as error:
-            raise UnusableRun(
-                f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again"
-            ) from None
-        if state["identity"] != self.config.identity():
-            raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
-        if difference := changed(state.get("data"), self.data):
-            raise UnusableRun(
-                f"{path}: was made with other data ({difference}); bring those back, or delete the file to start this run again"
-            )
+        position, self.curves, self.confusion = state["position"], state["curves"], state["confusion"]
         self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
-        self.records.load_state_dict(records)
+        self.records.load_state_dict(state["records"])
+        self.resumes = True
         for task in self.manager.tasks[: position["task"]]:
             self.learner.grow_for(task)
-        self.log.info("going on with task %d, epoch %d", position["task"], position["epoch"] + 1)
         if state["optimizer"] is not None:
             return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
         self.learner.load_state_dict(state["learner"])
@@ -273,24 +275,30 @@ class Run:
     def _accuracy(self, task, network):
         """Top-1 accuracy in percent of a network beside the learner's own."""
         network.eval()
-        predictions = []
+        predictions, finite = [], torch.ones((), dtype=torch.bool, device=self.device)
         with torch.inference_mode(), self.learner.autocast():
             for images, _ in self.test_source.batches(
                 task.test_indices, self.manager.test_targets, self.config.batch_size
             ):
-                predictions.append(best_classes(network(images)))
+                logits = network(images)
+                finite &= logits.isfinite().all()
+                predictions.append(best_classes(logits))
+        self._check(finite, "the test logits")
         return metrics.accuracy(torch.cat(predictions).cpu().numpy(), self.manager.test_targets[task.test_indices])
 
     def _predictions(self, task, prototypes):
         """Best classes first, by logits and by nearest mean of exemplars (or None): two (N, <=5) arrays."""
-        cnn, nme = [], []
+        cnn, nme, finite = [], [], torch.ones((), dtype=torch.bool, device=self.device)
         means = None if prototypes is None else torch.from_numpy(prototypes).to(self.device)
         for features, _ in self.learner.forward_over(self.test_source, task.test_indices, self.manager.test_targets):
             with torch.inference_mode(), self.learner.autocast():
-                cnn.append(best_classes(self.learner.classify(features)))
+                logits = self.learner.classify(features)
+                finite &= logits.isfinite().all()
+                cnn.append(best_classes(logits))
             if means is not None:
                 unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
                 nme.append(best_classes(torch.cdist(unit, means), largest=False))
+        self._check(finite, "the test logits")
         return torch.cat(cnn).cpu().numpy(), torch.cat(nme).cpu().numpy() if nme else None
 
     def _result(self):

@@ -15,7 +15,7 @@ from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import save_tensors
+from pycil_wsc.files import load_tensors, save_tensors
 
 
 def load(run_folder, task=None, device="cpu"):
@@ -26,7 +26,7 @@ def load(run_folder, task=None, device="cpu"):
     """
     path = _find(Path(run_folder), task)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load_tensors(path)
         config, info = state["config"], DatasetInfo(**state["info"])
     except Exception as error:
         raise UserError(

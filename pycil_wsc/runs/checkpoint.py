@@ -1,0 +1,33 @@
+"""The state that a stopped run resumes from: ``checkpoint.pt`` in its folder, removed when the run has ended."""
+
+from pathlib import Path
+from typing import Any
+
+from pycil_wsc.data.fingerprint import changed
+from pycil_wsc.errors import UnusableRun
+from pycil_wsc.files import load_tensors
+
+PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "records", "clock", "peak_memory"}
+
+
+def read_checkpoint(path: Path, identity: dict[str, Any], data: dict[str, Any]) -> dict[str, Any] | None:
+    """The contents of ``path``, or None where there is no such file.
+
+    :class:`UnusableRun` if it is damaged, or was made with another configuration or with other data than those of the run.
+    """
+    again = "delete it to start this run again"
+    try:
+        state = load_tensors(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnusableRun(f"{path}: cannot be read ({error.strerror}); make it readable to resume this run") from None
+    except ValueError as error:
+        raise UnusableRun(f"{path}: is damaged or not a checkpoint of this version ({error}); {again}") from None
+    if not isinstance(state, dict) or not PARTS <= state.keys():
+        raise UnusableRun(f"{path}: is not a checkpoint of this version; {again}")
+    if state.get("identity") != identity:
+        raise UnusableRun(f"{path}: was made with other settings; {again}")
+    if difference := changed(state.get("data"), data):
+        raise UnusableRun(f"{path}: was made with other data ({difference}); bring those back, or {again}")
+    return state
