@@ -1,6 +1,7 @@
 """Sweeps on a Ray cluster of two nodes on this machine: nothing is lost when one is killed, with a shared output folder or without."""
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -172,3 +173,36 @@ def test_an_address_without_a_cluster_is_one_line(settings, tmp_path, capsys):
     pytest.importorskip("ray", reason="needs Ray: pip install -r requirements-cluster.txt")
     assert main(["--config", write(tmp_path, settings), "--ray", "127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.startswith("error: --ray 127.0.0.1:1: no cluster there")
+
+
+def test_what_is_not_ray_is_told_from_it_at_once(settings, tmp_path, capsys, monkeypatch):
+    """A server that greets, and one that only listens."""
+    pytest.importorskip("ray", reason="needs Ray: pip install -r requirements-cluster.txt")
+    monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for greeting in (b"220 mail.example.org ESMTP\r\n", b""):
+            threading.Thread(target=lambda text=greeting: greet(server, text), daemon=True).start()
+            assert main(["--config", write(tmp_path, settings), "--ray", address]) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(f"error: --ray {address}: no cluster there (") and error.count("\n") == 1
+
+
+def greet(server, text):
+    connection, _ = server.accept()
+    connection.sendall(text)
+    connection.recv(100)
+    time.sleep(1)
+
+
+def test_marks_of_a_killed_driver_are_removed_and_those_of_a_living_one_kept(tmp_path):
+    (tmp_path / ".shared-dead").touch()
+    one, other = (ray_cluster.Cluster.__new__(ray_cluster.Cluster) for _ in range(2))
+    one.marks, other.marks = {}, {}
+    mark = Path(one._mark(str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == [mark.name]
+    other._mark(str(tmp_path))
+    assert mark.exists() and len(list(tmp_path.iterdir())) == 2
+    one.__exit__()
+    other.__exit__()
+    assert not list(tmp_path.iterdir())

@@ -3,11 +3,14 @@
 import dataclasses
 import io
 import logging
+import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import urllib.error
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -189,9 +192,36 @@ UNREADABLE = {
     "cut short": cut_short,
     "damaged": damaged_member,
     "damaged and compressed": lambda path: damaged_member(path, np.savez_compressed),
+    "a negative shape": lambda path: header_with(path, b"(12, 8, 8, 3)", b"(-1,8, 8, 3)"),
+    "a shape of 10^20": lambda path: header_with(path, b"(12, 8, 8, 3), }", b"(10" + b"0" * 18 + b"0, 8, 8, 3), }"),
+    "bytes after the array": lambda path: rewritten(path, lambda content: content + b"more"),
+    "an array cut short": lambda path: rewritten(path, lambda content: content[:-1]),
+    "damaged LZMA": lambda path: rewritten(path, lambda content: content, zipfile.ZIP_LZMA, 60),
     "pickled images": lambda path: write_npz(path, train_x=np.array([{}] * 12)),
     "pickled classes": lambda path: write_npz(path, classes=np.array(["a", "b", "c"], dtype=object)),
 }
+
+
+def header_with(path, old, new):
+    """``train_x`` with another shape in its header."""
+
+    def change(content):
+        begin = content.index(old)
+        end = content.index(b"\n")
+        header = content[:begin] + new + content[begin + len(old) : end]
+        return header[:end].ljust(end) + content[end:]
+
+    rewritten(path, change)
+
+
+def rewritten(path, change, compression=zipfile.ZIP_STORED, zeros=0):
+    """An archive whose ``train_x`` is changed, with right checksums; then ``zeros`` bytes of it are cleared."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, array in small_arrays().items():
+            archive.writestr(f"{name}.npy", change(npy(array)) if name == "train_x" else npy(array))
+    content = bytearray(path.read_bytes())
+    content[200 : 200 + zeros] = bytes(zeros)
+    path.write_bytes(content)
 
 
 def npy(array):
@@ -533,6 +563,42 @@ def test_folders_are_read_in_torchvisions_order(test, tmp_path):
     order = ["C/1.png", "a/A.png", "a/z.jpg", "a/deep/a.PNG", "b/10.png", "b/2.png", "b/x.JPEG"]
     assert [str(Path(path).relative_to(tmp_path / "train")) for path in dataset.train.images] == order
     assert dataset.train.targets.tolist() == [0, 1, 1, 1, 2, 2, 2] and dataset.train.targets.dtype == np.int64
+
+
+def test_a_class_folder_whose_name_is_not_utf8_has_one_that_can_be_printed(tmp_path):
+    names = ["a", os.fsdecode(b"caf\xe9")]
+    write_folder(tmp_path, [f"{part}/{name}/0.png" for part in ("train", "val") for name in names])
+    dataset = load_dataset(f"folder:{tmp_path}", ".")
+    assert dataset.info.classes == ("a", "caf\N{REPLACEMENT CHARACTER}")
+    assert [decode(path).size for path in dataset.train.images] == [(12, 9)] * 2
+
+
+def test_a_dangling_image_link_is_named(tmp_path):
+    image_folder(tmp_path)
+    (tmp_path / "train" / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    message = complaint(f"folder:{tmp_path}")
+    assert message.startswith(f"{tmp_path}/train/a/gone.png: No such file or directory")
+
+
+BAD_PATHS = {
+    "~nosuchuser/x": "home folder of an unknown user",
+    "a\0b": "zero byte",
+    "a\ud800": "no file name can have",
+    "a\udcff": "[Nn]o such file",  # noqa: F601  ruff takes all lone surrogates for one
+    "x" * 300: "File name too long",
+    "line\nbreak": "[Nn]o such file",
+}
+
+
+@pytest.mark.parametrize("path", BAD_PATHS)
+@pytest.mark.parametrize("name", ["npz:{}", "folder:{}"])
+def test_a_path_that_cannot_be_is_one_line(name, path):
+    assert re.search(BAD_PATHS[path], complaint(name.format(path)))
+
+
+@pytest.mark.parametrize("root", ["~nosuchuser/x", "a\0b", "a\ud800", "x" * 300])
+def test_a_root_that_cannot_be_is_one_line(root):
+    assert re.search(BAD_PATHS[root], complaint("imagenet100", root))
 
 
 def test_val_comes_before_test(tmp_path):

@@ -328,6 +328,34 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["result.json", "checkpoint.pt"])
+def test_what_cannot_be_read_is_not_called_broken(name, settings, tmp_path, capsys):
+    """A folder in its place stands in for a file without permissions, which root reads all the same."""
+    folder = resolve(settings).run_folder
+    (folder / name).mkdir(parents=True)
+    assert main(["--config", write(tmp_path, settings)]) == 1
+    error = capsys.readouterr().err
+    assert f"{folder / name}: cannot be read (Is a directory); make it readable" in error and "delete" not in error
+
+
+def test_a_checkpoint_beside_a_result_is_removed(settings, tmp_path):
+    config = resolve(settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
+    path = write(tmp_path, config.to_dict())
+    assert main(["--config", path]) == 0
+    (config.run_folder / "checkpoint.pt").write_bytes(b"of a process that was killed at the very end")
+    assert main(["--config", path]) == 0
+    assert not (config.run_folder / "checkpoint.pt").exists()
+
+
+def test_a_loop_of_links_in_a_run_folder_is_no_obstacle(settings, tmp_path):
+    config = resolve(settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
+    config.run_folder.mkdir(parents=True)
+    for name in ("loop", "result.json"):
+        (config.run_folder / name).symlink_to(name)
+    assert main(["--config", write(tmp_path, config.to_dict())]) == 0
+    assert not (config.run_folder / "result.json").is_symlink() and len(results(settings)) == 1
+
+
 def test_a_checkpoint_with_a_flipped_bit_is_named(settings, tmp_path, capsys):
     config = resolve(settings | {"model_name": "replay"})
     with killed_at(2):

@@ -71,8 +71,9 @@ def find_runs(folders):
             os.walk(folder, onerror=lambda error: found.problems.append((error.filename, error.strerror)))
         ):
             for path in (Path(parent, name) for name in sorted(names)):
-                if path.resolve() not in seen:
-                    seen.add(path.resolve())
+                real = os.path.realpath(path)  # a loop of links is no error here
+                if real not in seen:
+                    seen.add(real)
                     _take(path, found)
     return found
 
@@ -147,8 +148,10 @@ def _read_lines(path, fits, lacking):
 
 def _parsed(path):
     try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError, RecursionError):
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UnusableRun(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    except (ValueError, RecursionError):
         raise UnusableRun(f"{path}: is not a whole result; delete it to run this again") from None
 
 

@@ -59,7 +59,8 @@ def attempt(job, data, report):
         with locked(folder, wait=job.wait):
             dataset = data.of(job.config)
             result = finished(job.config, dataset) or kind.execute(job.config, dataset, report)
-            (folder / "failed.json").unlink(missing_ok=True)
+            for name in ("failed.json", "checkpoint.pt"):  # the latter of a process that was killed at the very end
+                (folder / name).unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
         return Outcome()

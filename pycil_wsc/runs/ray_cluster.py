@@ -1,5 +1,6 @@
 """The same runs on a Ray cluster. Ray decides where and when, and starts a run again whose node died."""
 
+import contextlib
 import functools
 import math
 import os
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from filelock import Timeout
 
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError
@@ -19,6 +21,8 @@ from pycil_wsc.runs.attempt import Datasets, attempt, failed
 from pycil_wsc.runs.progress import Mailbox
 
 NODE_DEATHS = 5  # that one run may meet
+ANSWER_SECONDS = 10  # for a cluster's first answer
+MARK = ".shared-"
 
 
 def run_on_cluster(schedule, address, per_device):
@@ -71,12 +75,21 @@ def connect(address):
     return ray
 
 
-def check_reachable(address):
-    """Ray itself tries for ten minutes."""
+def check_reachable(address: str) -> None:
+    """That something at ``address`` speaks HTTP/2, as Ray's ports do; Ray itself tries for minutes.
+
+    Sent: the preface of a connection and an empty frame of settings. A server answers with its own settings (RFC 9113, 3.4).
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, ValueError) as error:
+        with socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            answer = connection.recv(9, socket.MSG_WAITALL)
+            if answer[3:4] != b"\4":
+                raise ConnectionError("what answers there is not Ray")
+    except (OSError, ValueError, OverflowError) as error:
         raise UserError(
             f"--ray {address}: no cluster there ({error}); give the address that 'ray start' printed"
         ) from None
@@ -107,8 +120,9 @@ class Cluster:
         return self
 
     def __exit__(self, *_):
-        for mark in self.marks.values():
+        for mark, held in self.marks.values():
             mark.unlink(missing_ok=True)
+            held.lock.release()
 
     def submit(self, job):
         """Hand a run to Ray; returns Ray's reference to its end."""
@@ -134,11 +148,17 @@ class Cluster:
         return outcome
 
     def _mark(self, out):
-        """A new file in the output folder: a node that sees it shares the folder."""
+        """A new file in the output folder: a node that sees it shares the folder.
+
+        It is locked for as long as this process lives. Those that a killed one left are removed.
+        """
         if out not in self.marks:
-            self.marks[out] = Path(out, f".shared-{uuid.uuid4().hex}")
-            write_atomically(self.marks[out], b"")
-        return str(self.marks[out])
+            for old in Path(out).glob(f"{MARK}*"):
+                with contextlib.suppress(Timeout, UserError, OSError), locked(out, old.name, wait=False):
+                    old.unlink(missing_ok=True)
+            mark = Path(out, f"{MARK}{uuid.uuid4().hex}")
+            self.marks[out] = mark, locked(out, mark.name)
+        return str(self.marks[out][0])
 
 
 def fraction(share):
