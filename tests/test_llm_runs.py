@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_llm import configured, write_rows
+from small_llm import commanded, configured, in_two_processes, write_rows
 from small_runs import ROOT, Killed, command, killed_at, results, wait_until, without_measurements, write
 
 pytest.importorskip("transformers")
@@ -47,9 +47,12 @@ def test_every_method_runs_and_writes_a_whole_result(method, llm_settings, tmp_p
         )
         assert result["trivial"][version]["colours"]["majority"] == pytest.approx(1 / 3)
     config = resolve(llm_settings | {"llm.method": method})
+    single = ("zero_shot", "finetune", "replay")
     assert result["tokens_trained"] == configured(llm_settings, llm__method=method)[1].planned_tokens(config)
-    assert result["padding"] < 0.1 and result["models_resident"] == (1 if method in ("finetune", "replay") else 2)
+    assert result["padding"] < 0.1 and result["models_resident"] == (1 if method in single else 2)
     assert result["relative_vram_minutes"] == pytest.approx(result["models_resident"] * result["train_seconds"] / 60)
+    if method == "zero_shot":
+        assert (result["steps"], result["scores"]["trace"]["bwt"]) == (0, [0, 0])
     for after in (1, 2):
         for number, name in enumerate(["colours", "shapes"][:after]):
             rows = [
@@ -107,15 +110,15 @@ def test_a_run_stopped_at_any_checkpoint_ends_like_one_never_stopped(method, sav
 
 def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):
     config, corpus = configured(llm_settings)
-    generated, tell = [], Run._tell
+    generated, show = [], Run._show
 
     def interrupted(run, index, position, line=""):
         generated.extend([position] * position.startswith("answers"))
         if len(generated) == 3:
             raise Killed
-        tell(run, index, position, line)
+        show(run, index, position, line)
 
-    monkeypatch.setattr(Run, "_tell", interrupted)
+    monkeypatch.setattr(Run, "_show", interrupted)
     with pytest.raises(Killed):
         Run(config, corpus).execute()
     Run(config, corpus).execute()
@@ -159,14 +162,7 @@ def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_pat
     assert main(["--config", write(tmp_path, settings)]) == 0
     one = results(settings)
     both = settings | {"out": str(tmp_path / "both")}
-    done = subprocess.run(
-        torchrun(write(tmp_path, both)),
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    assert in_two_processes(commanded, "--config", write(tmp_path, both), seconds=100) == [0, 0]
     two = results(both)
     assert len(one) == len(two) == len(methods)
     for folder, result in one.items():
@@ -204,7 +200,7 @@ def test_a_sharded_run_that_is_killed_goes_on_in_one_process(llm_settings, tmp_p
     process.communicate()
     assert (config.run_folder / "checkpoint.safetensors").exists() and not (config.run_folder / "result.json").exists()
     result = Run(config, corpus).execute()
-    assert "going on with task 1, train" in (config.run_folder / "log.txt").read_text()
+    assert "resuming at task 2, train" in (config.run_folder / "log.txt").read_text()
     undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
     assert result["scores"] == undisturbed["scores"] and result["tokens_trained"] == undisturbed["tokens_trained"]
 

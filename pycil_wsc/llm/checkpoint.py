@@ -1,8 +1,11 @@
 """A training state as one safetensors file: the tensors under their paths, all else as JSON in its header. Whole or absent."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -12,9 +15,9 @@ from pycil_wsc.errors import UnusableRun, UserError
 SEQUENCES = {"list": list, "tuple": tuple}
 
 
-def save_state(path, state):
+def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write ``state``: dicts, lists and tuples of tensors, numbers, strings, booleans and None, nested at will."""
-    tensors, path = {}, Path(path)
+    tensors: dict[str, Any] = {}
     header = json.dumps(_packed(state, "state", tensors))
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -25,22 +28,35 @@ def save_state(path, state):
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise UserError(
-            f"{path}: cannot be written ({error}); free space or choose another folder with --out. What was saved before is intact"
+            f"{path}: cannot be written ({error}); free space or choose another folder with --out. "
+            "What was saved before is intact"
         ) from None
 
 
-def load_state(path):
-    """What :func:`save_state` wrote, with the tensors on the CPU."""
+@contextlib.contextmanager
+def open_state(path: Path) -> Iterator[Any]:
+    """Within, what :func:`save_state` wrote: tensors as slices of the file, which read the rows asked for, numbers as tensors."""
     try:
         with safe_open(path, "pt") as file:
-            return _unpacked(json.loads(file.metadata()["state"]), file)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UnusableRun(
-            f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again"
-        ) from None
+            yield _opened(path, file)
+    except (OSError, SafetensorError) as error:
+        raise _unusable(path, error) from None
 
 
-def _packed(value, path, tensors):
+def _opened(path: Path, file: Any) -> Any:
+    try:
+        return _unpacked(json.loads(file.metadata()["state"]), file)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unusable(path, error) from None
+
+
+def _unusable(path: Path, error: Exception) -> UnusableRun:
+    return UnusableRun(
+        f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again"
+    )
+
+
+def _packed(value: Any, path: str, tensors: dict[str, Any]) -> Any:
     """``value`` as JSON that tells dicts, lists, tuples and tensors apart; the tensors go into ``tensors``."""
     if hasattr(value, "data_ptr"):
         tensors[path] = value.detach().contiguous()
@@ -52,12 +68,13 @@ def _packed(value, path, tensors):
     return value
 
 
-def _unpacked(value, file):
+def _unpacked(value: Any, file: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        return file.get_tensor(content)
+        stored = file.get_slice(content)
+        return stored if stored.get_shape() else file.get_tensor(content)
     if kind == "dict":
         return {key: _unpacked(part, file) for key, part in content}
     return SEQUENCES[kind](_unpacked(part, file) for part in content)

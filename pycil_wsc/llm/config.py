@@ -11,7 +11,7 @@ from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.keys import checked, digest, key
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
-METHODS = ("finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
+METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
 TINY = "tiny-llama"
 
 
@@ -152,8 +152,12 @@ class LLMConfig:
     micro_tokens: int = key(8192, "tokens of one forward pass, padding included", low=1)
     padding: float = key(0.1, "most padding in a forward pass, as a share of its tokens", low=0, high=1)
     eval_batch: int = key(64, "answers generated at a time", low=1)
+    attn_implementation: str = key(
+        "sdpa", "transformers' attention: `sdpa`, `eager`, `flash_attention_2` (needs flash-attn, and bf16), ..."
+    )
     gradient_checkpointing: bool = key(False, "compute activations twice rather than keep them")
     shard: bool = key(False, "share weights, gradients and moments among the processes of `torchrun` (FSDP)")
+    timeout_minutes: float = key(30.0, "how long a process of `torchrun` waits for the others within a run", low=0.01)
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0)
     wsc: Consolidation = field(default_factory=Consolidation)
 
@@ -172,7 +176,7 @@ class LLMConfig:
 
     @property
     def replays(self):
-        return self.method != "finetune"
+        return self.method not in ("zero_shot", "finetune")
 
     @property
     def run_folder(self):
@@ -199,7 +203,16 @@ IN_PATH = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_
 PLACES = {"prefix", "device", "threads", "data_root", "out", "save_weights"}
 PLACES |= {
     f"llm.{name}"
-    for name in ("micro_tokens", "padding", "eval_batch", "gradient_checkpointing", "shard", "checkpoint_minutes")
+    for name in (
+        "micro_tokens",
+        "padding",
+        "eval_batch",
+        "attn_implementation",
+        "gradient_checkpointing",
+        "shard",
+        "timeout_minutes",
+        "checkpoint_minutes",
+    )
 }
 
 
@@ -214,7 +227,7 @@ def resolve(flat):
         if name not in FIELDS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, FIELDS)}")
     values = {name: checked(name, given.get(name, f.default), TYPES[name], f.metadata) for name, f in FIELDS.items()}
-    if values["llm.method"] == "finetune":
+    if values["llm.method"] in ("zero_shot", "finetune"):
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     config = LLMConfig(**{name.removeprefix("llm."): value for name, value in values.items()}, wsc=Consolidation(**wsc))

@@ -69,6 +69,8 @@ class Corpus:
 
     def epochs(self, config, index):
         """The epochs of task ``index``, in order: its own, then those of replay if there is anything to replay."""
+        if config.method == "zero_shot":
+            return []
         own = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
         epochs = [Epoch("epoch", number, own, False, self._examples(self.tasks[index].train)) for number in range(own)]
         if config.replays and (

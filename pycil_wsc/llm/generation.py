@@ -1,30 +1,38 @@
 """What the model answers to prompts."""
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
 from pycil_wsc import seeding
+from pycil_wsc.llm.config import LLMConfig
 
 
 @torch.no_grad()
 def answers(
-    model,
-    tokenizer,
-    prompts,
-    config,
-    device,
-    autocast=contextlib.nullcontext,
-    address=(),
-    tell=lambda count: None,
-    together=False,
-):
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    config: LLMConfig,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    address: Sequence[str | int] = (),
+    answered: Callable[[int], None] = lambda count: None,
+    together: bool = False,
+) -> list[str]:
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
-    Greedy, or sampled where ``config.temperature`` is not 0, then random by ``address``. ``tell`` is called with the number of
-    answers after each batch. ``together``: the model is sharded, and every process goes on until all have their answers; they need as many
-    prompts each.
+    Greedy, or sampled where ``config.temperature`` is not 0, then random by ``address``. Of the model's own generation settings
+    only the end-of-text tokens count: a repetition penalty, for one, would make greedy decoding something else.
+
+    Args:
+        answered: called with the number of answers after each batch.
+        together: the model is sharded, and every process goes on until all have their answers; they need as many prompts each.
     """
     model.eval()
     stop = stop_tokens(model, tokenizer)
@@ -40,23 +48,33 @@ def answers(
     for start in range(0, len(order), config.eval_batch):
         batch = order[start : start + config.eval_batch]
         ids, mask = left_padded([prompts[i] for i in batch], tokenizer.pad_token_id, device)
-        with autocast(), sampling(device, config.seed, "sampling", *address, start):
+        with autocast(), sampling(device, config.seed, "sampling", *address, start), no_settings(model):
             generated = model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=options, synced_gpus=together
             )
         for i, row in zip(batch, generated[:, ids.shape[1] :].tolist()):
             texts[i] = tokenizer.decode(until(row, stop), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        tell(start + len(batch))
+        answered(start + len(batch))
     return texts
 
 
-def stop_tokens(model, tokenizer):
+def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
     """The end-of-text token that was learned, and those that the model knows beside it (a chat model's end of a turn)."""
     own = getattr(model.generation_config, "eos_token_id", None)
     return {tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])}
 
 
-def left_padded(prompts, pad, device):
+@contextlib.contextmanager
+def no_settings(model: Any) -> Iterator[None]:
+    """Within, the model has no generation settings of its own, with which ``generate`` would fill what it is not given."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(B, L) ids and attention mask; every prompt ends at the last place."""
     length = max(map(len, prompts))
     ids = torch.full((len(prompts), length), pad)
@@ -67,13 +85,13 @@ def left_padded(prompts, pad, device):
     return ids.to(device), mask.to(device)
 
 
-def until(ids, stop):
+def until(ids: Sequence[int], stop: set[int]) -> Sequence[int]:
     """The tokens before the first of ``stop``."""
     return ids[: next((place for place, token in enumerate(ids) if token in stop), len(ids))]
 
 
 @contextlib.contextmanager
-def sampling(device, seed, *address):
+def sampling(device: torch.device, seed: int, *address: str | int) -> Iterator[None]:
     """Within, torch's global generators are seeded by address; after, they are as before."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seeding.derived_seed(seed, *address))

@@ -23,7 +23,7 @@ from pycil_wsc.consolidation.functional import average_
 from pycil_wsc.registry import Registry
 
 merges = Registry("merging method")
-UNMERGED = {"finetune": 1, "replay": 1, "wsc": 2}  # other methods: the models each keeps at once
+UNMERGED = {"zero_shot": 1, "finetune": 1, "replay": 1, "wsc": 2}  # other methods: the models each keeps at once
 PARALLEL = 0.9995  # |cos| of two tensors from which slerp is linear, as usual: the sine in its denominator vanishes
 
 
@@ -213,19 +213,28 @@ def slerp(first, second, weight, total=None):
 class Residents:
     """Models kept at once. ``paper``: as its relative VRAM counts them (offline methods T); ``streamed``: as this package needs them."""
 
-    paper: int
-    streamed: int
+    paper: float
+    streamed: float
 
 
-def models_resident(method, tasks, task_vectors=False):
+def models_resident(
+    method: str, tasks: int, task_vectors: bool = False, trained: float = 1.0, merged: float = 1.0
+) -> Residents:
     """:class:`Residents` of a method over ``tasks`` tasks: the model in training, the running merge, and theta_0 where it is kept.
 
-    ``task_vectors``: slerp's ``space`` is so. WSC keeps the weights before the task, or else their average.
+    WSC keeps the weights before the task, or else their average.
+
+    Args:
+        task_vectors: slerp's ``space`` is so.
+        trained, merged: shares of the model's parameters. A copy beside the model is one of the ``trained`` alone: with adapters little more
+            than nothing. The running merge has the ``merged``: with adapters the layers that these are for.
     """
     if method in UNMERGED:
-        return Residents(UNMERGED[method], UNMERGED[method])
+        residents = 1 + (UNMERGED[method] - 1) * trained
+        return Residents(residents, residents)
     cls = merges[method]
-    return Residents(2 if cls.online else tasks, 3 if cls.task_vectors or task_vectors else 2)
+    paper, streamed = 2 if cls.online else tasks, 3 if cls.task_vectors or task_vectors else 2
+    return Residents(1 + (paper - 1) * trained, 1 + (streamed - 1) * merged)
 
 
 def _aliases(state):

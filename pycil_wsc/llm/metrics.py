@@ -7,7 +7,7 @@ averages have them.
 =================== ============================================================ ====================================================
 metric              trace                                                        fixed
 =================== ============================================================ ====================================================
-``exact_match``     equal strings, nothing stripped                              both stripped
+``exact_match``     equal strings, nothing stripped                              but for white space, quotes and final stops
 ``choice``          equal first characters                                       equal letters that stand alone at the start: "B", "(B)"
 ``rouge_l``         ``rouge`` 1.0.1, arguments exchanged (:mod:`.rouge`)         ``rouge-score`` (:mod:`.rouge`)
 ``edit_similarity`` difflib, rounded to whole percent as fuzzywuzzy does         rapidfuzz's ``ratio``, both stripped
@@ -30,6 +30,10 @@ LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
 TEXT = re.compile(r"(?:Paragraph|Meeting transcripts):\n(.*)\n\s*(?:Simplification|Summary):\s*\Z", re.DOTALL)
 LEAD = 500  # characters of a transcript that stand for a summary of it
 SHIFTS = 10
+AROUND, AFTER = (
+    " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】",
+    ".,;:!?。，；：！？",
+)  # of an exact match: not "-", "%" or a leading "."
 
 
 def score(metric, predictions, answers, prompts, version="trace"):
@@ -53,8 +57,13 @@ def _exact_match(prediction, answer, prompt):
     return prediction == answer
 
 
-def _exact_match_stripped(prediction, answer, prompt):
-    return prediction.strip() == answer.strip()
+def _exact_match_bare(prediction, answer, prompt):
+    return _bare(prediction) == _bare(answer)
+
+
+def _bare(text):
+    """Without what no answer consists of: white space, quotes and brackets around it, full stops and their like after it."""
+    return text.strip(AROUND).rstrip(AROUND + AFTER) or text.strip()
 
 
 def _first_character(prediction, answer, prompt):
@@ -110,7 +119,7 @@ def _text(prompt):
 
 
 METRICS = {  # name -> (as in TRACE, fixed): functions of (prediction, answer, prompt)
-    "exact_match": (_exact_match, _exact_match_stripped),
+    "exact_match": (_exact_match, _exact_match_bare),
     "choice": (_first_character, _choice),
     "rouge_l": (_rouge_l_union, _rouge_l),
     "edit_similarity": (_difflib_percent, _indel_ratio),

@@ -1,87 +1,95 @@
 """The language model: from a folder, from the hub, or with random weights; whole or with LoRA's adapters."""
 
+import contextlib
+from typing import Any
+
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from pycil_wsc import seeding
 from pycil_wsc.errors import UserError
-from pycil_wsc.llm.config import TINY
-from pycil_wsc.llm.tokens import IGNORED
+from pycil_wsc.llm.adapters import add_adapters
+from pycil_wsc.llm.config import TINY, LLMConfig
+from pycil_wsc.llm.tokens import IGNORED, Batch
 
 logging.disable_progress_bar()  # runs have their own
 
 
-def load_model(config, tokenizer):
-    """The model before the first task, in fp32 on the CPU; only what is trained requires a gradient."""
-    with seeding.seeded(config.seed, "weights"):
-        model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config.model)
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise UserError(
-            f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings}; they do not belong together"
-        )
-    if config.gradient_checkpointing:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    if config.lora_rank:
-        with seeding.seeded(config.seed, "adapters"):
-            model = with_adapters(model, config)
+def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
+    """The model before the first task, in fp32 on the CPU; only what is trained requires a gradient.
+
+    ``empty``: its parameters are on the meta device, to be filled by the caller: no memory, nothing read but the configuration.
+    """
+    with torch.device("meta") if empty else contextlib.nullcontext():
+        with seeding.seeded(config.seed, "weights"):
+            model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config, empty)
+        known = model.get_input_embeddings().num_embeddings
+        if len(tokenizer) > known:
+            raise UserError(
+                f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {known}; "
+                "they do not belong together"
+            )
+        if config.gradient_checkpointing:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        if config.lora_rank:
+            with seeding.seeded(config.seed, "adapters"):
+                model = add_adapters(model, config)
     return model
 
 
-def tiny_llama(config, tokenizer):
+def tiny_llama(config: LLMConfig, tokenizer: Any) -> LlamaForCausalLM:
     """A Llama of the configuration's sizes with random weights."""
-    sizes = {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.mlp_size,
-        "num_hidden_layers": config.layers,
-    }
-    sizes |= {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "vocab_size": len(tokenizer)}
-    special = {
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    longest = config.max_prompt + max(config.max_answer, config.max_new_tokens)
     return LlamaForCausalLM(
         LlamaConfig(
-            **sizes, **special, max_position_embeddings=longest, tie_word_embeddings=True, attn_implementation="sdpa"
+            hidden_size=config.hidden_size,
+            intermediate_size=config.mlp_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            vocab_size=len(tokenizer),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            max_position_embeddings=config.max_prompt + max(config.max_answer, config.max_new_tokens),
+            tie_word_embeddings=True,
+            attn_implementation=config.attn_implementation,
         )
     )
 
 
-def _pretrained(name):
+def own_dtype(config: LLMConfig) -> torch.dtype:
+    """The type in which the model's weights are published: fp32 where its configuration says nothing."""
+    if config.model == TINY:
+        return torch.float32
+    dtype = AutoConfig.from_pretrained(config.model).dtype
+    return (getattr(torch, dtype) if isinstance(dtype, str) else dtype) or torch.float32
+
+
+def _pretrained(config: LLMConfig, empty: bool) -> Any:
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
+        if empty:
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), **options)
+        return AutoModelForCausalLM.from_pretrained(config.model, **options)
+    except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
+        if "attn" in reason or "ttention" in reason:
+            raise UserError(f"llm.attn_implementation: {reason}") from None
         raise UserError(
-            f"llm.model: no model at '{name}' ({reason}); give a folder, or a name on the hub that is reachable or cached"
+            f"llm.model: no model at '{config.model}' ({reason}); "
+            "give a folder, or a name on the hub that is reachable or cached"
         ) from None
 
 
-def with_adapters(model, config):
-    """``model`` with LoRA's adapters, which alone are trained."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError:
-        raise UserError("llm.lora_rank: adapters need peft; pip install peft, or use 0") from None
-    targets = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
-    try:
-        return get_peft_model(
-            model,
-            LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM"),
-        )
-    except ValueError as error:
-        raise UserError(f"llm.lora_targets: {str(error).splitlines()[0]}") from None
-
-
-def trained_parameters(model):
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """{name: parameter} of what is trained; a tied one once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def token_losses(model, batch):
+def token_losses(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy in fp32 of each token from ``batch.first`` on: (B, L - first), 0 where nothing is learned.
 
     Only there logits are computed: they are what takes most memory.

@@ -1,35 +1,99 @@
 """The processes that ``torchrun`` started, each with the same model and its share of every batch; or this one alone."""
 
+import functools
+import itertools
+import json
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
-PATIENCE = timedelta(days=7)  # processes wait for the first one between runs
-BUCKET = 2**25  # elements that are summed at a time
+T = TypeVar("T")
+BUCKET = 2**25  # elements summed at a time
+IDLE = timedelta(
+    days=365
+)  # the first process may write reports, or wait for another command's run; no collective is open
 
 
-def launched():
+def launched() -> bool:
     """Whether ``torchrun`` started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-class Processes:
-    """``rank`` of ``count``; the first writes all files."""
+def rank_and_count() -> tuple[int, int]:
+    """This process's number, from 0, and how many processes there are."""
+    return (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if launched() else (0, 1)
 
-    def __init__(self):
-        self.rank, self.count = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if launched() else (0, 1)
+
+# ---- from run to run: through the store by which the processes find each other -----------------------------------------
+
+
+class Announcements:
+    """The first process announces each run before it begins; the others wait for it, for as long as it takes.
+
+    A message is any JSON value. Not a collective: those have a timeout, and between runs the first process is alone at work.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.count = rank_and_count()
+        self._numbers = itertools.count()
+
+    def announce(self, message: Any) -> None:
+        """Send a message to the processes that :meth:`listen`; None ends them."""
+        if self.count > 1 and self.rank == 0:
+            self._store().set(str(next(self._numbers)), json.dumps(message))
+
+    def listen(self) -> Iterator[Any]:
+        """The messages in their order, until None."""
+        for number in self._numbers:
+            self._store().wait([str(number)], IDLE)
+            if (message := json.loads(self._store().get(str(number)))) is None:
+                return
+            yield message
+
+    def _store(self) -> distributed.Store:
+        return distributed.PrefixStore("announcements", _rendezvous())
+
+
+@functools.cache
+def announcements() -> Announcements:
+    """Those of this process."""
+    return Announcements()
+
+
+@functools.cache
+def _rendezvous() -> distributed.Store:
+    return next(distributed.rendezvous("env://"))[0]
+
+
+# ---- within a run: collectives -----------------------------------------------------------------------------------------
+
+
+class Processes:
+    """``rank`` of ``count``; the first writes all files.
+
+    ``timeout_minutes``: how long a process waits for the others before it raises; that of the first run counts.
+    """
+
+    def __init__(self, timeout_minutes: float = 30.0) -> None:
+        self.rank, self.count = rank_and_count()
         if self.count > 1 and not distributed.is_initialized():
             distributed.init_process_group(
-                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=distributed.PrefixStore("collectives", _rendezvous()),
+                rank=self.rank,
+                world_size=self.count,
+                timeout=timedelta(minutes=timeout_minutes),
             )
 
     @property
-    def first(self):
+    def first(self) -> bool:
         return self.rank == 0
 
-    def device(self, device):
+    def device(self, device: torch.device) -> torch.device:
         """This process's own of several GPUs."""
         own = (
             torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device.type == "cuda" and self.count > 1 else device
@@ -38,47 +102,48 @@ class Processes:
             torch.cuda.set_device(own)
         return own
 
-    def share(self, values):
+    def share(self, values: Sequence[T]) -> Sequence[T]:
         """This process's part of a list."""
         return values[self.rank :: self.count]
 
-    def gather(self, share, total):
+    def gather(self, share: Sequence[T], total: int) -> list[T]:
         """The whole list of ``total`` values from every process's :meth:`share`."""
         if self.count == 1:
-            return share
-        shares = [None] * self.count
+            return list(share)
+        shares: list[Any] = [None] * self.count
         distributed.all_gather_object(shares, share)
-        whole = [None] * total
+        whole: list[Any] = [None] * total
         for rank, part in enumerate(shares):
             whole[rank :: self.count] = part
         return whole
 
-    def tell(self, message):
+    def broadcast(self, message: T) -> T:
         """The first process's ``message``, in every process."""
         box = [message]
         if self.count > 1:
             distributed.broadcast_object_list(box, src=0)
         return box[0]
 
-    def agree(self, value):
+    def agree(self, value: Any) -> bool:
         """Whether all processes have the same ``value``; they wait for each other."""
         values = self.gather([value], self.count)
         return all(other == value for other in values)
 
-    def sum(self, tensor):
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all processes."""
         return self.sum_(tensor.clone())
 
-    def before(self, count):
+    def before(self, count: int) -> int:
         """The sum of a whole number over the processes before this one."""
         return sum(self.gather([count], self.count)[: self.rank])
 
-    def sum_(self, tensor):
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes, in place."""
         if self.count > 1:
             distributed.all_reduce(tensor)
         return tensor
 
-    def sum_gradients_(self, parameters):
+    def sum_gradients_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Add up the gradients of all processes, in place; one that is missing here counts as zero."""
         if self.count == 1:
             return
@@ -93,7 +158,7 @@ class Processes:
                 bucket, size = [], 0
         self._sum_bucket(bucket)
 
-    def _sum_bucket(self, gradients):
+    def _sum_bucket(self, gradients: list[torch.Tensor]) -> None:
         if gradients:
             flat = self.sum_(torch.cat([gradient.flatten() for gradient in gradients]))
             for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):

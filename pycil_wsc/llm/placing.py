@@ -1,115 +1,188 @@
 """How the processes hold the model: each all of it, or each a part (FSDP).
 
-Either way ``parameters`` are plain tensors with gradients, so that optimiser, consolidation and merges are the same. Of a sharded model they
-are this process's rows, in the storage that FSDP gathers from.
+Either way ``parameters`` are plain tensors with gradients, so that optimiser, consolidation and merges are the same. Of a
+sharded model they are this process's rows, in the storage that FSDP gathers from.
 """
 
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 from torch.distributed import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from pycil_wsc.llm.model import trained_parameters
+from pycil_wsc.llm.parallel import Processes
+
+T = TypeVar("T")
+Load = Callable[[bool], Any]  # empty -> the model on the CPU; empty: on the meta device
+
+
+class Stored(Protocol):
+    """A tensor in a file, read by rows, such as a slice of safetensors."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def __getitem__(self, index: slice) -> Tensor: ...
 
 
 class Whole:
     """Every process has the whole model and adds up the gradients."""
 
-    peers = None  # those that hold the rest of the parameters
+    peers: Processes | None = None  # those that hold the rest of the parameters
 
-    def __init__(self, model, processes, device):
-        self.model, self.processes = model.to(device), processes
-        self.parameters = trained_parameters(self.model)
+    def __init__(self, load: Load, processes: Processes, device: torch.device, precision: str) -> None:
+        self.processes, self.device, self.precision = processes, device, precision
+        self.model = self._placed(load)
+        self.trained = trained_parameters(self.model)
+        self.parameters = {name: self._own(parameter) for name, parameter in self.trained.items()}
 
-    def share(self, groups):
+    def _placed(self, load: Load) -> Any:
+        return load(False).to(self.device)
+
+    def _own(self, parameter: nn.Parameter) -> nn.Parameter:
+        return parameter
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Within, the model computes in the run's precision."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def share(self, groups: Sequence[T]) -> list[tuple[T, float]]:
         """This process's groups of an optimiser step, with the factor of each one's loss."""
         return [(group, 1.0) for group in self.processes.share(groups)]
 
-    def collect_gradients(self):
+    def collect_gradients(self) -> None:
         """After the last backward pass: ``parameters`` have the gradients of all processes."""
         self.processes.sum_gradients_(self.parameters.values())
 
-    def square_norm(self):
+    def square_norm(self) -> Tensor:
         """Of the gradients, together."""
         return square_norm(self.parameters.values())
 
-    def whole(self, name, tensor):
-        """A tensor of the shape of ``parameters[name]`` in the shape of the model's, where the first process has it."""
+    def local(self, parameter: nn.Parameter) -> Tensor:
+        """This process's rows of a parameter of the model, in its storage."""
+        return parameter.detach()
+
+    def full(self, parameter: nn.Parameter) -> Tensor:
+        """All rows of a parameter of the model, in every process."""
+        return parameter.detach()
+
+    def whole(self, name: str, tensor: Tensor) -> Tensor:
+        """``tensor``, this process's rows, in the shape of the model's parameter ``name``, where the first process has it."""
         return tensor
 
-    def part(self, name, tensor):
-        """The other way round."""
-        return tensor
+    def part(self, name: str, stored: Stored) -> Tensor:
+        """The other way round, from a file."""
+        return stored[:].to(self.device)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Tensor]:
         """Of the whole model, where the first process has it."""
         return self.model.state_dict()
 
-    def clear(self):
+    def clear(self) -> None:
         """Forget the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
 
 class Sharded(Whole):
-    """Every process has some rows of each parameter; layers are gathered when they are computed."""
+    """Every process has some rows of each parameter; layers are gathered when they are computed.
 
-    def __init__(self, model, processes, device):
-        self.model, self.processes, self.peers = model, processes, processes
-        self.mesh = init_device_mesh(device.type, (processes.count,))
+    The first process alone reads the model and sends each its rows. In bf16 layers are gathered in bf16, while weights, gradients
+    and moments stay in fp32.
+    """
+
+    def __init__(self, load: Load, processes: Processes, device: torch.device, precision: str) -> None:
+        self.peers, self.mesh = processes, init_device_mesh(device.type, (processes.count,))
+        super().__init__(load, processes, device, precision)
+
+    def _placed(self, load: Load) -> Any:
+        model = load(not self.processes.first)
+        state = model.state_dict() if self.processes.first else {}
         layers = set(getattr(model, "_no_split_modules", None) or ())
+        policy = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            if self.precision == "bf16"
+            else MixedPrecisionPolicy()
+        )
         for layer in [module for module in model.modules() if type(module).__name__ in layers]:
-            fully_shard(layer, mesh=self.mesh)
-        fully_shard(
-            model, mesh=self.mesh, reshard_after_forward=True
-        )  # what is gathered must not outlive a change of the parts
-        model.to(device)
-        self.sharded = trained_parameters(model)
-        self.parameters = {name: nn.Parameter(parameter.to_local()) for name, parameter in self.sharded.items()}
+            fully_shard(layer, mesh=self.mesh, mp_policy=policy)
+        # what is gathered must not outlive a change of the parts
+        fully_shard(model, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
+        model = model.to(self.device) if self.processes.first else model.to_empty(device=self.device)
+        set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        for buffer in model.buffers():  # such as the rotary frequencies, which no state dict has
+            distributed.broadcast(buffer, src=0)
+        return model
 
-    def share(self, groups):
-        """As many in every process, for they gather layers together: where there are too few, the last comes again and counts nothing."""
+    def _own(self, parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(self.local(parameter))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()  # FSDP casts
+
+    def share(self, groups: Sequence[T]) -> list[tuple[T, float]]:
+        """As many in every process, for they gather layers together: where too few, the last comes again and counts nothing."""
         count = self.processes.count
-        missing = -len(groups) % count
-        weighted = [(group, float(count)) for group in groups] + [
-            (groups[-1], 0.0)
-        ] * missing  # FSDP gives the mean over processes
-        return self.processes.share(weighted)
+        # FSDP gives the mean over processes
+        weighted = [(group, float(count)) for group in groups] + [(groups[-1], 0.0)] * (-len(groups) % count)
+        return list(self.processes.share(weighted))
 
-    def collect_gradients(self):
-        for name, parameter in self.sharded.items():
-            self.parameters[name].grad = parameter.grad.to_local()
+    def collect_gradients(self) -> None:
+        for name, parameter in self.trained.items():
+            gradient: Any = parameter.grad
+            self.parameters[name].grad = gradient.to_local()
 
-    def square_norm(self):
+    def square_norm(self) -> Tensor:
         return self.processes.sum_(square_norm(self.parameters.values()))
 
-    def whole(self, name, tensor):
-        like = self.sharded[name]
+    def local(self, parameter: Any) -> Tensor:
+        return parameter.detach().to_local()
+
+    def full(self, parameter: Any) -> Tensor:
+        return parameter.detach().full_tensor()
+
+    def whole(self, name: str, tensor: Tensor) -> Tensor:
+        like: Any = self.model.get_parameter(name)
         whole = DTensor.from_local(
             tensor, self.mesh, like.placements, shape=like.shape, stride=like.stride()
         ).full_tensor()
         return whole.cpu() if self.processes.first else torch.empty(0)
 
-    def part(self, name, tensor):
-        return distribute_tensor(tensor.to(self.mesh.device_type), self.mesh, self.sharded[name].placements).to_local()
+    def part(self, name: str, stored: Stored) -> Tensor:
+        """The rows that ``torch.chunk`` gives this process, as FSDP has them."""
+        length, *others = stored.get_shape()
+        rows = -(-length // self.processes.count)
+        start, end = (min(rank * rows, length) for rank in (self.processes.rank, self.processes.rank + 1))
+        part = stored[start:end] if start < end else stored[:1][:0]
+        return part.to(self.device)
 
-    def state_dict(self):
-        whole, places = {}, {}
+    def state_dict(self) -> dict[str, Tensor]:
+        first, whole = {}, {}
+        owners = {name: id(parameter) for name, parameter in self.model.named_parameters(remove_duplicate=False)}
         for name, tensor in self.model.state_dict().items():
-            place = tensor.to_local().data_ptr() if isinstance(tensor, DTensor) else tensor.data_ptr()
-            if place in places:
-                whole[name] = whole[places[place]]  # tied
+            owner = owners.get(name, name)
+            if owner in first:
+                whole[name] = whole[first[owner]]  # tied
                 continue
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            places[place], whole[name] = name, full.cpu() if self.processes.first else None
+            first[owner], whole[name] = name, full.cpu() if self.processes.first else None
         return whole
 
-    def clear(self):
+    def clear(self) -> None:
         super().clear()
-        for parameter in self.sharded.values():
+        for parameter in self.trained.values():
             parameter.grad = None
 
 
-def square_norm(parameters):
-    return torch.stack([norm**2 for norm in torch._foreach_norm([parameter.grad for parameter in parameters])]).sum()
+def square_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The sum of the squares of their gradients."""
+    norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return torch.stack([norm**2 for norm in norms]).sum()

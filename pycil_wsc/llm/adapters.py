@@ -1,0 +1,88 @@
+"""LoRA's adapters (Hu et al., 2022): beside a frozen weight W a trained update s B A of rank r, so that the layer has W + s B A."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pycil_wsc.errors import UserError
+from pycil_wsc.llm.config import LLMConfig
+
+NAME = "default"  # PEFT's, of the one adapter
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A linear layer with an adapter: ``weight`` (out, in), ``down`` = A (r, in), ``up`` = B (out, r), ``scaling`` = s."""
+
+    layer: str
+    weight: nn.Parameter
+    down: nn.Parameter
+    up: nn.Parameter
+    scaling: float
+
+
+def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
+    """``model``, a transformers model, with adapters in its layers, which alone are trained."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError:
+        raise UserError("llm.lora_rank: adapters need peft; pip install peft, or use 0") from None
+    targets: Any = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
+    options = LoraConfig(
+        r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    try:
+        # Not get_peft_model: its wrapper's forward and generate pass by the hooks of the model, which FSDP needs.
+        return inject_adapter_in_model(options, model)
+    except ValueError as error:
+        raise UserError(f"llm.lora_targets: {str(error).splitlines()[0]}") from None
+
+
+def adapted_layers(model: nn.Module) -> list[Adapted]:
+    """The layers of ``model`` that have an adapter. Other than linear ones are a :class:`UserError`."""
+    from peft.tuners.lora import Linear, LoraLayer
+
+    layers = []
+    for name, module in model.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        if not isinstance(module, Linear) or module.fan_in_fan_out:
+            raise UserError(
+                f"llm.lora_targets: '{name}' is no linear layer, whose adapter cannot be merged here; name linear layers"
+            )
+        weight: Any = module.get_base_layer().weight
+        up, down = module.lora_B[NAME].weight, module.lora_A[NAME].weight
+        layers.append(Adapted(name, weight, down, up, module.scaling[NAME]))
+    return layers
+
+
+def merged_state(state: dict[str, Tensor], layers: Iterable[Adapted]) -> dict[str, Tensor]:
+    """The state dict of the model without adapters: W + s B A in the place of each adapted W."""
+    merged = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in state.items()
+        if ".lora_A." not in name and ".lora_B." not in name
+    }
+    for each in layers:
+        up, down = (state[f"{each.layer}.{part}.{NAME}.weight"] for part in ("lora_B", "lora_A"))
+        merged[f"{each.layer}.weight"] = merged[f"{each.layer}.weight"] + each.scaling * (up @ down)
+    return merged
+
+
+def save_adapters(folder: Path, model: Any, state: dict[str, Tensor], base: str) -> None:
+    """Write the adapters in PEFT's format, to be loaded onto the model ``base``: a folder or a name on the hub."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = model.peft_config[NAME]
+    options.base_model_name_or_path, options.inference_mode = base, True
+    options.save_pretrained(folder)
+    options.inference_mode = False
+    adapters = {
+        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor.contiguous()
+        for name, tensor in state.items()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+    save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})

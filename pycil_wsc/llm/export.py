@@ -1,0 +1,52 @@
+"""A trained model as a folder that transformers, PEFT, and whatever builds on them, load."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from pycil_wsc.llm.adapters import adapted_layers, merged_state, save_adapters
+from pycil_wsc.llm.config import TINY, LLMConfig
+from pycil_wsc.llm.model import load_model, own_dtype
+
+
+def save_model(
+    folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], config: LLMConfig, with_adapters: bool
+) -> None:
+    """Write the model of weights ``state`` into ``folder``, in the type in which the model is published, with its tokeniser.
+
+    Of a model with adapters the weights are merged (W + s B A), so that ``AutoModelForCausalLM.from_pretrained(folder)`` needs
+    nothing else. ``with_adapters``: ``<folder>/adapter`` then holds them alone, for ``AutoPeftModelForCausalLM``. They name their base
+    model; that of random weights is written beside ``folder``, as ``base``.
+    """
+    if config.lora_rank:
+        if with_adapters:
+            save_adapters(folder / "adapter", model, state, _base(folder, tokenizer, config))
+        state = merged_state(state, adapted_layers(model))
+    _save(folder, model, tokenizer, state, own_dtype(config))
+
+
+def _base(folder: Path, tokenizer: Any, config: LLMConfig) -> str:
+    """Where the model without adapters is."""
+    if config.model == TINY:
+        base = folder.parent / "base"
+        if not base.exists():
+            plain = load_model(replace(config, lora_rank=0), tokenizer)
+            _save(base, plain, tokenizer, plain.state_dict(), torch.float32)
+        return str(base.resolve())
+    return str(Path(config.model).resolve()) if Path(config.model).is_dir() else config.model
+
+
+def _save(folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], dtype: torch.dtype) -> None:
+    with torch.device("meta"):  # a model of the type to save, without memory
+        empty = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=dtype)
+    empty.generation_config = model.generation_config
+    cast: dict[int, Tensor] = {}  # tied weights stay one tensor, which is written once
+    for tensor in state.values():
+        cast.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    empty.save_pretrained(folder, state_dict={name: cast[tensor.data_ptr()] for name, tensor in state.items()})
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,81 @@
+"""The weights that merging works on: those trained, or with LoRA those that the adapters make effective."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.llm.adapters import adapted_layers
+from pycil_wsc.llm.placing import Whole
+
+
+class TrainedWeights:
+    """The trained parameters themselves, by name."""
+
+    def __init__(self, placing: Whole) -> None:
+        self.placing = placing
+
+    def read(self) -> dict[str, Tensor]:
+        """The present weights: name -> tensor, not copies."""
+        return {name: parameter.detach() for name, parameter in self.placing.parameters.items()}
+
+    @torch.no_grad()
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        """Let ``weights`` be those of the model."""
+        for name, tensor in self._changed().items():
+            tensor.copy_(weights[name])
+
+    @contextlib.contextmanager
+    def replaced(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within, the model has ``weights``; after, its own again, to the bit."""
+        own = {name: tensor.clone() for name, tensor in self._changed().items()}
+        self.write(weights)
+        try:
+            yield
+        finally:
+            for name, tensor in self._changed().items():
+                tensor.copy_(own[name])
+
+    @property
+    def elements(self) -> int:
+        """How many there are, in the whole model."""
+        return sum(parameter.numel() for parameter in self.placing.trained.values())
+
+    def _changed(self) -> dict[str, Tensor]:
+        return self.read()
+
+
+class AdaptedWeights(TrainedWeights):
+    """The effective weights W + s B A of the layers with adapters, under the names of the Ws.
+
+    To merge the factors A and B apart would be something else: the mean of products is no product of means. A merge is written into
+    W, with B = 0, and so is exact: it may have any rank. Training then goes on with an adapter that starts from there.
+    """
+
+    def __init__(self, placing: Whole) -> None:
+        super().__init__(placing)
+        self.layers = {f"{layer.layer}.base_layer.weight": layer for layer in adapted_layers(placing.model)}
+
+    @torch.no_grad()
+    def read(self) -> dict[str, Tensor]:
+        """The present weights: name -> tensor, new ones."""
+        local, full = self.placing.local, self.placing.full
+        return {
+            name: torch.addmm(local(layer.weight), local(layer.up), full(layer.down), alpha=layer.scaling)
+            for name, layer in self.layers.items()
+        }
+
+    @torch.no_grad()
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        for name, layer in self.layers.items():
+            self.placing.local(layer.weight).copy_(weights[name])
+            self.placing.local(layer.up).zero_()
+
+    @property
+    def elements(self) -> int:
+        return sum(layer.weight.numel() for layer in self.layers.values())
+
+    def _changed(self) -> dict[str, Tensor]:
+        weights = {name: self.placing.local(layer.weight) for name, layer in self.layers.items()}
+        return weights | {f"{name}.up": self.placing.local(layer.up) for name, layer in self.layers.items()}

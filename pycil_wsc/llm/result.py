@@ -1,0 +1,79 @@
+"""What a finished run of a language model is: the contents of ``result.json``."""
+
+from typing import Any
+
+import torch
+import transformers
+
+from pycil_wsc.engine.environment import commit, device_name
+from pycil_wsc.llm.config import LLMConfig
+from pycil_wsc.llm.corpus import Corpus
+from pycil_wsc.llm.merging import models_resident
+from pycil_wsc.llm.metrics import VERSIONS, summary
+from pycil_wsc.llm.training import Training
+
+NOT_RECORDED = ("out", "data_root", "save_weights")  # keys of the configuration
+
+
+def result_of(
+    config: LLMConfig,
+    corpus: Corpus,
+    training: Training,
+    history: list[dict[str, Any]],
+    clock: dict[str, float],
+    peak_memory: int,
+) -> dict[str, Any]:
+    """The result of a run, from the rows of ``metrics.jsonl``, its seconds by kind, and its peak memory in bytes."""
+    matrices = {version: [row[version] for row in history] for version in VERSIONS}
+    scores = {version: summary(matrix) | {"matrix": matrix} for version, matrix in matrices.items()}
+    return {
+        "kind": "llm",
+        "config": {name: value for name, value in config.to_dict().items() if name not in NOT_RECORDED},
+        "tasks": [task.name for task in corpus.tasks],
+        "metrics": [task.info.metric for task in corpus.tasks],
+        "avg_score": scores["trace"]["last_average"],
+        "scores": scores,
+        "trivial": corpus.trivial,
+        "warnings": corpus.warnings,
+        **_cost(config, training, history[-1], clock, len(corpus.tasks)),
+        "peak_memory_bytes": peak_memory,
+        "processes": training.placing.processes.count,
+        "sharded": training.sharded,
+        "device": device_name(training.device),
+        "precision": training.precision,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "commit": commit(),
+    }
+
+
+def _cost(
+    config: LLMConfig, training: Training, last: dict[str, Any], clock: dict[str, float], tasks: int
+) -> dict[str, Any]:
+    minutes, computed = clock["train_seconds"] / 60, last["padding"] + last["tokens"]
+    parameters = sum(parameter.numel() for parameter in training.model.parameters())
+    trained = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
+    merged = training.weights.elements
+    residents = models_resident(
+        config.method,
+        tasks,
+        config.method == "slerp" and config.slerp_on == "task_vectors",
+        trained=trained / parameters,
+        merged=merged / parameters,
+    )
+    return {
+        "train_seconds": clock["train_seconds"],
+        "total_seconds": clock["total_seconds"],
+        "train_minutes": minutes,
+        "models_resident": residents.paper,
+        "models_resident_streamed": residents.streamed,
+        "relative_vram_minutes": minutes * residents.paper,
+        "relative_vram_minutes_streamed": minutes * residents.streamed,
+        "steps": last["steps"],
+        "tokens_trained": last["tokens"],
+        "answer_tokens_trained": last["answers"],
+        "padding": last["padding"] / computed if computed else 0.0,
+        "tokens_per_second": last["tokens"] / clock["train_seconds"] if last["tokens"] else 0.0,
+        "parameters": parameters,
+        "parameters_trained": trained,
+    }

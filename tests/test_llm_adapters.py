@@ -1,0 +1,148 @@
+"""LoRA: what its merges are, what it costs, and the folders that are left of it."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import peft
+from safetensors.torch import load_file
+from small_llm import configured
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from pycil_wsc.errors import UserError
+from pycil_wsc.llm.generation import answers
+from pycil_wsc.llm.merging import models_resident, slerp
+from pycil_wsc.llm.model import load_model
+from pycil_wsc.llm.parallel import Processes
+from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.training import Training
+
+CPU = torch.device("cpu")
+
+
+def dense(model):
+    """{layer: the weight W with which it computes W x}."""
+    layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    with torch.no_grad():
+        return {name: layer(torch.eye(layer.in_features)).T for name, layer in layers.items()}
+
+
+@torch.no_grad()
+def randomise(training, seed):
+    """New factors of the adapters, of full rank."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in training.parameters.values():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
+
+
+def largest(one, two):
+    return torch.where(two.abs() >= one.abs(), two, one)
+
+
+OF_DENSE = {  # what each method makes of the start and the models after two tasks
+    "avg_offline": lambda start, one, two: (one + two) / 2,
+    "task_arithmetic": lambda start, one, two: start + 0.3 * ((one - start) + (two - start)),
+    "magmax": lambda start, one, two: start + 0.5 * largest(one - start, two - start),
+    "avg_online": lambda start, one, two: (one + two) / 2,
+    "slerp": lambda start, one, two: slerp(one, two, 0.5),
+}
+
+
+@pytest.mark.parametrize("method", OF_DENSE)
+def test_adapters_of_rank_8_are_merged_as_the_dense_updates_are(method, llm_settings):
+    config, corpus = configured(llm_settings, llm__method=method, llm__lora_rank=8)
+    training = Training(config, corpus.tokenizer, Processes(), CPU)
+    online, states = method in ("avg_online", "slerp"), [dense(training.model)]
+    for task in range(2):
+        training.begin_task(task, [])
+        randomise(training, seed=task)
+        states.append(dense(training.model))
+        training.end_task()
+        if not online:
+            assert all(torch.equal(now, then) for now, then in zip(dense(training.model).values(), states[-1].values()))
+    with training.tested():
+        tested = dense(training.model)
+    for layer in tested:
+        torch.testing.assert_close(tested[layer], OF_DENSE[method](*(state[layer] for state in states)))
+    assert len(tested) == 14, "seven linear layers in each of two blocks"
+    if online:  # the next task goes on from the merge
+        assert all(torch.equal(dense(training.model)[layer], tested[layer]) for layer in tested)
+
+
+def test_an_adapter_that_is_not_of_a_linear_layer_cannot_be_merged(llm_settings):
+    changes = {"llm__lora_rank": 2, "llm__lora_targets": "embed_tokens"}
+    config, corpus = configured(llm_settings, llm__method="magmax", **changes)
+    with pytest.raises(UserError, match="llm.lora_targets: 'model.embed_tokens' is no linear layer"):
+        Training(config, corpus.tokenizer, Processes(), CPU)
+
+
+def test_what_is_frozen_costs_once(llm_settings):
+    """Relative memory: a copy beside the model is one of the adapters alone; a running merge one of their layers."""
+    expected = {
+        "replay": (1, 1),
+        "wsc": (1.2, 1.2),
+        "slerp": (1.2, 1.5),
+        "magmax": (1.8, 2.0),
+        "avg_offline": (1.8, 1.5),
+    }
+    for method, (paper, streamed) in expected.items():
+        residents = models_resident(method, 5, trained=0.2, merged=0.5)
+        assert (residents.paper, residents.streamed) == pytest.approx((paper, streamed)), method
+    config, corpus = configured(llm_settings, llm__method="wsc", llm__lora_rank=2)
+    result = Run(config, corpus).execute()
+    share = result["parameters_trained"] / result["parameters"]
+    assert 0 < share < 0.2 and result["models_resident"] == pytest.approx(1 + share)
+    assert result["relative_vram_minutes"] == pytest.approx(result["train_minutes"] * (1 + share))
+
+
+def kept_answers(run, name="colours"):
+    lines = (run.folder / "predictions" / "after-2" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line)["prediction"] for line in lines]
+
+
+@pytest.mark.parametrize("method", ["replay", "slerp"])
+def test_a_saved_model_with_adapters_needs_nothing_else(method, llm_settings):
+    config, corpus = configured(
+        llm_settings, llm__method=method, llm__lora_rank=4, save_weights=True, llm__epochs=[8, 1]
+    )
+    run = Run(config, corpus)
+    run.execute()
+    folder = run.folder / "models" / "after-2"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    assert answers(model, tokenizer, corpus.test_prompts[0], config, CPU) == kept_answers(run)
+    assert len(set(kept_answers(run))) > 1
+    if method == "slerp":
+        assert not (folder / "adapter").exists(), "the adapter alone is not the merge"
+        return
+    adapted = peft.AutoPeftModelForCausalLM.from_pretrained(folder / "adapter")
+    assert answers(adapted, tokenizer, corpus.test_prompts[0], config, CPU) == kept_answers(run)
+    base = AutoModelForCausalLM.from_pretrained(run.folder / "models" / "base")
+    start = load_model(configured(llm_settings)[0], corpus.tokenizer)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(base.parameters(), start.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_model_is_saved_in_its_own_type(rank, llm_settings, tmp_path):
+    config, corpus = configured(llm_settings)
+    load_model(config, corpus.tokenizer).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    corpus.tokenizer.save_pretrained(tmp_path / "model")
+    changes = {"llm__model": str(tmp_path / "model"), "save_weights": True, "llm__lora_rank": rank}
+    config, corpus = configured(llm_settings, **changes)
+    run = Run(config, corpus)
+    run.execute()
+    folder = run.folder / "models" / "after-2"
+    tensors = load_file(folder / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16} and "lm_head.weight" not in tensors
+    assert AutoConfig.from_pretrained(folder).dtype == torch.bfloat16
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
+    if rank:
+        options = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+        assert options["base_model_name_or_path"] == str((tmp_path / "model").resolve())
+    else:
+        state = run.training.model.state_dict()
+        assert all(torch.equal(tensor, state[name].bfloat16()) for name, tensor in tensors.items())

@@ -1,0 +1,97 @@
+"""Two processes on one run, whole and sharded: they stop, resume and fail together. Gloo on the CPU."""
+
+import contextlib
+import time
+from unittest.mock import patch
+
+import pytest
+import torch
+from small_llm import commanded, configured, in_two_processes
+from small_runs import Killed, results, write
+
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file
+
+from pycil_wsc.llm.parallel import Processes
+from pycil_wsc.llm.trainer import Run
+
+
+def stopped(settings_file, checkpoints):
+    """Begin the run, and stop all processes at the same checkpoint; returns where."""
+    checkpoint, calls = Run._checkpoint, []
+
+    def checkpoint_and_stop(run, position):
+        checkpoint(run, position)
+        calls.append(position)
+        if len(calls) == checkpoints:
+            raise Killed
+
+    with patch.object(Run, "_checkpoint", checkpoint_and_stop), contextlib.suppress(Killed):
+        commanded("--config", settings_file)
+    return {name: calls[-1][name] for name in ("task", "stage", "step")}
+
+
+def weights_of(settings):
+    (folder,) = results(settings)
+    return load_file(folder / "models" / "after-2" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "changes, checkpoints, place",
+    [
+        ({"llm.method": "replay"}, 4, {"task": 1, "stage": "train", "step": 0}),
+        (
+            {"llm.method": "wsc", "wsc.covers": "all", "wsc.average_every": 1},
+            6,
+            {"task": 1, "stage": "train", "step": 2},
+        ),
+        ({"llm.method": "avg_online", "llm.lora_rank": 3}, 5, {"task": 1, "stage": "train", "step": 1}),
+        ({"llm.method": "magmax"}, 3, {"task": 0, "stage": "test", "step": 0}),
+    ],
+    ids=["after-a-task", "after-the-reset", "merged-adapters", "before-a-test"],
+)
+def test_a_sharded_run_resumes_in_as_many_processes(changes, checkpoints, place, llm_settings, tmp_path):
+    """With the weights of one process that never stopped."""
+    short = {"llm.epochs": [1, 1], "llm.pool": None, "llm.max_new_tokens": 1, "save_weights": True}
+    settings = llm_settings | short | changes | {"llm.shard": True, "llm.checkpoint_minutes": 0}
+    path = write(tmp_path, settings)
+    assert in_two_processes(stopped, path, checkpoints) == [place, place]
+    assert in_two_processes(commanded, "--config", path) == [0, 0]
+    (folder,) = results(settings)
+    assert f"resuming at task {place['task'] + 1}, {place['stage']}" in (folder / "log.txt").read_text()
+    undisturbed = settings | {"out": str(tmp_path / "undisturbed"), "llm.shard": False}
+    config, corpus = configured(undisturbed)
+    Run(config, corpus).execute()
+    one, two = weights_of(undisturbed), weights_of(settings)
+    assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+
+
+def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_path):
+    settings = llm_settings | {"llm.method": "wsc", "llm.lora_rank": 4, "llm.batch_size": 7}
+    config, corpus = configured(settings)
+    one = Run(config, corpus).execute()
+    both = settings | {"out": str(tmp_path / "both"), "llm.shard": True}
+    assert in_two_processes(commanded, "--config", write(tmp_path, both)) == [0, 0]
+    ((folder, two),) = results(both).items()
+    assert (two["processes"], two["sharded"]) == (2, True) and two["scores"] == one["scores"]
+    assert {key: two[key] for key in ("parameters", "parameters_trained", "models_resident", "tokens_trained")} == {
+        key: one[key] for key in ("parameters", "parameters_trained", "models_resident", "tokens_trained")
+    }
+
+
+def waiting():
+    """Wait for the first process, which does something else; returns what is raised."""
+    processes = Processes(timeout_minutes=0.02)
+    if processes.first:
+        time.sleep(5)
+        return None
+    try:
+        return processes.agree("anything")
+    except RuntimeError as error:
+        return [str(error)]
+
+
+def test_a_process_waits_for_the_others_no_longer_than_it_was_told():
+    _, raised = in_two_processes(waiting, seconds=40)
+    assert "timed out" in raised[0].lower()
