@@ -38,10 +38,10 @@ def loops(draw):
     rule = draw(st.sampled_from([Blend, Revert, Random, ShrinkPerturb, None]))
     blend = draw(st.sampled_from([0, 0.3, 0.5, 1]))
     common = dict(every=draw(st.sampled_from([None, 1, 3])), buffers=draw(st.booleans()))
-    count = draw(st.sampled_from(["since_reset", "absolute"]))
+    count = draw(st.sampled_from(["since_reset", "absolute", "swa"]))
     average = Average(
         every=draw(st.integers(1, 3)),
-        start="reset" if count == "absolute" else draw(st.sampled_from(["reset", "first"])),
+        start=draw(st.sampled_from(["reset", "first"])) if count == "since_reset" else "reset",
         count=count,
         last=draw(st.booleans()),
         buffers=draw(st.booleans()),

@@ -4,6 +4,7 @@ import doctest
 import inspect
 import io
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pycil_wsc.config.loading import load
 from pycil_wsc.consolidation import (
     Average,
     Blend,
@@ -32,6 +34,9 @@ from pycil_wsc.consolidation import (
     update_moments_,
 )
 from pycil_wsc.consolidation.reference import ReferenceConsolidation
+from pycil_wsc.learners.consolidating import chosen_average
+
+EXPS = Path(__file__).parent.parent / "exps"
 
 
 def small_net(dtype=torch.float32, seed=0):
@@ -85,10 +90,10 @@ def random_options(rng, fresh):
     reset = rng.choice(
         [blend, blend, Revert(**common), Random(fresh, **common), ShrinkPerturb(fresh, **factors, **common), None]
     )
-    count = rng.choice(["since_reset", "since_reset", "absolute"])
+    count = rng.choice(["since_reset", "since_reset", "absolute", "swa"])
     average = Average(
         every=rng.randint(1, 4),
-        start="reset" if count == "absolute" else rng.choice(["reset", "first"]),
+        start=rng.choice(["reset", "first"]) if count == "since_reset" else "reset",
         count=count,
         last=rng.random() < 0.5,
         buffers=rng.random() < 0.5,
@@ -420,6 +425,30 @@ def test_absolute_count_gives_the_reset_weights_the_papers_literal_share():
     assert weight.item() == pytest.approx((5 * 2 + 10) / 3)
 
 
+@pytest.mark.parametrize(
+    "file, entry, share", [("wsc", 0, 1 / 12), ("wsc_literal", 0, 22 / 72), ("paper_text", -1, 20 / 75)]
+)
+def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
+    """70 epochs, the reset after 17, j = 5: weights that are 1 at the reset and 0 from then on have their share as average.
+
+    since_reset: samples at 17, 22, ..., 67 and 70, all alike. absolute: n = i/5 at 22, 27, ..., 67, and the product of
+    n / (n + 1) = i / (i + 5) telescopes to 22/72. swa: at 20, 25, ..., 70, so 20/75.
+    """
+    config = load(EXPS / f"{file}.json")[entry]
+    warmup, epochs = int(config.wsc.warmup * config.epochs), config.epochs
+    assert (warmup, epochs, config.wsc.average_every) == (17, 70, 5)
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    average = chosen_average(config.wsc, per_epoch=3)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=3 * warmup, retain=1, average=average)
+    wsc.attach(optimizer)
+    for step in range(1, 3 * epochs + 1):
+        weight.grad = torch.full_like(weight, float(step == 3 * warmup + 1))
+        optimizer.step()
+    wsc.finish()
+    assert weight.item() == pytest.approx(share)
+
+
 def test_without_warm_up_the_average_begins_with_the_weights_at_the_start():
     weight = nn.Parameter(torch.tensor([0.0]))
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -686,7 +715,7 @@ def test_a_state_of_another_version_is_refused_in_one_line(saved):
         (lambda: dict(average=True), r"average=True: give an Average\(\) or None"),
         (lambda: dict(rank_scope="layer"), "known: global, tensor"),
         (lambda: dict(average=Average(start="now")), "known: reset, first"),
-        (lambda: dict(average=Average(count="total")), "known: since_reset, absolute"),
+        (lambda: dict(average=Average(count="total")), "known: since_reset, absolute, swa"),
         (lambda: dict(average=Average(count="absolute", start="first")), "it needs start='reset'"),
         (lambda: dict(average=Average(buffers=True)), r"needs named_buffers=model.named_buffers\(\)"),
         (lambda: dict(reset=Blend(buffers=True)), r"needs named_buffers=model.named_buffers\(\)"),

@@ -48,8 +48,10 @@ def _check_wsc(options: WSCOptions) -> None:
         registry.importances[options.importance]
     if len(options.betas) != 2 or max(options.betas) >= 1:
         raise UserError(f"wsc.betas: expected two numbers below 1, got {list(options.betas)}")
-    if options.average_count == "absolute" and options.average_start != "reset":
-        raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
+    if options.average_count != "since_reset" and options.average_start != "reset":
+        raise UserError(
+            f"wsc.average_start: '{options.average_count}' counting starts from the reset weights; use 'reset'"
+        )
 
 
 def check_places(config: Any, more_devices: str = "", described: str = "") -> None:

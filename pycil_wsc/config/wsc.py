@@ -67,8 +67,9 @@ class WSCOptions:
     )
     average_count: str = key(
         "since_reset",
-        "`since_reset` is a plain mean, `absolute` the paper's n = i/j with i from the task's start",
-        choices=("since_reset", "absolute"),
+        "`since_reset` is a plain mean, `absolute` the paper's n = i/j with i from the task's start, "
+        "`swa` the same with samples where j divides i",
+        choices=("since_reset", "absolute", "swa"),
     )
     average_last: bool = key(True, "the task's last weights enter the average")
     average_lr: float | None = key(

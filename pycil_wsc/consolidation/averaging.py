@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pycil_wsc.consolidation.resets import whole_steps
 
 STARTS = ("reset", "first")
-COUNTS = ("since_reset", "absolute")
+COUNTS = ("since_reset", "absolute", "swa")
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,14 @@ class Average:
     ``average=`` of :class:`~.wsc.WeightSpaceConsolidation`.
 
     Args:
-        every: j, optimiser steps between two samples, counted from the reset.
+        every: j, optimiser steps between two samples, counted from the reset (for ``"swa"`` from the task's start).
         start: the first sample. ``"reset"``: the weights just reset (after a warm-up of 0 steps, those at the start of
             the task); ``"first"``: the weights j steps later.
         count: what n is. ``"since_reset"``: the number of samples so far, for a plain mean. ``"absolute"``: the paper's
-            n = i / j as written, with i counted from the task's start (a real number if j does not divide i): Theta
-            begins as the reset weights, which weigh more than one sample. It needs ``start="reset"``.
+            n = i / j as written, with i counted from the task's start (a real number if j does not divide i).
+            ``"swa"``: the same with samples where j divides i, as in stochastic weight averaging (Izmailov et al.,
+            2018), so that n is whole. In the last two Theta begins as the reset weights, which weigh more than one
+            sample; they need ``start="reset"``.
         last: add the last weights of the task if their step was not one of the sampled.
         buffers: average the buffers too. Needs ``named_buffers``; for batch norm
             :func:`~.batch_norm.recompute_batch_norm` is more accurate.
@@ -40,12 +42,15 @@ class Average:
         for name, known in ("start", STARTS), ("count", COUNTS):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; known: {', '.join(known)}")
-        if self.count == "absolute" and self.start != "reset":
-            raise ValueError("count='absolute' starts from the reset weights: it needs start='reset'")
+        if self.count != "since_reset" and self.start != "reset":
+            raise ValueError(f"count={self.count!r} starts from the reset weights: it needs start='reset'")
 
-    def due(self, since: int) -> bool:
-        """Whether the weights ``since`` steps after the end of the warm-up enter the average."""
-        return since >= (0 if self.start == "reset" else self.every) and since % self.every == 0
+    def due(self, step: int, warmup_steps: int) -> bool:
+        """Whether the weights after step ``step`` of the task (0: before the first) enter the average."""
+        since = step - warmup_steps
+        if since <= 0:
+            return since == 0 and self.start == "reset"
+        return (step if self.count == "swa" else since) % self.every == 0
 
     def n(self, step: int, samples: int) -> float:
         """n for the sample at ``step`` of the task, when the average has ``samples`` samples."""

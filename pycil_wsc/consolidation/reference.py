@@ -72,7 +72,7 @@ class ReferenceConsolidation:
         if self.average:
             if since == 0 and self.average.start == "reset":
                 self.sample(weights, buffers or {})
-            elif since > 0 and since % self.average.every == 0:
+            elif since > 0 and (self.i if self.average.count == "swa" else since) % self.average.every == 0:
                 self.sample(weights, buffers or {})
 
     def update_moments(self, gradients: Mapping[str, list[float] | None]) -> None:

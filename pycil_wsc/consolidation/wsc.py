@@ -176,7 +176,7 @@ class WeightSpaceConsolidation:
                 f"finish() after {steps} of {warmup} warm-up steps: train longer or shorten warmup_steps"
             )
         if self.average:
-            if self.average.last and not self.average.due(steps - warmup):
+            if self.average.last and not self.average.due(steps, warmup):
                 self._sample(self.average)
             if not self._averaged:
                 raise RuntimeError("finish() before any sample of the average: give a smaller `every`, or last=True")
@@ -300,7 +300,7 @@ class WeightSpaceConsolidation:
             buffers = self._buffers if self.reset.buffers else {}
             self._previous = {name: tensor.clone() for name, tensor in {**params, **buffers}.items()}
             self._tracker = self._new_tracker()
-        if self.average and self.warmup_steps == 0 and self.average.due(0):
+        if self.average and self.warmup_steps == 0 and self.average.due(0, 0):
             self._sample(self.average)
 
     def _new_tracker(self) -> Tracker:
@@ -346,7 +346,7 @@ class WeightSpaceConsolidation:
         return self.reset if due else None
 
     def _sample_due(self) -> Average | None:
-        due = self.average and self.warmup_steps is not None and self.average.due(self._steps - self.warmup_steps)
+        due = self.average and self.warmup_steps is not None and self.average.due(self._steps, self.warmup_steps)
         return self.average if due else None
 
     def _act(self, optimizer):

@@ -88,7 +88,7 @@ class Consolidated(BaseLearner):
             retain=options.retain,
             importance=chosen_importance(self, task),
             reset=reset,
-            average=self._average(per_epoch),
+            average=chosen_average(options, per_epoch),
             rank_scope=options.rank_scope,
             eligible=self._eligible(task),
             named_buffers=self.network.named_buffers(),
@@ -117,18 +117,6 @@ class Consolidated(BaseLearner):
         if options.reset == "shrink_perturb":
             return ShrinkPerturb(fresh, options.shrink, options.perturb, **common)
         return None
-
-    def _average(self, per_epoch) -> Average | None:
-        options = self.config.wsc
-        if not options.average:
-            return None
-        return Average(
-            every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
-            start=options.average_start,
-            count=options.average_count,
-            last=options.average_last,
-            buffers=options.bn_update == "average",
-        )
 
     def _warmup_steps(self, epochs, per_epoch, reset):
         """Steps before the reset, or None until a plateau; sets ``warm_epochs`` and ``plateau``."""
@@ -238,6 +226,19 @@ class Consolidated(BaseLearner):
                     part.load_state_dict(mine[name])
                 except ValueError as error:
                     raise UnusableRun(f"the checkpoint cannot be used ({error})") from None
+
+
+def chosen_average(options: Any, per_epoch: int) -> Average | None:
+    """The average that the keys ``wsc.average_*`` ask for, for epochs of ``per_epoch`` optimiser steps."""
+    if not options.average:
+        return None
+    return Average(
+        every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
+        start=options.average_start,
+        count=options.average_count,
+        last=options.average_last,
+        buffers=options.bn_update == "average",
+    )
 
 
 def steps_between(often: str | int, per_epoch: int) -> int | None:

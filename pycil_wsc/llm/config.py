@@ -55,8 +55,8 @@ class Consolidation:
     )
     average_count: str = key(
         "since_reset",
-        "`since_reset` is a plain mean, `absolute` the paper's n = i/j",
-        choices=("since_reset", "absolute"),
+        "`since_reset` is a plain mean, `absolute` the paper's n = i/j, `swa` the same with samples where j divides i",
+        choices=("since_reset", "absolute", "swa"),
     )
     average_last: bool = key(True, "the task's last weights enter the average")
     first_task: bool = key(False, "consolidate in the first task too")
@@ -253,6 +253,8 @@ def _check_together(config):
         raise UserError(f"llm.betas: expected two numbers below 1, got {list(config.betas)}")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no step after the reset; use less")
-    if config.wsc.average_count == "absolute" and config.wsc.average_start != "reset":
-        raise UserError("wsc.average_start: 'absolute' counting starts from the reset weights; use 'reset'")
+    if config.wsc.average_count != "since_reset" and config.wsc.average_start != "reset":
+        raise UserError(
+            f"wsc.average_start: '{config.wsc.average_count}' counting starts from the reset weights; use 'reset'"
+        )
     check_places(config)
