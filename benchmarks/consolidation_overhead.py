@@ -19,12 +19,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from peak_bytes import PeakBytes
 from record import origin, write
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, moment_score
 from pycil_wsc.engine.environment import resolved_device
-from pycil_wsc.engine.step_cost import PeakBytes
 from pycil_wsc.networks.nets import IncrementalNet
 
 OPTIMIZERS = {

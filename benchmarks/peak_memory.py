@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from peak_bytes import PeakBytes
 from record import origin, write
 from throughput import CLASSES, Bare, Silent, random_images
 
@@ -24,7 +25,6 @@ from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.precision import resolved_precision
-from pycil_wsc.engine.step_cost import PeakBytes
 
 STEPS = 4
 METHODS = ["finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", "wsc"]
