@@ -10,29 +10,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a hub, and none waits for on
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from small_llm import small_settings  # noqa: E402
-from small_runs import small_data  # noqa: E402
+from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
 
 
 @pytest.fixture
 def settings(tmp_path):
-    """Three tasks of two classes, a schedule of seconds."""
-    return {
-        "dataset": f"npz:{small_data(tmp_path / 'data.npz')}",
-        "out": str(tmp_path / "runs"),
-        "memory_per_class": 4,
-        "init_cls": 2,
-        "increment": 2,
-        "model_name": "wsc",
-        "convnet_type": "resnet8",
-        "device": "cpu",
-        "init_epoch": 3,
-        "epochs": 4,
-        "batch_size": 8,
-        "wsc.average_every": 1,
-        "checkpoint_seconds": 0,
-    }
+    """Three tasks of two classes, a schedule of seconds, data and results in the test's own folder."""
+    return SETTINGS | {"dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs")}
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """keys -> (folder, result) of a finished run with ``settings`` and these keys; each is made once for all tests."""
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Runs of a second or two for tests: their data, their command and what they leave."""
 
 import contextlib
-import functools
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from main import main
 from pycil_wsc.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +36,44 @@ def small_data(path, classes=6, per_class=12, size=8):
     return path
 
 
+SETTINGS = {  # three tasks of two classes, a schedule of seconds
+    "memory_per_class": 4,
+    "init_cls": 2,
+    "increment": 2,
+    "model_name": "wsc",
+    "convnet_type": "resnet8",
+    "device": "cpu",
+    "init_epoch": 3,
+    "epochs": 4,
+    "batch_size": 8,
+    "wsc.average_every": 1,
+    "checkpoint_seconds": 0,
+}
+
+
+class Undisturbed:
+    """Finished runs that nothing stopped or watched, to compare others with. Each is made once, through the command line.
+
+    Args:
+        folder: where the runs and their data go.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.finished = folder, {}
+        self.data = str(small_data(folder / "data.npz"))
+
+    def __call__(self, **keys) -> tuple[Path, dict]:
+        """The folder and the result of the run with these keys, laid over ``SETTINGS``."""
+        name = json.dumps(keys, sort_keys=True)
+        if name not in self.finished:
+            out = self.folder / str(len(self.finished))
+            settings = SETTINGS | {"dataset": f"npz:{self.data}", "out": str(out)} | keys
+            with patch("pycil_wsc.report.page.figures", lambda group: ()):
+                assert main(["--config", write(self.folder, settings)]) == 0
+            (self.finished[name],) = results(settings).items()
+        return self.finished[name]
+
+
 def write(tmp_path, settings):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(settings))
@@ -49,21 +88,46 @@ def without_measurements(result):
     return {key: value for key, value in result.items() if key not in MEASURED}
 
 
+class Command(multiprocessing.get_context("fork").Process):
+    """main.py with these arguments, in a fork of this process: it need not import torch anew. Like ``subprocess.Popen``."""
+
+    def __init__(self, arguments):
+        super().__init__()
+        self.arguments = arguments
+        self.streams = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        self.start()
+
+    def run(self):
+        os.setsid()
+        for descriptor, stream in enumerate(self.streams, 1):
+            os.dup2(stream.fileno(), descriptor)
+        sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, closefd=False) for descriptor in (1, 2))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+        sys.argv = ["main.py", *self.arguments]
+        sys.exit(main())
+
+    @property
+    def returncode(self):
+        return self.exitcode
+
+    def poll(self):
+        return self.exitcode
+
+    def wait(self, timeout=None):
+        self.join(timeout)
+        return self.exitcode
+
+    def communicate(self, timeout=None):
+        """What it has written to standard output and standard error, when it has ended."""
+        self.join(timeout)
+        assert self.exitcode is not None, f"still running after {timeout} s"
+        for stream in self.streams:
+            stream.seek(0)
+        return tuple(stream.read() for stream in self.streams)
+
+
 def command(tmp_path, settings, *options):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, ROOT / "main.py", "--config", write(tmp_path, settings), *options]
-    listen = functools.partial(
-        signal.signal, signal.SIGINT, signal.SIG_DFL
-    )  # a shell's background job inherits that it is ignored
-    return subprocess.Popen(
-        arguments,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=listen,
-    )
+    return Command(["--config", write(tmp_path, settings), *options])
 
 
 def wait_until(reached, process):

@@ -119,8 +119,8 @@ def test_a_damaged_entry_is_trained_again(harm, settings):
     assert third["train_seconds_spent"] < third["train_seconds"], "taken from what was trained again"
 
 
-def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path):
-    settings |= {"model_name": ["replay", "wsc"], "init_epoch": 40}
+def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path, undrawn):
+    settings |= {"model_name": ["replay", "wsc"], "init_epoch": 20}
     processes = [command(tmp_path, settings), command(tmp_path, settings)]
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
