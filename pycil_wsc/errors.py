@@ -5,11 +5,22 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input: the message says what is wrong, where, and what to do, in one line."""
+    """Bad input: the message says what is wrong, where, and what to do, in one line.
+
+    A name that is quoted in it may hold line breaks and control characters: they are shown as escapes.
+    """
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class UnusableRun(UserError):
     """What a run's folder holds cannot be used. Other runs go on."""
+
+
+def one_line(text: str) -> str:
+    """``text`` with escapes for what is not printable: line breaks, control characters, lone surrogates."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -1,7 +1,6 @@
 """The configuration: PyCIL's files run, sweeps expand, and whatever is wrong is one clear line."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import pytest
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, parse_override, resolve
-from pycil_wsc.config.options import FIELDS
 from pycil_wsc.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -323,12 +321,6 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "exps").glob("*.json")), ids=lambda path: path.name)
 def test_every_shipped_experiment_loads(path):
     assert load(path)
-
-
-def test_the_readmes_table_of_keys_is_the_configuration():
-    rows = re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    table = {name: (default, doc) for name, default, doc in rows if name in FIELDS}
-    assert table == {name: (f"`{json.dumps(f.default)}`", f.metadata["doc"]) for name, f in FIELDS.items()}
 
 
 def test_a_learners_own_option_is_read_checked_and_part_of_the_run(monkeypatch):

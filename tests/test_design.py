@@ -1,16 +1,9 @@
 """What holds of the tree as a whole: the direction of imports, and that the README's code is true."""
 
 import ast
-import copy
-import re
 import subprocess
 import sys
 from pathlib import Path
-
-from pycil_wsc import registry
-from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 
@@ -111,31 +104,3 @@ import sys, pycil_wsc.consolidation
 print([m for m in ("torchvision", "sklearn", "pycil_wsc.runs", "pycil_wsc.data") if m in sys.modules])
 """
     assert printed_by("-c", script) == "[]"
-
-
-def test_the_readmes_learner_learns_three_tasks(tmp_path, monkeypatch):
-    (source,) = (
-        block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        if "register_learner" in block
-    )
-    monkeypatch.setattr(registry, "learners", copy.copy(registry.learners))
-    monkeypatch.setattr(registry, "learner_defaults", copy.copy(registry.learner_defaults))
-    exec(source, {"__name__": "lwf"})
-    config = resolve(
-        {
-            "model_name": "lwf",
-            "dataset": "digits",
-            "init_cls": 4,
-            "increment": 3,
-            "init_epoch": 2,
-            "epochs": 1,
-            "batch_size": 64,
-            "convnet_type": "resnet8",
-            "out": str(tmp_path),
-            "distill": 2,
-            "device": "cpu",
-        }
-    )
-    result = Run(config, load_dataset("digits", ".")).execute()
-    assert len(result["curve"]) == 3 and result["new_acc"] > 40

@@ -1,149 +1,483 @@
-"""Every block of code in docs/ runs."""
+"""Every block of code in README.md and docs/ runs, every page's link leads somewhere, and what is generated is up to date.
 
+The blocks of a page run in their order, in an empty folder: Python in one namespace, JSON saved under its title, commands in process. A
+command trains only where it is quick; where it takes hours it is a dry run, with the page's own arguments. A page may prepare what its
+blocks need (``prepares``), and check what they did (``checks``).
+"""
+
+import functools
+import html
+import importlib
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from small_runs import killed_at, without_measurements
 from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc import registry
 
 ROOT = Path(__file__).parent.parent
-RUNS = {}  # page -> function that runs it
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+NOT_RUN = {"text", "bibtex"}
+TOOLS = {"pip", "pytest", "ruff", "pyright", "mkdocs"}  # installed software; not run here
+TINY = {  # commands that train: what makes them quick
+    "exps/quickstart.json": {
+        "init_epoch": 1,
+        "epochs": 2,
+        "seed": 1993,
+        "batch_size": 128,
+        "memory_per_class": 10,
+        "model_name": "wsc",
+    },
+    "my_experiment.json": {"convnet_type": "resnet8", "init_epoch": 1, "epochs": 2, "seed": 1993, "batch_size": 16},
+    "on_top.json": {},
+    "exps/trace_quickstart.json": {"llm.train_items": 2, "llm.test_items": 1, "llm.max_new_tokens": 2},
+}
+PREPARES, CHECKS = {}, {}
 
 
-def runs(page):
-    return lambda function: RUNS.setdefault(page, function)
+def prepares(page):
+    """Register ``function(monkeypatch) -> {name: value}``, called in the page's folder: the names its Python blocks use."""
+    return lambda function: PREPARES.setdefault(page, function)
+
+
+def checks(page):
+    """Register ``function({name: value}, output)``, called after the page's blocks."""
+    return lambda function: CHECKS.setdefault(page, function)
 
 
 def blocks(page):
-    """[(language, code)] of a page, in order."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [match.groups() for match in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8"))]
 
 
-@runs("any_loop.md")
-def run_any_loop(tmp_path):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capfd, registries, undrawn):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    data_sets_of_the_pages(tmp_path)
+    names = PREPARES.get(page.name, lambda monkeypatch: {})(monkeypatch)
+    for language, title, code in blocks(page.relative_to(ROOT)):
+        if language == "python":
+            exec(compile(code, str(page), "exec"), names)
+        elif language == "json":
+            json.loads(code)
+            Path(title).write_text(code)
+        elif language == "bash":
+            for command in commands(code):
+                run_command(command)
+        else:
+            assert language in NOT_RUN, f"{page.name}: a block of '{language}' is not run by any test"
+    CHECKS.get(page.name, lambda names, output: None)(names, capfd.readouterr().out)
+
+
+@pytest.fixture
+def registries(monkeypatch):
+    """What a page registers is forgotten afterwards."""
+    kept = {name: dict(entry) for name, entry in vars(registry).items() if isinstance(entry, registry.Registry)}
+    yield
+    for name, entries in kept.items():
+        getattr(registry, name).clear()
+        getattr(registry, name).update(entries)
+
+
+def data_sets_of_the_pages(folder):
+    """Small stand-ins for the data that the pages' commands read, and the repository's own files."""
+    (folder / "exps").symlink_to(ROOT / "exps")
+    (folder / "main.py").symlink_to(ROOT / "main.py")
+    (folder / "data").mkdir()
+    images = np.zeros((200, 32, 32, 3), np.uint8)
+    images[::2] = 255
+    labels = np.arange(200) % 100
+    np.savez(folder / "data/cifar100.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)
+    for number in range(100):
+        for part in ("train", "val"):
+            path = folder / f"data/imagenet100/{part}/n{number:08}"
+            path.mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(path / "image.jpg")
+    flowers = small_flowers()
+    np.savez(folder / "flowers.npz", **{f"{part}_{kind}": flowers[part, kind] for part, kind in flowers})
+
+
+def small_flowers(classes=6, per_class=10):
+    rng = np.random.default_rng(0)
+    targets = np.repeat(np.arange(classes), per_class)
+    templates = rng.integers(0, 200, (classes, 8, 8, 3))
+    images = (templates[targets] + rng.integers(0, 56, (len(targets), 8, 8, 3))).astype(np.uint8)
+    return {(part, kind): {"x": images, "y": targets}[kind] for part in ("train", "test") for kind in "xy"}
+
+
+def commands(code):
+    """The commands of a shell block, as lists of words, with the words' quotes removed as a shell does."""
+    lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
+    for line in lines:
+        assert not re.search(r"(?<!')--set (?!')\S*[][*?]", line), f"zsh takes this for a pattern: {line}"
+        for command in line.split("&&"):
+            words = shlex.split(command, comments=True)
+            yield [word for word in words if not re.match(r"[A-Z_]+=", word)]
+
+
+def run_command(words):
+    match words:
+        case ["pip", "install", *arguments]:
+            check_installation(arguments)
+        case [tool, *_] if tool in TOOLS:
+            pass
+        case ["python", "main.py", *arguments] | ["pycil-wsc", *arguments] | ["torchrun", *arguments]:
+            run_main(arguments)
+        case ["python", "-m", "pycil_wsc.report", *arguments]:
+            from pycil_wsc.report.__main__ import main
+
+            assert main(arguments) == 0, words
+        case ["python", "-m", module, *arguments]:
+            python("-m", module, *arguments)
+        case ["python", script, *arguments] if script.startswith("benchmarks/"):
+            run_benchmark(script, arguments)
+        case ["python", "docs/scripts/generate.py"]:
+            pass  # test_what_is_generated_is_up_to_date
+        case _:
+            pytest.fail(f"a command that no test runs: {shlex.join(words)}")
+
+
+def run_main(arguments):
+    """``python main.py``: as it is if it only looks, in a quick version where there is one, else as a dry run."""
+    from main import main
+
+    config = arguments[arguments.index("--config") + 1]
+    given = {value.partition("=")[0] for option, value in zip(arguments, arguments[1:]) if option == "--set"}
+    if {"--dry-run", "--status"} & set(arguments):
+        quick = []
+    elif config in TINY:
+        quick = [f"--set={name}={json.dumps(value)}" for name, value in TINY[config].items() if name not in given]
+    else:
+        arguments, quick = [argument for argument in arguments if argument != "--ray"], ["--dry-run"]
+    if "trace" in config:  # models are not here
+        quick.append("--set=llm.model=tiny-llama")
+    assert main([*arguments, *quick]) == 0, arguments
+
+
+def check_installation(arguments):
+    """The files and the extras that ``pip install`` is given exist."""
+    extras = re.search(r"optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.DOTALL)[1]
+    for option, value in zip(arguments, [*arguments[1:], ""]):
+        if option == "-r":
+            assert (ROOT / value).is_file(), value
+        for extra in re.findall(r"\[(\w+)\]", option):
+            assert re.search(rf"^{extra} = ", extras, re.MULTILINE), extra
+
+
+def run_benchmark(script, arguments):
+    """Minutes each, some on a GPU: their options are there. (``tests/test_machine.py`` and others run what is in them.)"""
+    text = options_of(script)
+    for option in (argument for argument in arguments if argument.startswith("--")):
+        assert option in text, (script, option)
+
+
+@functools.cache
+def options_of(script):
+    return python(ROOT / script, "--help")
+
+
+def python(*arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    print(run.stdout)
+    return run.stdout
+
+
+# ---- what pages need, and what came of it ----------------------------------------------------------------------------------
+
+
+@prepares("README.md")
+def prepare_readme(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    loop = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), "cross_entropy": cross_entropy}
+    batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(20)]
+    return loop | {"batches": batches} | flower_names()
+
+
+@prepares("getting_started.md")
+def prepare_getting_started(monkeypatch):
+    return flower_names()
+
+
+def flower_names():
+    flowers = small_flowers()
+    return {
+        f"{part}_{name}": flowers[part, kind]
+        for part in ("train", "test")
+        for kind, name in (("x", "images"), ("y", "labels"))
+    }
+
+
+@checks("getting_started.md")
+@checks("README.md")
+def check_experiment(names, output):
+    report = Path("runs/flowers/report/index.html").read_text()
+    results = [json.loads(path.read_text()) for path in Path("runs/flowers").rglob("result.json")]
+    assert "replay" in report and len(results) >= 4
+    assert {name for result in results for name in result["class_names"]} >= {"daisy", "tulip"}
+
+
+@prepares("outputs.md")
+def prepare_a_run_with_weights(monkeypatch):
+    """The run that the page loads, in its folder, and some of other commands for the report."""
+    settings = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "save_weights": True}
+    Path("digits.json").write_text(json.dumps(settings | {"init_epoch": 1, "epochs": 1, "device": "cpu"}))
+    run_main(["--config", "digits.json", "--dry-run"])
+    monkeypatch.setitem(TINY, "digits.json", {})
+    run_main(["--config", "digits.json"])
+    (run,) = Path("runs/run").rglob("result.json")
+    run.parent.rename("runs/run/digits-b4-inc3/wsc/m20/seed1993")
+    for folder in "paper", "mine":
+        shutil.copytree(ROOT / "results/cifar100_short", f"runs/{folder}")
+    return {"images": np.zeros((5, 8, 8, 3), np.uint8)}
+
+
+@checks("outputs.md")
+def check_loaded(names, output):
+    assert names["labels"].shape == (5,) and names["logits"].shape == (5, 10)
+    assert all(Path(folder, "index.html").is_file() for folder in ("runs/paper/report", "report"))
+
+
+@checks("analyses.md")
+def check_analyses(names, output):
+    lines = [
+        json.loads(line) for path in Path("runs").rglob("analyses.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert lines and all({"gradients", "drift", "flatness", "dormant"} <= set(line) for line in lines)
+
+
+@prepares("tuning.md")
+def prepare_trials(monkeypatch):
+    settings = {"prefix": "tune", "dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8"}
+    settings |= {"init_epoch": 1, "epochs": 1, "validation_split": 0.1, "wsc.retain": [0.2, 0.5]}
+    Path("trials.json").write_text(json.dumps(settings))
+    monkeypatch.setitem(TINY, "trials.json", {})
+    run_main(["--config", "trials.json"])
+    return {}
+
+
+@checks("methods.md")
+def check_consolidated(names, output):
+    assert re.search(r"^icarl  .*\d\n(.*\n)*icarl\+wsc .*\d$", output, re.MULTILINE)
+
+
+@prepares("pycil.md")
+def prepare_pycil(monkeypatch):
+    shutil.copytree(ROOT / "tests/pycil_standin", "PyCIL")
+    Path("PyCIL/exps").mkdir(exist_ok=True)
+    (_, _, config), *_ = (block for block in blocks("docs/pycil.md") if block[0] == "json")
+    Path("PyCIL/exps/icarl.json").write_text(json.dumps(json.loads(config) | {"model_name": "icarl"}))
+    return {}
+
+
+@checks("pycil.md")
+def check_pycil(names, output):
+    assert output.count("top1") == 3
+
+
+@prepares("any_loop.md")
+def prepare_any_loop(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     tasks = [[(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)] for _ in range(2)]
-    names = {"torch": torch, "model": model, "tasks": tasks, "epochs": 4}
-    loop, adam, save, load = (code for language, code in blocks("any_loop.md"))
-    exec(loop, names)
-    assert (names["wsc"].phase, names["wsc"].resets, names["wsc"].averaged) == ("finished", 1, 4)
-    exec(adam, names)
-    step(names)
-    exec(save, names)
-    exec(load, names)
-    assert names["wsc"].steps == 1
-    step(names)
-    names["wsc"].finish()
-    assert names["wsc"].resets == 1
+    return {"torch": torch, "model": model, "tasks": tasks, "epochs": 4}
 
 
-def step(names):
-    names["model"](names["tasks"][0][0][0]).sum().backward()
-    names["optimizer"].step()
+@checks("any_loop.md")
+def check_any_loop(names, output):
+    assert (names["wsc"].phase, names["wsc"].resets, names["wsc"].steps) == ("finished", 1, 4)
 
 
-@runs("pycil.md")
-def run_pycil(tmp_path):
-    (json_block, config), (console, commands) = blocks("pycil.md")
-    assert (json_block, console) == ("json", "console")
-    json.loads(config)
-    (tmp_path / "wsc.json").write_text(config)
-    (tmp_path / "PyCIL").symlink_to(ROOT / "tests" / "pycil_standin")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for command in re.findall(r"^\$ python (.*)$", commands, re.MULTILINE):
-        run = subprocess.run(
-            [sys.executable, *command.split()],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert run.returncode == 0, run.stderr
-        assert run.stdout.count("top1") == 3
-
-
-@runs("own_learners.md")
-def run_own_learners(tmp_path):
-    (_, config), (_, commands) = blocks("own_learners.md")
-    (tmp_path / "on_top.json").write_text(config)
-    (command,) = re.findall(r"^\$ python main.py (.*)$", commands, re.MULTILINE)
-    run = subprocess.run(
-        [sys.executable, ROOT / "main.py", *command.split()],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    assert re.search(r"^icarl  .*\d\n(.*\n)*icarl\+wsc .*\d$", run.stdout, re.MULTILINE)
-
-
-@runs("language_models.md")
-def run_language_models(tmp_path):
-    """Their data and models are not here: the commands ask for runs that there can be."""
-    from pycil_wsc.config.loading import load, parse_override
-    from pycil_wsc.runs.command import parse
-
-    ((_, commands),) = blocks("language_models.md")
-    arguments = re.findall(r"main\.py (.*)$", commands, re.MULTILINE)
-    assert len(arguments) == 5
-    for each in arguments:
-        args = parse(each.split())
-        assert load(ROOT / args.config, dict(map(parse_override, args.set)))
-
-
-@runs("results.md")
-def run_results(tmp_path):
-    """Hours: their files load."""
-    from pycil_wsc.config.loading import load, parse_override
-
-    commands = "".join(code for _, code in blocks("results.md"))
-    found = re.findall(r"^python main\.py --config (\S+)(?: --set (\S+))?$", commands, re.MULTILINE)
-    assert len(found) == len(commands.splitlines()) >= 3
-    for file, override in found:
-        assert load(ROOT / file, dict(map(parse_override, [override] if override else [])))
-
-
-@runs("speed.md")
-def run_speed(tmp_path):
-    """Minutes each, some on a GPU: their options are there."""
-    commands = re.findall(r"python (benchmarks/\w+\.py)([^`\n]*)", (ROOT / "docs" / "speed.md").read_text())
-    for script in {script for script, _ in commands}:
-        told = subprocess.run(
-            [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True
-        ).stdout
-        for option in {
-            option for other, options in commands if other == script for option in re.findall(r"--[\w-]+", options)
-        }:
-            assert option in told, (script, option)
-
-
-@runs("huggingface.md")
-def run_huggingface(tmp_path):
+@prepares("huggingface.md")
+def prepare_huggingface(monkeypatch):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=13, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     rows = torch.randint(13, (2, 16, 8))
-    names = {
-        "model": transformers.GPT2LMHeadModel(config),
-        "tasks": [[{"input_ids": row, "labels": row} for row in task] for task in rows],
-    }
-    train, resume = (code for language, code in blocks("huggingface.md"))
-    exec(train, names)
-    assert (tmp_path / "runs/task1/model.safetensors").is_file()
-    exec(resume, names)
-    assert names["trainer"].state.global_step == 6
+    tasks = [[{"input_ids": row, "labels": row} for row in task] for task in rows]
+    return {"model": transformers.GPT2LMHeadModel(config), "tasks": tasks}
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
-def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
+@checks("huggingface.md")
+def check_huggingface(names, output):
+    assert Path("runs/task1/model.safetensors").is_file() and names["trainer"].state.global_step == 6
+
+
+@prepares("language_models.md")
+def prepare_language_models(monkeypatch):
+    """TRACE's folders with a few rows each; a tiny model in place of the one that is not here."""
+    pytest.importorskip("transformers")
+    from pycil_wsc.llm.config import TRACE
+
+    for size in ("500", "1000"):
+        for task in (*TRACE, "Lima"):
+            shutil.copytree(ROOT / "exps/data/trace_small/FOMC", f"data/trace/{size}/{task}")
+    return {}
+
+
+# ---- the page on extending -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def extended(registries, tmp_path):
+    """A function that trains with what docs/extending.md adds: settings -> result."""
+    names = {"__name__": "extensions"}
+    for language, _, code in blocks("docs/extending.md"):
+        if language == "python":
+            exec(code, names)
+
+    def trained(**settings):
+        from pycil_wsc.config.loading import resolve
+        from pycil_wsc.data.datasets import load_dataset
+        from pycil_wsc.runs.run import Run
+
+        small = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "batch_size": 64}
+        small |= {"init_epoch": 2, "epochs": 2, "device": "cpu", "checkpoint_seconds": 0, "memory_per_class": 5}
+        config = resolve(small | {"out": str(tmp_path / "runs")} | settings)
+        return Run(config, load_dataset(config.dataset, ".")).execute()
+
+    return trained
+
+
+@pytest.mark.parametrize("learner", ["lwf", "ewc"])
+def test_the_pages_learner_learns_three_tasks(extended, learner):
+    result = extended(model_name=learner)
+    assert len(result["curve"]) == 3 and result["new_acc"] > 40
+
+
+def test_the_pages_ewc_resumes_with_its_fisher_values(extended, tmp_path):
+    """Killed in the last task, it ends as if it had not been; without the penalty it ends elsewhere."""
+    undisturbed = extended(model_name="ewc", out=str(tmp_path / "undisturbed"))
+    with killed_at(lambda calls: calls[-1][0] == {"task": 2, "phase": 0, "epoch": 1}):
+        extended(model_name="ewc")
+    assert without_measurements(extended(model_name="ewc")) == without_measurements(undisturbed)
+    assert extended(model_name="ewc", strength=0)["matrix"] != undisturbed["matrix"]
+
+
+def test_the_pages_backbone_serves_every_method(extended):
+    for learner in ("replay", "memo"):
+        assert len(extended(model_name=learner, convnet_type="plain")["curve"]) == 3
+
+
+def test_the_pages_data_set_is_learned(extended):
+    result = extended(
+        model_name="replay", dataset="stripes", init_cls=2, increment=2, batch_size=8, init_epoch=6, epochs=6
+    )
+    assert result["class_names"] and set(result["class_names"]) == {"rows", "columns", "diagonals", "wide diagonals"}
+    assert result["avg_acc"] > 60
+
+
+def test_the_pages_importance_ranks(extended):
+    ours, paper = (extended(**{"wsc.importance": name, "wsc.average": False}) for name in ("magnitude", "moment"))
+    assert ours["importance_passes"] == 0 and ours["train_loss"][1][1:] != paper["train_loss"][1][1:]
+
+
+def test_the_pages_analysis_is_recorded(extended, tmp_path):
+    extended(analyse=["norms"])
+    (path,) = (tmp_path / "runs").rglob("analyses.jsonl")
+    norms = [json.loads(line)["norms"]["norm"] for line in path.read_text().splitlines()]
+    assert len(norms) == 3 and min(norms) > 1
+
+
+# ---- links, and what is generated ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for place, _, anchor in re.findall(r"\]\(((?!https?:)[^)#]*)(#([^)]*))?\)", text):
+        target = (page.parent / place).resolve() if place else page
+        assert target.exists(), place
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, (place, anchor)
+
+
+def slug(heading):
+    """A heading's anchor, as GitHub and MkDocs make it."""
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """The modules of docs/scripts by name."""
+    folder = ROOT / "docs" / "scripts"
+    sys.path.insert(0, str(folder))
+    yield lambda name: importlib.import_module(name)
+    sys.path.remove(str(folder))
+
+
+def test_tables_of_keys_are_those_of_the_declarations(scripts):
+    generate = scripts("generate")
+    for name in set(generate.PAGES.values()):
+        assert generate.page(name) == (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"), (
+            "run docs/scripts/generate.py"
+        )
+
+
+def test_the_readmes_figure_shows_the_records(scripts, tmp_path):
+    figure = scripts("figure")
+    svg = (ROOT / "docs/images/accuracy_and_cost.svg").read_text(encoding="utf-8")
+    shown = json.loads(html.unescape(re.search(r"<dc:description>(.*?)</dc:description>", svg, re.DOTALL)[1]))
+    assert {int(memory): values for memory, values in shown.items()} == figure.points()
+    records = [json.loads(path.read_text()) for path in (ROOT / "results/cifar100_short_all").glob("wsc-m200.json")]
+    assert shown["200"]["wsc"][1] == records[0]["avg_acc"]
+    figure.draw(tmp_path / "figure.svg")
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+def test_the_readme_is_of_a_readable_length():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
+def test_pycils_files_that_run_are_those_that_the_pages_name():
+    """PyCIL's 26 files have these names; a file runs if its learner is one of ours."""
+    theirs = "acil aper_finetune beef bic coil der ds-al ewc fetril finetune foster gem icarl il2a lwf memo pass podnet replay"
+    theirs = [*theirs.split(), *"rmm-foster rmm-icarl rmm-pretrain simplecil ssre tagfex wa".split()]
+    ours = sorted(name for name in theirs if name in registry.learners)
+    assert len(theirs) == 26 and len(ours) == 8
+    for page in ("README.md", "docs/pycil.md"):
+        (said,) = re.findall(r"ight of (?:the 26|PyCIL's 26) JSON files.*?\.\s", (ROOT / page).read_text(), re.DOTALL)
+        assert sorted(set(re.findall(r"`(\w+)`", said))) == ours
+
+
+# ---- the notebook and the site ---------------------------------------------------------------------------------------------
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Its cells in their order, in a folder of its own; by Jupyter's own client where that is installed, too."""
     monkeypatch.chdir(tmp_path)
-    RUNS[page](tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    notebook = json.loads((ROOT / "docs/tutorial.ipynb").read_text(encoding="utf-8"))
+    names = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "tutorial.ipynb", "exec"), names)
+    assert names["accuracy"] == pytest.approx(names["resumed"]["last_acc"])
+    assert names["resumed"]["curve"] == names["result"]["curve"]
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    build = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert build.returncode == 0, build.stderr
+    assert "wsc.retain" in (tmp_path / "configuration/index.html").read_text(encoding="utf-8")

@@ -226,10 +226,10 @@ def test_weights_that_cannot_be_loaded_are_one_line(run, tmp_path):
     assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept.folder)
 
 
-def test_the_readmes_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
+def test_the_pages_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
     (source,) = (
         block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/outputs.md").read_text(), re.DOTALL)
         if "pycil_wsc.load" in block
     )
     finished = run(save_weights=True)

@@ -69,7 +69,8 @@ def attempt(job, data, report):
     except UserError as error:
         return Outcome(error=str(error))
     except Exception as error:
-        return failed(job, f"{type(error).__name__}: {error} (traceback in log.txt)", error=error)
+        what = " ".join(str(error).split())
+        return failed(job, f"{type(error).__name__}: {what} (traceback in log.txt)", error=error)
 
 
 def failed(job, reason, again=True, error=None):

@@ -1,6 +1,7 @@
 """The command line: ``python main.py`` or ``pycil-wsc``. See README.md."""
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -8,6 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pycil_wsc.runs.output import best_effort_output
+
+STOPPED = "\nstopped; the same command resumes from here"
 DESCRIPTION = "Run the experiments that a JSON file describes. See README.md."
 EXAMPLES = """examples:
   python main.py --config exps/quickstart.json                    Replay and WSC on scikit-learn's digits, two minutes
@@ -68,18 +72,33 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit code: see :func:`pycil_wsc.runs.sweep.sweep`, and 2 for bad input."""
-    args = parse(argv)
-    if argv is None:  # as a program
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what clusters send: like Ctrl-C
     logging.raiseExceptions = False  # a log line that cannot be written stops nothing
-    try:
-        return _refusing(lambda: _run(args))
-    except KeyboardInterrupt:
-        print("\nstopped; the same command resumes from here", file=sys.stderr)
-        return 130
+    with best_effort_output():
+        if argv is None:
+            _on_signals(_leave)
+        args = parse(argv)
+        try:
+            return _refusing(lambda: _run(args, as_program=argv is None))
+        except KeyboardInterrupt:
+            print(STOPPED, file=sys.stderr)
+            return 130
 
 
-def _run(args: argparse.Namespace) -> int:
+def _on_signals(handler: Callable) -> None:
+    """Ctrl-C, and SIGTERM, which clusters send. A job in the background of a shell goes on ignoring Ctrl-C."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: Any) -> None:
+    """While modules are imported: an exception there would come back as another, with its traceback."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{STOPPED}\n".encode())
+    os._exit(130)
+
+
+def _run(args: argparse.Namespace, as_program: bool) -> int:
     from pycil_wsc.config.loading import load, parse_override  # after parsing: --help need not wait for torch
     from pycil_wsc.runs.sweep import dry_run, sweep
 
@@ -87,6 +106,8 @@ def _run(args: argparse.Namespace) -> int:
     overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
     overrides |= {"tensorboard": True} if args.tensorboard else {}
     configs = load(args.config, overrides)
+    if as_program:
+        _on_signals(signal.default_int_handler)
 
     def task() -> int:
         return dry_run(configs) if args.dry_run else sweep(configs, args.workers, args.ray)

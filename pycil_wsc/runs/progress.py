@@ -191,7 +191,7 @@ def open_log(folder):
         handler.close()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(folder / "log.txt")
+        handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -1,0 +1,65 @@
+"""The README's figure: accuracy against training cost, from results/cifar100_short_all."""
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+RECORDS = Path(__file__).parent.parent.parent / "results" / "cifar100_short_all"
+NAMES = {"replay": "Replay", "icarl": "iCaRL", "bic": "BiC", "wa": "WA", "der": "DER", "foster": "FOSTER"}
+NAMES |= {"memo": "MEMO", "joint": "Retraining", "wsc": "WSC"}
+WSC, OTHER, TEXT = "#c2410c", "#475569", "#64748b"  # readable on white and on dark pages
+
+
+def points():
+    """{exemplars per class: {method: [training operations over Replay's, average accuracy]}}."""
+    runs = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json")) if "milestones" not in path.name]
+    found = {}
+    for run in runs:
+        memory, method = run["config"]["memory_per_class"], run["config"]["model_name"]
+        found.setdefault(memory, {})[method] = [run["train_flops"], run["avg_acc"]]
+    found = {memory: values for memory, values in found.items() if "replay" in values}
+    return {
+        memory: {name: [flops / values["replay"][0], accuracy] for name, (flops, accuracy) in values.items()}
+        for memory, values in found.items()
+    }
+
+
+def draw(path):
+    """Write the figure as SVG; what it shows is in the file's description too, as JSON."""
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"font.size": 12, "svg.fonttype": "path", "svg.hashsalt": "figure", "font.family": "DejaVu Sans"}
+    shown = points()
+    figure, axes = plt.subplots(1, len(shown), figsize=(6.6, 3.7), sharex=True, sharey=True, layout="constrained")
+    for axis, (memory, values) in zip(axes, sorted(shown.items())):
+        panel(axis, memory, values)
+    axes[0].set_ylabel("average accuracy, %")
+    figure.supxlabel("training cost, relative to Replay", fontsize=12, color=OTHER)
+    description = json.dumps(shown, sort_keys=True)
+    figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": description}, facecolor="white")
+    plt.close(figure)
+
+
+def panel(axis, memory, values):
+    """One memory size. Labels stand to the right of their points, but on the left where the cost is Replay's."""
+    places = {"left": [], "right": []}
+    for name, (cost, accuracy) in sorted(values.items(), key=lambda item: item[1][1]):
+        side = "left" if cost == 1 and name != "joint" else "right"
+        height = accuracy
+        for other_cost, other_height in places[side]:  # labels of neighbours are moved apart
+            if abs(other_cost - cost) < 0.5 and height - other_height < 2.6:
+                height = other_height + 2.6
+        places[side].append((cost, height))
+        style = {"color": WSC, "fontweight": "bold"} if name == "wsc" else {"color": OTHER}
+        axis.plot(cost, accuracy, "o", color=style["color"], markersize=8 if name == "wsc" else 6)
+        offset, align = (-0.08, "right") if side == "left" else (0.08, "left")
+        axis.annotate(NAMES[name], (cost, accuracy), (cost + offset, height), va="center", ha=align, **style)
+    axis.set_title(f"{memory} exemplars per class", fontsize=12)
+    axis.set_xlim(0.3, 3.15)
+    axis.set_ylim(10, 53)
+    axis.set_xticks([1, 1.5, 2, 2.5, 3])
+    axis.tick_params(colors=TEXT, labelcolor=OTHER)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(TEXT)

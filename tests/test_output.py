@@ -1,0 +1,71 @@
+"""What is printed cannot fail a run, wherever it goes and in whatever encoding."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from small_runs import ROOT, command, results, wait_until, write
+
+from pycil_wsc.runs.output import best_effort_output
+
+SHORT = {"model_name": "finetune", "seed": [1, 2], "init_cls": 3, "increment": 3, "epochs": 1, "init_epoch": 1}
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+
+
+@pytest.mark.parametrize(
+    "redirection, environment",
+    [
+        ("| head -c 1 > /dev/null", {}),
+        pytest.param("> /dev/full 2>&1", {}, marks=FULL),
+        ("2>&-", {}),
+        ("", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+)
+def test_every_run_ends_wherever_its_output_goes(redirection, environment, settings, tmp_path):
+    arguments = ["--config", write(tmp_path, settings | SHORT)]
+    shell = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "bash", sys.executable, str(ROOT / "main.py")]
+    variables = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    ended = subprocess.run([*shell, *arguments], capture_output=True, text=True, env=variables)
+    assert ended.returncode == 0, ended
+    assert len(results(settings)) == 2 and "Traceback" not in ended.stderr and "Exception" not in ended.stderr
+    if not redirection:
+        assert "Report: " in ended.stdout and "mean \\xb1 standard error" in ended.stdout
+
+
+class Broken(io.StringIO):
+    """Takes ``whole`` writes and none after."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.whole = whole
+
+    def write(self, text):
+        self.whole -= 1
+        if self.whole < 0:
+            raise BrokenPipeError
+        return super().write(text)
+
+
+@pytest.mark.parametrize("stream", [None, Broken(0), Broken(1), io.TextIOWrapper(io.BytesIO(), "ascii")])
+def test_a_stream_that_fails_costs_nothing(stream, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream)
+    with best_effort_output():
+        for _ in range(3):
+            print("69.22 ± 5.35", "\udcff", flush=True)
+        assert not sys.stdout.isatty()
+    assert sys.stdout is stream
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_modules_are_imported_is_one_line(number, settings, tmp_path):
+    process = command(tmp_path, settings)
+    maps = f"/proc/{process.pid}/maps"
+    if not os.path.exists(maps):
+        pytest.skip("needs /proc")
+    wait_until(lambda: "numpy" in open(maps).read(), process)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors.strip() == "stopped; the same command resumes from here"
