@@ -1,5 +1,7 @@
 """Saved weights: what ``load`` gives classifies as the run did, and what cannot be loaded is one clear line."""
 
+import copy
+import functools
 import json
 import re
 import subprocess
@@ -17,6 +19,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import save_tensors
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.runs.run import Run
@@ -239,3 +242,40 @@ def test_the_pages_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
     script = f"import json, numpy\nimages = numpy.load({str(tmp_path / 'images.npy')!r})\n{source}\nprint(json.dumps([labels.tolist(), list(logits.shape)]))"
     output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert json.loads(output) == [pycil_wsc.load(finished.folder).predict(arrays["test_x"]).tolist(), [54, 6]]
+
+
+DROPPED = object()
+WRONG = [None, -1, 10**9, 0.5, "x", [None] * 3, float("nan")]
+INNER = [["info"], ["config"], ["learner"], ["learner", "_extra_state"], ["learner", "_extra_state", "memory"]]
+
+
+def test_mangled_weights_are_one_line_or_do_no_harm(run, arrays):
+    """Each part of the file in turn is left out or replaced, with right checksums."""
+    kept = run(save_weights=True)
+    kept.execute()
+    path, images, refused = kept.folder / "weights.pt", arrays["test_x"][:9], 0
+    whole, expected = torch.load(path, weights_only=True), pycil_wsc.load(kept.folder).predict(images).tolist()
+
+    def at(state, place):
+        return functools.reduce(lambda part, key: part[key], place, state)
+
+    for place in ([], *INNER):
+        keys = list(at(whole, place))
+        for key in keys[:: max(1, len(keys) // 8)]:
+            for value in [DROPPED, *WRONG]:
+                state = copy.deepcopy(whole)
+                at(state, place)[key] = value
+                if value is DROPPED:
+                    del at(state, place)[key]
+                save_tensors(path, state)
+                try:
+                    predicted = pycil_wsc.load(kept.folder).predict(images).tolist()
+                except UserError as error:
+                    assert "\n" not in str(error)
+                    refused += 1
+                else:
+                    assert predicted == expected or key in ("mean", "std"), (place, key, value)
+    assert refused > 100
+    for value in WRONG:
+        save_tensors(path, value)
+        assert "weights.pt: is not" in one_line(pycil_wsc.load, kept.folder)

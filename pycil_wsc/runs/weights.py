@@ -1,6 +1,8 @@
 """A run's weights in a file, and a classifier from them: what ``"save_weights"`` keeps and ``pycil_wsc.load`` gives."""
 
 import dataclasses
+import math
+import os
 import re
 from pathlib import Path
 
@@ -16,30 +18,36 @@ from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import load_tensors, save_tensors
+from pycil_wsc.learners.base import BaseLearner
+
+Images = np.ndarray | torch.Tensor | list[str]
 
 
-def load(run_folder, task=None, device="cpu"):
+def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> "Classifier":
     """The :class:`Classifier` that a run with ``save_weights`` left in ``run_folder``; neither data set nor result is needed.
 
     ``task``: as it was after this task, counted from 0 (for ``"every"``); None is the last that was kept. ``device``: as the
     configuration's. :class:`UserError` tells where there are no weights, or none that can be used.
     """
     path = _find(Path(run_folder), task)
+    again = "move the run's folder away and run it again"
     try:
         state = load_tensors(path)
-        config, info = state["config"], DatasetInfo(**state["info"])
-    except Exception as error:
-        raise UserError(
-            f"{path}: is not a whole file of weights ({type(error).__name__}); move the run's folder away and run it again"
-        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    except ValueError as error:
+        raise UserError(f"{path}: is not a whole file of weights ({error}); {again}") from None
     try:
-        learner = _rebuilt(resolve(config | {"device": str(device)}), info, state)
+        info = _info(state["info"])
+        learner = _rebuilt(resolve(state["config"] | {"device": str(device)}), info, state)
+        return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
+    except Exception as error:  # the checksums are right, the contents of another version or another's
+        raise UserError(f"{path}: is not a file of weights of this version ({type(error).__name__}); {again}") from None
 
 
-def save(folder, learner, task=None):
+def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
     """Write the weights after ``task``, or after the last one, with all that :func:`load` needs."""
     manager = learner.manager
     state = {
@@ -61,7 +69,7 @@ class Classifier(nn.Module):
     for; of a ``folder:`` data set, file names as well. They get the transform of the run's test, in batches of its size.
     """
 
-    def __init__(self, learner, info, classes):
+    def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int]) -> None:
         super().__init__()
         self.learner, self.info, self.class_names = learner, info, info.classes
         self.learned = np.array(classes)  # the labels in learning order
@@ -69,14 +77,14 @@ class Classifier(nn.Module):
         self.columns = np.argsort(classes)
         self.eval()
 
-    def forward(self, images):
+    def forward(self, images: Images) -> torch.Tensor:
         return self.logits(images)
 
-    def predict(self, images):
+    def predict(self, images: Images) -> np.ndarray:
         """The likeliest class of each image: labels of the data set, int64 numpy (B,). Of equal logits the run's choice."""
         return self.learned[best_classes(self._logits(images))[:, 0].cpu().numpy()]
 
-    def logits(self, images):
+    def logits(self, images: Images) -> torch.Tensor:
         """float32 (B, len(labels)), on the device, without a graph."""
         return self._logits(images)[:, self.columns]
 
@@ -85,10 +93,8 @@ class Classifier(nn.Module):
         learner = self.learner
         learner.device = next(self.parameters()).device  # where ``to`` has put it
         images = self._checked(images)
-        split, parts = (
-            Split(images, np.zeros(len(images), np.int64)),
-            [torch.empty(0, len(self.labels), device=learner.device)],
-        )
+        split = Split(images, np.zeros(len(images), np.int64))
+        parts = [torch.empty(0, len(self.labels), device=learner.device)]
         for features, _ in learner.forward_over(
             open_source(self.info, split, learner.device, 0), np.arange(len(images)), split.targets
         ):
@@ -112,13 +118,26 @@ class Classifier(nn.Module):
         return images
 
 
+def _info(saved):
+    """The facts of the data set that :func:`save` wrote; an exception where they are no such facts."""
+    info, number = DatasetInfo(**saved), (int, float)
+    fits = isinstance(info.classes, tuple) and all(isinstance(name, str) for name in info.classes)
+    fits &= type(info.image_size) is int and info.image_size > 0 and info.crop in ("pad", "resized")
+    for triple in (info.mean, info.std):
+        fits &= len(triple) == 3 and all(type(value) in number and math.isfinite(value) for value in triple)
+    if not fits or not all(info.std):
+        raise ValueError("not the facts of a data set")
+    return info
+
+
 def _rebuilt(config, info, state):
     """The learner of ``config`` as it was, its data set without samples."""
-    device, none = (
-        resolved_device(config.device),
-        Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64)),
-    )
+    device = resolved_device(config.device)
+    none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
     manager = DataManager(Dataset(info, none, none), config.shuffle, config.seed, config.init_cls, config.increment)
+    own = manager.class_order, manager.boundaries
+    if (state["class_order"], state["boundaries"]) != own or state["task"] not in range(len(manager.tasks)):
+        raise UserError("its classes and tasks do not fit its configuration; use a whole file of one run")
     learner = config.learner(config, manager, open_source(info, none, device, 0), device)
     for task in manager.tasks[: state["task"] + 1]:
         learner.grow_for(task)
@@ -137,11 +156,13 @@ def _path(folder, task):
 
 def _find(folder, task):
     """The file of the weights asked for; a :class:`UserError` says why there is none."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such folder; name the folder of a run")
-    kept = sorted(
-        int(match[1]) for path in folder.iterdir() if (match := re.fullmatch(r"weights-task(\d+)\.pt", path.name))
-    )
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); make it readable") from None
+    kept = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"weights-task(\d+)\.pt", name)))
     final = _path(folder, None)
     if task is None and (final.exists() or kept):
         return final if final.exists() else _path(folder, kept[-1])
