@@ -21,9 +21,11 @@ from pycil_wsc.llm.model import load_model, tiny_llama, token_losses
 from pycil_wsc.llm.tokens import (
     IGNORED,
     Example,
+    Frame,
     collate,
     encode,
     encode_prompts,
+    frame,
     load_tokenizer,
     micro_batches,
     shuffled,
@@ -179,3 +181,65 @@ def test_the_tiny_model_follows_from_the_seed(llm_settings):
     first = load_model(config, corpus.tokenizer)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), load_model(config, corpus.tokenizer).parameters()))
     assert len(corpus.tokenizer) == 300 == first.config.vocab_size and tokens.PAD == corpus.tokenizer.pad_token
+
+
+CHAT = (
+    "{% for message in messages %}<s>{{ message['role'] }}|{{ message['content'] }}<|turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant|{% endif %}"
+)
+
+
+def chat_tokenizer():
+    tokenizer = train_tokenizer(["what is it a cat user assistant"], 300)
+    tokenizer.add_tokens(["<|turn|>", "<s>"], special_tokens=True)
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def chosen(settings, **changes):
+    return replace(configured(settings)[0], **changes)
+
+
+def test_a_chat_template_frames_prompt_and_answer(llm_settings):
+    """The tokens are those of the template's own text; a special token in a prompt is text."""
+    tokenizer = chat_tokenizer()
+    around = frame(tokenizer, chosen(llm_settings, chat_template=True))
+    (example,) = encode(tokenizer, [("what is it", "a cat")], 99, 99, around)
+    turns = [{"role": "user", "content": "what is it"}, {"role": "assistant", "content": "a cat"}]
+    assert tokenizer.decode(example.ids) + "\n" == tokenizer.apply_chat_template(turns, tokenize=False)
+    (prompt,) = encode_prompts(tokenizer, ["what is it"], 99, around)
+    given = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(prompt) == given and list(example.ids[: example.prompt]) == prompt
+    assert example.ids[-1] == tokenizer.convert_tokens_to_ids("<|turn|>"), "the end of the turn is learned"
+    (tricked,) = encode_prompts(tokenizer, ["a <|turn|> b"], 99, around)
+    assert tricked.count(example.ids[-1]) == 1, "the template's own"
+    short = encode_prompts(tokenizer, ["what is it a cat"], len(around.before) + len(around.after) + 2, around)[0]
+    assert short[: len(around.before)] == list(around.before) and short[-len(around.after) :] == list(around.after)
+    with pytest.raises(UserError, match="llm.max_prompt: 4 has no room"):
+        encode_prompts(tokenizer, ["what"], 4, around)
+
+
+@pytest.mark.parametrize(
+    "wanted, model, template, chat",
+    [
+        (None, "some/Model-Instruct", CHAT, True),
+        (None, "some/Model", None, False),
+        (None, "meta-llama/Llama-3.2-1B-Instruct", CHAT, False),
+        (True, "meta-llama/Llama-3.2-1B-Instruct", CHAT, True),
+        (False, "some/Model-Instruct", CHAT, False),
+    ],
+)
+def test_the_chat_template_is_used_where_there_is_one_but_not_for_the_papers_model(
+    wanted, model, template, chat, llm_settings
+):
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = template
+    around = frame(tokenizer, chosen(llm_settings, chat_template=wanted, model=model))
+    assert around.chat == chat
+    if not chat:
+        assert around == Frame((tokenizer.bos_token_id,), (), (tokenizer.eos_token_id,))
+
+
+def test_a_chat_template_that_is_not_there_is_one_clear_line(llm_settings):
+    with pytest.raises(UserError, match="llm.chat_template: the tokeniser of 'tiny-llama' has none"):
+        configured(llm_settings, llm__chat_template=True)

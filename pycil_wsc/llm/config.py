@@ -140,6 +140,11 @@ class LLMConfig:
         "mean over items of each one's mean over tokens (TRACE's up to its batches of two), or mean over all `token`s",
         choices=("item", "token"),
     )
+    chat_template: bool | None = key(
+        None,
+        "prompts as a user's turn in the tokeniser's chat template; null: where it has one, but not for `Llama-3.2-1B`, "
+        "which TRACE's protocol in the paper trains on raw prompts",
+    )
     max_prompt: int = key(1024, "tokens of a prompt; a longer one loses its beginning", low=2)
     max_answer: int = key(512, "tokens of an answer, its end included; a longer one loses its end", low=2)
     lora_rank: int = key(0, "rank of LoRA's adapters (needs peft); 0 trains all weights", low=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.data import load_pool, load_task, replay_items, warnings_of
 from pycil_wsc.llm.metrics import VERSIONS, score, trivial_scores
-from pycil_wsc.llm.tokens import encode, encode_prompts, load_tokenizer
+from pycil_wsc.llm.tokens import encode, encode_prompts, frame, load_tokenizer
 
 DECIDING = (
     "data_root",
@@ -19,6 +19,7 @@ DECIDING = (
     "pool_items",
     "model",
     "vocab_size",
+    "chat_template",
     "max_prompt",
     "max_answer",
 )
@@ -55,9 +56,10 @@ class Corpus:
         _try_metrics(self.tasks)
         self.pool = self._pool(root)
         self.tokenizer = load_tokenizer(self.chosen, self._texts())
+        self.frame = frame(self.tokenizer, self.chosen)
         self.encoded = self._encode([*self.pool, *(item for task in self.tasks for item in task.train)])
         self.test_prompts = [
-            encode_prompts(self.tokenizer, [item.prompt for item in task.test], self.chosen.max_prompt)
+            encode_prompts(self.tokenizer, [item.prompt for item in task.test], self.chosen.max_prompt, self.frame)
             for task in self.tasks
         ]
         self.warnings = warnings_of(self.tasks)
@@ -109,7 +111,9 @@ class Corpus:
     def _encode(self, items):
         unique = list(dict.fromkeys(items))
         pairs = [(item.prompt, item.answer) for item in unique]
-        return dict(zip(unique, encode(self.tokenizer, pairs, self.chosen.max_prompt, self.chosen.max_answer)))
+        return dict(
+            zip(unique, encode(self.tokenizer, pairs, self.chosen.max_prompt, self.chosen.max_answer, self.frame))
+        )
 
     def _examples(self, items):
         return [self.encoded[item] for item in items]

@@ -22,6 +22,7 @@ def answers(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     address: Sequence[str | int] = (),
+    end: Sequence[int] = (),
     answered: Callable[[int], None] = lambda count: None,
     together: bool = False,
 ) -> list[str]:
@@ -31,11 +32,12 @@ def answers(
     only the end-of-text tokens count: a repetition penalty, for one, would make greedy decoding something else.
 
     Args:
+        end: the tokens that end an answer, of which the last is awaited beside the end-of-text tokens.
         answered: called with the number of answers after each batch.
         together: the model is sharded, and every process goes on until all have their answers; they need as many prompts each.
     """
     model.eval()
-    stop = stop_tokens(model, tokenizer)
+    stop = stop_tokens(model, tokenizer) | set(end[-1:])
     options = GenerationConfig(
         max_new_tokens=config.max_new_tokens,
         eos_token_id=sorted(stop),

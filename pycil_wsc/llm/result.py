@@ -33,6 +33,7 @@ def result_of(
         "metrics": [task.info.metric for task in corpus.tasks],
         "avg_score": scores["trace"]["last_average"],
         "scores": scores,
+        "chat_template": corpus.frame.chat,
         "trivial": corpus.trivial,
         "warnings": corpus.warnings,
         **_cost(config, training, history[-1], clock, len(corpus.tasks)),

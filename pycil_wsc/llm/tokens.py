@@ -1,6 +1,8 @@
 """From texts to tokens: the tokeniser, what is learned of an item, and batches of items of like length."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,6 +13,9 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import TINY
 
 IGNORED = -100  # a label that is not learned, as torch's cross_entropy has it
+PAPERS_MODEL = "Llama-3.2-1B"  # which TRACE's protocol trains on raw prompts
+PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # stand for the texts when a template is taken apart
+TEMPLATE_DATE = "26 Jul 2024"  # Llama's template has the day; a fixed one gives the same tokens every day
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 PAD_NAMES = (
     "<|finetune_right_pad_id|>",
@@ -21,16 +26,26 @@ PAD_NAMES = (
 
 @dataclass(frozen=True)
 class Example:
-    """An item as tokens, beginning to end: BOS, prompt, answer, EOS. The first ``prompt`` of them are not learned."""
+    """An item as tokens, from beginning to end: what is given, the answer, its end. The first ``prompt`` of them are not learned."""
 
     ids: tuple[int, ...]
     prompt: int
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.ids)
 
 
-def load_tokenizer(config, texts):
+@dataclass(frozen=True)
+class Frame:
+    """The tokens around a prompt and an answer: ``before`` prompt ``after`` answer ``end``. ``chat``: of a chat template."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    end: tuple[int, ...]
+    chat: bool = False
+
+
+def load_tokenizer(config: Any, texts: Iterable[str]) -> Any:
     """The tokeniser of ``config.model``, with all that training needs; for the tiny model one trained on ``texts``."""
     if config.model == TINY:
         return train_tokenizer(texts, config.vocab_size)
@@ -38,11 +53,13 @@ def load_tokenizer(config, texts):
         tokenizer = AutoTokenizer.from_pretrained(config.model)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"llm.model: no tokeniser at '{config.model}' ({_first_line(error)}); give a folder, or a name on the hub that is reachable or cached"
+            f"llm.model: no tokeniser at '{config.model}' ({_first_line(error)}); "
+            "give a folder, or a name on the hub that is reachable or cached"
         ) from None
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"llm.model: the tokeniser of '{config.model}' has no token for the end of a text; set eos_token in its tokenizer_config.json"
+            f"llm.model: the tokeniser of '{config.model}' has no token for the end of a text; "
+            "set eos_token in its tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
         known = tokenizer.get_vocab()
@@ -52,7 +69,7 @@ def load_tokenizer(config, texts):
     return tokenizer
 
 
-def train_tokenizer(texts, vocab_size):
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokeniser of at most ``vocab_size`` tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -68,55 +85,95 @@ def train_tokenizer(texts, vocab_size):
     )
 
 
-def encode(tokenizer, items, max_prompt, max_answer):
-    """An :class:`Example` of each (prompt, answer) pair.
+def frame(tokenizer: Any, config: Any) -> Frame:
+    """The frame of ``config.chat_template``: a user's turn and the beginning of the answer, or BOS, the prompt and EOS."""
+    template = getattr(tokenizer, "chat_template", None)
+    wanted = config.chat_template
+    if wanted and not template:
+        raise UserError(f"llm.chat_template: the tokeniser of '{config.model}' has none; use null or false")
+    if wanted or (wanted is None and template and PAPERS_MODEL not in config.model):
+        return _of_chat(tokenizer)
+    return raw_frame(tokenizer)
+
+
+def raw_frame(tokenizer: Any) -> Frame:
+    """BOS, if the tokeniser has one, before the prompt; EOS after the answer."""
+    bos = () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
+    return Frame(bos, (), (tokenizer.eos_token_id,))
+
+
+def _of_chat(tokenizer: Any) -> Frame:
+    """The template's own text around a user's message and the answer to it, tokenised with its special tokens."""
+
+    def rendered(answer: list[dict[str, str]]) -> str:
+        messages = [{"role": "user", "content": PROMPT}, *answer]
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=not answer, date_string=TEMPLATE_DATE
+        )
+
+    before, after = rendered([]).split(PROMPT)
+    end = rendered([{"role": "assistant", "content": ANSWER}]).split(ANSWER)[1].strip()
+    pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] if text else [] for text in (before, after, end)]
+    if not pieces[2]:
+        pieces[2] = [tokenizer.eos_token_id]
+    return Frame(*map(tuple, pieces), chat=True)
+
+
+def encode(
+    tokenizer: Any, items: Sequence[tuple[str, str]], max_prompt: int, max_answer: int, around: Frame | None = None
+) -> list[Example]:
+    """An :class:`Example` of each (prompt, answer) pair, by default in the raw frame.
 
     Prompt and answer are tokenised apart, so that no token spans both: training then sees what a test sees. A long prompt loses
-    its beginning but keeps BOS, a long answer its end but keeps EOS. What looks like a special token in a text is text.
+    its beginning, a long answer its end; what is around them stays. What looks like a special token in a text is text.
     """
-    prompts = encode_prompts(tokenizer, [prompt for prompt, _ in items], max_prompt)
+    around = around or raw_frame(tokenizer)
+    prompts = encode_prompts(tokenizer, [prompt for prompt, _ in items], max_prompt, around)
     answers = _ids(tokenizer, [answer for _, answer in items])
+    room = max_answer - len(around.end)
     return [
-        Example((*prompt, *answer[: max_answer - 1], tokenizer.eos_token_id), len(prompt))
+        Example((*prompt, *answer[:room], *around.end), len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
 
 
-def encode_prompts(tokenizer, prompts, max_prompt):
-    """The tokens that the model sees of each prompt: BOS, if the tokeniser has one, and the prompt's end."""
-    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    room = max_prompt - len(bos)
-    return [bos + ids[max(0, len(ids) - room) :] for ids in _ids(tokenizer, prompts)]
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[str], max_prompt: int, around: Frame | None = None
+) -> list[list[int]]:
+    """The tokens that the model sees of each prompt: its end, and what is around it, by default in the raw frame."""
+    around = around or raw_frame(tokenizer)
+    room = max_prompt - len(around.before) - len(around.after)
+    if room < 1:
+        raise UserError(f"llm.max_prompt: {max_prompt} has no room for a prompt in the chat template; use more")
+    return [[*around.before, *ids[max(0, len(ids) - room) :], *around.after] for ids in _ids(tokenizer, prompts)]
 
 
-def _ids(tokenizer, texts):
-    return (
-        tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        if texts
-        else []
-    )
+def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    if not texts:
+        return []
+    return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
 
-def _first_line(error):
+def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------------
 
 
-def shuffled(count, batch_size, seed, *address):
+def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> list[list[int]]:
     """The items of each optimiser step of an epoch: lists of at most ``batch_size`` of ``range(count)``. Random by address."""
     order = torch.randperm(count, generator=seeding.generator(seed, "order", *address)).tolist()
     return [order[start : start + batch_size] for start in range(0, count, batch_size)]
 
 
-def micro_batches(examples, tokens, padding):
+def micro_batches(examples: Iterable[Example], tokens: int, padding: float) -> list[list[Example]]:
     """The examples of an optimiser step in groups of like length: lists, each for one forward pass.
 
     A group has at most ``tokens`` tokens, padding included, of which at most the share ``padding`` is padding; a longer example
     is a group of its own.
     """
-    groups = []
+    groups: list[list[Example]] = []
     for example in sorted(examples, key=len, reverse=True):
         if groups and _fits(groups[-1], example, tokens, padding):
             groups[-1].append(example)
@@ -125,7 +182,7 @@ def micro_batches(examples, tokens, padding):
     return groups
 
 
-def _fits(group, example, tokens, padding):
+def _fits(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
     area = len(group[0]) * (len(group) + 1)
     return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
 
@@ -143,7 +200,8 @@ class Batch:
     first: int
 
 
-def collate(examples, pad, device):
+def collate(examples: Sequence[Example], pad: int, device: torch.device | str) -> Batch:
+    """A group as a :class:`Batch` on ``device``."""
     length = max(map(len, examples))
     ids = torch.full((len(examples), length), pad)
     labels = torch.full((len(examples), length), IGNORED)

@@ -207,6 +207,7 @@ class Run:
             self.device,
             self.training.placing.autocast,
             (index, number),
+            self.corpus.frame.end,
             answered,
             self.training.sharded,
         )
