@@ -1,6 +1,7 @@
 """Errors that the user can fix. The command line prints them as one line and exits with code 2, without a traceback."""
 
 import difflib
+import json
 from collections.abc import Iterable
 
 
@@ -28,3 +29,9 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+
+
+def shown(value: object, quotes: bool = False) -> str:
+    """A value as JSON has it, for an error: a long one is cut, and a string has ``quotes`` only if asked for."""
+    text = value if isinstance(value, str) and not quotes else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

@@ -1,82 +1,159 @@
-"""Keys of a configuration: what each may be, and one clear line where a value is wrong."""
+"""Configuration keys. Each is declared in one place, as a field of a frozen dataclass::
 
+    @dataclass(frozen=True)
+    class Options:
+        T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
+
+Its type, default, documentation and limits, and what it decides, are read from there wherever they are needed.
+"""
+
+from __future__ import annotations
+
+import functools
 import hashlib
 import json
 import math
 import types
 import typing
-from dataclasses import field
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, shown
 
-# Keys that change no result.
-PLACES = {
-    "prefix",
-    "device",
-    "cuda_graph",
-    "num_workers",
-    "threads",
-    "cache_first_task",
-    "checkpoint_seconds",
-    "data_root",
-    "out",
-    "save_weights",
-    "tensorboard",
-    "analyse",
+DECIDES = {  # what a key may decide
+    "result": "the result, from the first task on",
+    "data": "the tasks' classes and samples, and how those are augmented",
+    "later tasks": "the result, but nothing of the first task",
+    "rounding": "how the same numbers are computed: with other values they differ by rounding at most",
+    "speed": "how soon the same numbers are there",
+    "files": "where files are, and what is written beside the result; not in result.json",
 }
+RESULT = {"result", "data", "later tasks"}
+FIRST_TASK = {"result", "rounding"}  # to the bit, beside its data
+RECORDED = DECIDES.keys() - {"files"}
+LARGEST_INTEGER, LARGEST_NUMBER = 2**63 - 1, 3.4e38  # what arrays and tensors can hold
 
 
-def key(default, doc, low=None, high=None, choices=None):
-    """A field with its documentation and the values it may have."""
-    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+def key(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Iterable[Any] = (),
+    decides: str = "result",
+) -> Any:
+    """A dataclass field that is a configuration key.
+
+    ``low`` <= value <= ``high`` and ``above`` < value < ``below``, for each item of a list; null is within all limits.
+    ``choices``: the only values it may have. ``decides``: one of :data:`DECIDES`.
+    """
+    if decides not in DECIDES:
+        raise ValueError(f"decides={decides!r} is not one of {', '.join(map(repr, DECIDES))}")
+    limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices)}
+    return field(default=default, metadata={"doc": doc, "decides": decides, **limits})
 
 
-def takes_list(kind):
-    """Whether a value of the type ``kind`` is a list."""
-    return "tuple" in str(kind)
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a learner that has none of its own."""
 
 
-def digest(identity, usual):
+@dataclass(frozen=True)
+class Key:
+    """A declared key: the arguments of :func:`key`, its ``name`` in the JSON and its ``type``."""
+
+    name: str
+    type: Any
+    default: Any
+    doc: str
+    decides: str
+    low: float | None
+    high: float | None
+    above: float | None
+    below: float | None
+    choices: tuple[Any, ...]
+
+    @property
+    def takes_list(self) -> bool:
+        """Whether one value is itself a list."""
+        return any(typing.get_origin(option) is tuple for option in _options(self.type))
+
+    def check(self, value: Any) -> Any:
+        """``value`` with the key's type and within its limits, or a :class:`UserError`."""
+        value = _typed(self.name, value, self.type)
+        for item in value if isinstance(value, tuple) else [value]:
+            if problem := self._problem(item):
+                raise UserError(f"{self.name}: {problem}")
+        return value
+
+    def _problem(self, item: Any) -> str:
+        if self.choices and item not in self.choices:
+            return f"'{shown(item)}' is not one of {', '.join(map(shown, self.choices))}"
+        if isinstance(item, (str, bool)) or item is None:
+            return ""
+        if self.low is not None and item < self.low:
+            return f"{item} is below {self.low}"
+        if self.high is not None and item > self.high:
+            return f"{item} is above {self.high}"
+        if self.above is not None and item <= self.above:
+            return f"{item} is not above {self.above}"
+        if self.below is not None and item >= self.below:
+            return f"{item} is not below {self.below}"
+        return ""
+
+
+@functools.cache
+def declared(cls: type, prefix: str = "") -> Mapping[str, Key]:
+    """The keys that the dataclass ``cls`` declares, by their names in the JSON, which begin with ``prefix``."""
+    hints = typing.get_type_hints(cls)
+    return types.MappingProxyType(
+        {
+            prefix + f.name: Key(prefix + f.name, hints[f.name], f.default, **f.metadata)
+            for f in fields(cls)
+            if f.metadata
+        }
+    )
+
+
+def those(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Container[str]) -> dict[str, Any]:
+    """The ``values`` whose keys decide one of ``decisions``."""
+    return {name: value for name, value in values.items() if keys[name].decides in decisions}
+
+
+def digest(identity: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """``-<hash>`` of what differs from the usual, or nothing."""
     other = {name: value for name, value in identity.items() if value != usual.get(name)}
     return "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
 
 
-def checked(name, value, kind, limits):
-    """``value`` with the type ``kind`` and within the ``limits`` that :func:`key` was given, or a :class:`UserError`."""
-    value = typed(name, value, kind)
-    for number in value if isinstance(value, tuple) else [value]:
-        if number is None:
-            continue
-        if limits["choices"] and number not in limits["choices"]:
-            raise UserError(f"{name}: '{number}' is not one of {', '.join(map(_shown, limits['choices']))}")
-        if limits["low"] is not None and number < limits["low"]:
-            raise UserError(f"{name}: {number} is below {limits['low']}")
-        if limits["high"] is not None and number > limits["high"]:
-            raise UserError(f"{name}: {number} is above {limits['high']}")
-    return value
+def _options(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
 
 
-def typed(name, value, kind):
-    for option in typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]:
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """``value`` as the type ``kind``: a tuple for a list, a float for a whole number where a number is expected."""
+    for option in _options(kind):
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
-            return tuple(typed(name, item, typing.get_args(option)[0]) for item in value)
+            return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
         if option is float and type(value) in (int, float):
-            if math.isfinite(value):
+            if abs(value) <= LARGEST_NUMBER:
                 return float(value)
-        elif type(value) is option:
+        elif type(value) is option and (option is not int or abs(value) <= LARGEST_INTEGER):
             return value
-    raise UserError(f"{name}: expected {_described(kind)}, got {json.dumps(value, default=str)}")
+    if type(value) in (int, float) and LARGEST_INTEGER < abs(value) < math.inf:
+        raise UserError(f"{name}: {shown(value)} is too large")
+    raise UserError(f"{name}: expected {_described(kind)}, got {shown(value, quotes=True)}")
 
 
-def _described(kind):
+def _described(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "null"}
-    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]
     return " or ".join(
-        "a list of " + names[typing.get_args(p)[0]].removeprefix("a ") + "s" if typing.get_origin(p) else names[p]
-        for p in parts
+        "a list of " + names[typing.get_args(option)[0]].removeprefix("a ") + "s"
+        if typing.get_origin(option)
+        else names[option]
+        for option in _options(kind)
     )
-
-
-def _shown(choice):
-    return choice if isinstance(choice, str) else json.dumps(choice)

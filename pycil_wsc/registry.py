@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Registry(UserDict):
     """A dict whose look-up failure is a :class:`UserError` that names the nearest known key.
 
-    ``kind`` is what an entry is, for that error. ``modules`` are imported at the first look-up: they register the entries
-    that come with the package.
+    ``kind`` is what an entry is, for that error. ``modules`` are imported at the first look-up: they register the
+    entries that come with the package.
     """
 
     def __init__(self, kind: str, modules: Iterable[str] = ()) -> None:
@@ -71,10 +71,10 @@ kinds = Registry("kind of run", _modules_named("kind"))
 
 
 def register_learner(name: str, **defaults: Any) -> Callable[[type[T]], type[T]]:
-    """Register a learner class under ``name``, with the values that its configuration keys have if absent from the JSON.
+    """Register a learner class under ``name``.
 
-    A default for a key that ``Config`` does not know declares an option of this learner alone: it is read from the JSON
-    like any other key, checked against the default's type, and found in ``config.options``.
+    ``defaults``: the values that keys of ``Config`` have for it if absent from the JSON. Keys that it alone has are
+    fields of its dataclass ``Options``, declared with :func:`pycil_wsc.keys.key`; they are found in ``config.options``.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -97,22 +97,22 @@ def register_dataset(name: str) -> Callable[[T], T]:
 def register_importance(name: str) -> Callable[[T], T]:
     """Register ``score(network, params, previous, batches, options) -> {name: scores}`` for ``wsc.importance``.
 
-    ``network`` is in evaluation mode and gives logits; ``params`` and ``previous`` are {name: tensor}, the weights to rank
-    now and before the task; ``batches`` is the task's training data with the memory, a list-like of (images, targets)
-    without augmentation; ``options`` are the keys ``wsc.*``. Elements with the highest scores are kept.
+    ``network`` is in evaluation mode and gives logits; ``params`` and ``previous`` are {name: tensor}, the weights to
+    rank now and before the task; ``batches`` is the task's training data with the memory, a list-like of
+    (images, targets) without augmentation; ``options`` are the keys ``wsc.*``. What has the highest scores is kept.
     """
     return lambda score: importances.add(name, score)
 
 
 def register_analysis(name: str) -> Callable[[T], T]:
-    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`, which runs have whose ``analyse`` names it."""
+    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`; runs whose ``analyse`` names it have one."""
     return lambda observer: analyses.add(name, observer)
 
 
 class Kind:
     """A kind of run: class-incremental learning, or the continual training of a language model.
 
-    A room of the package with a module ``kind`` registers its own there, and everything else knows this interface alone.
+    A room of the package with a module ``kind`` registers its own there; all else knows nothing but this interface.
     A configuration is a frozen dataclass whose class attribute ``kind`` is the name of its kind. It has ``prefix``,
     ``seed``, ``device``, ``threads``, ``out``, ``method`` (the name that tables have), ``run_folder``, ``to_dict()``
     (plain JSON values, from which :meth:`resolve` makes it again) and ``identity()`` (those that decide the result).

@@ -1,6 +1,7 @@
 """The configuration: PyCIL's files run, sweeps expand, and whatever is wrong is one clear line."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,9 @@ import pytest
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, parse_override, resolve
+from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError
+from pycil_wsc.keys import DECIDES, key
 
 ROOT = Path(__file__).parent.parent
 
@@ -273,6 +276,7 @@ BAD = {
     "wsc.retain: 1.2 is above 1": {"wsc.retain": 1.2},
     "wsc.warmup: 1 leaves no epoch": {"wsc.warmup": 1},
     "wsc.betas: expected two numbers": {"wsc.betas": [0.9]},
+    "wsc.betas: 1.0 is not below 1": {"wsc.betas": [0.9, 1]},
     "epochs: expected a whole number, got 7.5": {"epochs": 7.5},
     "epochs: expected a whole number, got true": {"epochs": True},
     "lrate: expected a number, got NaN": '{"lrate": NaN}',
@@ -291,8 +295,25 @@ BAD = {
     "budget: expected": {"budget": "half"},
     "unknown model_name 'repaly'": {"budget": {"updates_like": "repaly"}},
     "unknown key 'skip'": {"model_name": "memo", "skip": True},
-    "validation: expected 'pycil' or 'per_class'": {"model_name": "bic", "validation": "none"},
-    "oofc: expected 'ft' or 'az'": {"model_name": "foster", "oofc": "no"},
+    "validation: 'none' is not one of pycil, per_class": {"model_name": "bic", "validation": "none"},
+    "oofc: 'no' is not one of ft, az": {"model_name": "foster", "oofc": "no"},
+    "T: -2.0 is not above 0": {"model_name": "icarl", "T": -2},
+    "T: 0.0 is not above 0": {"model_name": "wa", "T": 0},
+    "distill: -1.0 is below 0": {"model_name": "icarl", "distill": -1},
+    "split_ratio: 2.0 is not below 1": {"model_name": "bic", "split_ratio": 2},
+    "split_ratio: 0.0 is not above 0": {"model_name": "bic", "split_ratio": 0},
+    "alpha_aux: -1.0 is below 0": {"model_name": "der", "alpha_aux": -1},
+    "compression_epochs: -3 is below 1": {"model_name": "foster", "compression_epochs": -3},
+    "beta1: 2.0 is not below 1": {"model_name": "foster", "beta1": 2},
+    "beta1: 1.0 is not below 1": {"model_name": "foster", "beta1": 1},
+    "threads: 1000000 is above 1024": {"threads": 1_000_000},
+    "padding: 1000000 is above 1024": {"padding": 10**6},
+    "lrate_decay: 1e+300 is too large": {"lrate_decay": 1e300},
+    "lrate_decay: 10.0 is above 1": {"lrate_decay": 10},
+    "seed: 4294967296 is above 4294967295": {"seed": 2**32},
+    "seed: 100000000": {"seed": 10**400},
+    "epochs: 1000000000000000000000000000000 is too large": {"epochs": 10**30},
+    "lrate: 100000000": {"lrate": 10**400},
     "scheduler: 'constant' is not one of steplr, cosine": {"scheduler": "constant"},
     "runs[1]: unknown key 'memory_per_clas'; did you mean": {"runs": [{"seed": 1}, {"memory_per_clas": 20}]},
     "runs[0]: seed: an empty list has no runs": {"runs": [{"seed": []}]},
@@ -323,11 +344,70 @@ def test_every_shipped_experiment_loads(path):
     assert load(path)
 
 
-def test_a_learners_own_option_is_read_checked_and_part_of_the_run(monkeypatch):
-    monkeypatch.setitem(registry.learner_defaults, "replay", {"temperature": 2.0})
-    assert resolve({"model_name": "replay", "temperature": 3}).options.temperature == 3.0
-    assert (
-        resolve({"model_name": "replay", "temperature": 3}).run_folder != resolve({"model_name": "replay"}).run_folder
-    )
+@dataclass(frozen=True)
+class Warm:
+    temperature: float = key(2.0, "of the softmax", above=0, decides="later tasks")
+
+
+@pytest.fixture
+def warm(monkeypatch):
+    """A learner with an option of its own."""
+    monkeypatch.setitem(registry.learners, "warm", type("Warm", (registry.learners["replay"],), {"Options": Warm}))
+    monkeypatch.setitem(registry.learner_defaults, "warm", {"nme": False})
+
+
+def test_a_learners_own_option_is_read_checked_and_part_of_the_run(warm):
+    usual, other = resolve({"model_name": "warm"}), resolve({"model_name": "warm", "temperature": 3})
+    assert (usual.options, other.options, other.nme) == (Warm(), Warm(3.0), False)
+    assert usual.run_folder != other.run_folder and resolve(other.to_dict()) == other
     with pytest.raises(UserError, match='temperature: expected a number, got "warm"'):
-        resolve({"model_name": "replay", "temperature": "warm"})
+        resolve({"model_name": "warm", "temperature": "warm"})
+    with pytest.raises(UserError, match="temperature: 0.0 is not above 0"):
+        resolve({"model_name": "warm", "temperature": 0})
+
+
+def test_options_are_declared_in_one_place_and_under_names_of_their_own(warm, monkeypatch):
+    """Errors for the learner's author."""
+    monkeypatch.setitem(registry.learner_defaults, "warm", {"warmth": 1.0})
+    with pytest.raises(ValueError, match=r'register_learner\("warm", warmth=...\): not a key that learners share'):
+        resolve({"model_name": "warm"})
+
+    @dataclass(frozen=True)
+    class Shared:
+        epochs: int = key(1, "a shared key")
+
+    monkeypatch.setattr(registry.learners["warm"], "Options", Shared)
+    with pytest.raises(ValueError, match="'epochs' is a key of all learners"):
+        resolve({"model_name": "warm"})
+
+
+def test_every_key_says_what_it_decides():
+    """The one place where a key's decision is listed again: a change here changes the names of finished runs' folders."""
+    by_decision = {what: {name for name, key in KEYS.items() if key.decides == what} for what in DECIDES}
+    assert by_decision["files"] == {"prefix", "data_root", "out", "save_weights", "tensorboard", "analyse"}
+    assert by_decision["speed"] == {"num_workers", "cache_first_task", "checkpoint_seconds"}
+    assert by_decision["rounding"] == {"device", "threads", "cuda_graph"}
+    assert by_decision["files"] | by_decision["speed"] | by_decision["rounding"] == INCIDENTAL
+    with pytest.raises(ValueError, match="decides='nothing' is not one of"):
+        key(1, "a key", decides="nothing")
+
+
+FINISHED = {  # of results in the repository, what names their runs' folders: the hash is of all that differs from the defaults
+    "cifar100_short/replay-m20": "replay/m20/seed1993-5de4e937",
+    "cifar100_short_all/bic-m20": "bic/m20/seed1993-41f30391",
+    "cifar100_short_all/der-m200": "der/m200/seed1993-d773f0ff",
+    "cifar100_short_all/finetune-m0": "finetune/m0/seed1993-669618e8",
+    "cifar100_short_all/foster-m20": "foster/m20/seed1993-4c2cff44",
+    "cifar100_short_all/icarl-m20": "icarl/m20/seed1993-d773f0ff",
+    "cifar100_short_all/joint-m20": "joint/m20/seed1993-68b87121",
+    "cifar100_short_all/memo-m20": "memo/m20/seed1993-d773f0ff",
+    "cifar100_short_all/wa-m20": "wa/m20/seed1993-68b87121",
+    "cifar100_short_precision/replay-bf16-seed1994": "replay/m20/seed1994-503dd546",
+    "trace_small_model/avg_offline": "avg_offline/r0.2/seed1234-4e297c0d",
+}
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_finished_runs_keep_their_folders(name):
+    config = resolve(json.loads((ROOT / "results" / f"{name}.json").read_text())["config"])
+    assert "/".join(config.run_folder.parts[-3:]) == FINISHED[name]

@@ -22,7 +22,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     "pycil_wsc.plugins": ["pycil_wsc.consolidation", "pycil_wsc.plugins"],
     "pycil_wsc.analysis": [*LEAVES, "pycil_wsc.analysis"],
     "pycil_wsc.runs": [*LEAVES, "pycil_wsc.analysis", "pycil_wsc.report", *rooms_up_to("runs")],
-    "pycil_wsc.report": [*LEAVES, "pycil_wsc.report"],
+    "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.config.options"],
     "pycil_wsc.llm": [*LEAVES, "pycil_wsc.llm", "pycil_wsc.consolidation", *rooms_up_to("runs")],
     "pycil_wsc": ["pycil_wsc.runs.weights"],  # lazily, see below
     "main": ["pycil_wsc.runs.command"],
@@ -73,9 +73,10 @@ print(sorted(registry.kinds), [name for name in {heavy} if name in sys.modules])
     assert printed_by("-c", script) == "['class_incremental', 'llm'] []"
 
 
-def test_help_does_not_wait_for_torch():
+def test_help_and_the_declared_keys_do_not_wait_for_torch():
     script = """
 import contextlib, sys
+from pycil_wsc.config import loading, options
 from pycil_wsc.runs import command
 with contextlib.suppress(SystemExit):
     command.parse(["--help"])

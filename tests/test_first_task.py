@@ -1,14 +1,20 @@
 """A first task that several runs share is trained once, and nothing but the time spent tells."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import command, results, without_measurements
+from small_runs import ROOT, command, results, without_measurements
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.keys import key
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.run import Run
@@ -83,6 +89,69 @@ def test_what_decides_the_first_task_decides_the_entry(key, value, settings):
     usual = run(settings, model_name="replay", precision="bf16")
     other = run(settings, **{"model_name": "replay", "precision": "bf16"} | {key: value})
     assert first_task.key(usual, usual.dataset) != first_task.key(other, other.dataset)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("memory_per_class", 3),
+        ("exemplars", "random"),
+        ("epochs", 5),
+        ("lrate", 0.05),
+        ("wsc.retain", 0.5),
+        ("T", 3.0),
+        ("increment", 4),
+        ("num_workers", 1),
+        ("device", "auto"),
+        ("threads", 1),
+        ("save_weights", True),
+    ],
+)
+def test_what_decides_later_tasks_alone_leaves_it_shared(key, value, settings):
+    usual = run(settings, model_name="wa", consolidate=True)
+    other = run(settings, **{"model_name": "wa", "consolidate": True} | {key: value})
+    assert usual.config.to_dict() != other.config.to_dict()
+    assert first_task.key(usual, usual.dataset) == first_task.key(other, other.dataset)
+
+
+def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
+    """Declared, and nothing else: runs with different values share neither folder nor first task."""
+
+    @dataclass(frozen=True)
+    class Options:
+        optimizer: str = key("sgd", "a key of this test")
+
+    monkeypatch.setattr(registry.learners["replay"], "Options", Options)
+    sgd, adamw = (run(settings, model_name="replay", optimizer=name) for name in ("sgd", "adamw"))
+    assert first_task.key(sgd, sgd.dataset) != first_task.key(adamw, adamw.dataset)
+    assert sgd.folder != adamw.folder
+
+
+def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
+    """The same with one line more in the package: a key beside ``momentum``."""
+    shutil.copytree(ROOT / "pycil_wsc", tmp_path / "pycil_wsc", ignore=shutil.ignore_patterns("__pycache__"))
+    options = tmp_path / "pycil_wsc" / "config" / "options.py"
+    line = "    momentum: float ="
+    assert options.read_text().count(line) == 1
+    options.write_text(options.read_text().replace(line, f'    optimizer: str = key("sgd", "new")\n{line}'))
+    script = f"""
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.keys import key
+from pycil_wsc.runs import first_task
+from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.run import Run
+first_task.code = lambda: "the same"
+for optimizer in "sgd", "sgd", "adamw":
+    config = resolve({settings | {"model_name": "replay"}!r} | {{"optimizer": optimizer}})
+    dataset = Datasets().of(config)
+    print(config.run_folder, first_task.key(Run(config, dataset), dataset))
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    first, again, other = (line.split() for line in told.stdout.splitlines())
+    assert first == again and first[0] != other[0] and first[1] != other[1]
 
 
 def test_other_images_or_other_code_are_another_first_task(settings, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main import main
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.llm.config import FIELDS, METHODS
+from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.trainer import Run
 
@@ -274,7 +274,7 @@ def test_a_row_without_an_answer_is_named(llm_settings, tmp_path, capsys):
 
 
 def test_every_key_has_a_description_and_a_valid_default():
-    assert all(field.metadata["doc"] for field in FIELDS.values())
+    assert all(key.doc for key in KEYS.values())
     config = resolve({"llm.method": "wsc"})
     assert resolve(config.to_dict()) == config and config.run_folder.name == "seed1234"
     assert (config.lr, config.betas, config.weight_decay, config.clip, config.batch_size) == (
@@ -315,7 +315,7 @@ def test_the_docs_table_is_the_keys():
         re.MULTILINE,
     )
     assert {name: (json.loads(default), doc) for name, default, doc in rows} == {
-        name: (_plain(field.default), field.metadata["doc"]) for name, field in FIELDS.items()
+        name: (_plain(key.default), key.doc) for name, key in KEYS.items()
     }
 
 

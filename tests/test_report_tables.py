@@ -11,7 +11,7 @@ import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
-from pycil_wsc.config.options import FIELDS
+from pycil_wsc.config.options import KEYS
 from pycil_wsc.report import groups
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
@@ -349,8 +349,8 @@ def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
 
 
 def test_the_report_knows_the_configurations_defaults():
-    assert {name: value for name, value in groups.STUDIED.items() if name in FIELDS} == {
-        n: f.default for n, f in FIELDS.items() if n in groups.STUDIED
+    assert {name: value for name, value in groups.STUDIED.items() if name in KEYS} == {
+        n: key.default for n, key in KEYS.items() if n in groups.STUDIED
     }
 
 

@@ -16,30 +16,30 @@ PAGES = {"run": CONFIGURATION, "wsc": CONFIGURATION, "methods": CONFIGURATION, "
 
 def table(name):
     """The Markdown table of keys that stands between the marks of ``name``."""
-    from pycil_wsc.config.options import FIELDS
+    from pycil_wsc.config.options import KEYS
 
     if name == "methods":
         return methods()
     if name == "language models":
-        from pycil_wsc.llm.config import FIELDS as LLM_FIELDS
+        from pycil_wsc.llm.config import KEYS as LLM_KEYS
 
-        return rows(("key", "default", "meaning"), key_rows(LLM_FIELDS))
-    fields = {key: field for key, field in FIELDS.items() if key.startswith("wsc.") == (name == "wsc")}
-    return rows(("key", "default", "meaning"), key_rows(fields))
+        return rows(("key", "default", "meaning"), key_rows(LLM_KEYS))
+    keys = {key: each for key, each in KEYS.items() if key.startswith("wsc.") == (name == "wsc")}
+    return rows(("key", "default", "meaning"), key_rows(keys))
 
 
-def key_rows(fields):
-    return [(f"`{name}`", f"`{json.dumps(field.default)}`", field.metadata["doc"]) for name, field in fields.items()]
+def key_rows(keys):
+    return [(f"`{name}`", f"`{json.dumps(each.default)}`", each.doc) for name, each in keys.items()]
 
 
 def methods():
-    from pycil_wsc.config.options import FIELDS
-    from pycil_wsc.registry import learner_defaults
+    from pycil_wsc.keys import declared
+    from pycil_wsc.registry import learner_defaults, learners
 
     lines = []
     for name, defaults in sorted(learner_defaults.items()):
-        parts = {own: {k: v for k, v in defaults.items() if (k not in FIELDS) == own} for own in (False, True)}
-        lines.append((f"`{name}`", listed(parts[False]), listed(parts[True])))
+        own = {key: each.default for key, each in declared(learners[name].Options).items()}
+        lines.append((f"`{name}`", listed(defaults), listed(own)))
     return rows(("method", "its defaults", "its own options"), lines)
 
 

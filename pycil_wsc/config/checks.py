@@ -18,8 +18,8 @@ def check(config: Config) -> None:
             raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
     if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(
-            f"wsc.trigger: 'held_out' needs two exemplars of a class, and memory_per_class is {config.memory_per_class};"
-            " keep more, or use 'training_loss'"
+            "wsc.trigger: 'held_out' needs two exemplars of a class, and memory_per_class is "
+            f"{config.memory_per_class}; keep more, or use 'training_loss'"
         )
     _check_wsc(config.wsc)
     registry.backbones[config.convnet_type]
@@ -37,8 +37,6 @@ def check(config: Config) -> None:
 
 
 def _check_wsc(options: WSCOptions) -> None:
-    if options.utility_decay >= 1:
-        raise UserError("wsc.utility_decay: 1 never takes anything in; use less")
     if options.warmup >= 1 and options.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use less")
     every = options.reset_every
@@ -46,8 +44,8 @@ def _check_wsc(options: WSCOptions) -> None:
         raise UserError(f"wsc.reset_every: {every!r} is not once, epoch, iteration or a number of epochs")
     if options.importance not in (*MOMENT_SCORES, "drift"):
         registry.importances[options.importance]
-    if len(options.betas) != 2 or max(options.betas) >= 1:
-        raise UserError(f"wsc.betas: expected two numbers below 1, got {list(options.betas)}")
+    if len(options.betas) != 2:
+        raise UserError(f"wsc.betas: expected two numbers, got {list(options.betas)}")
     if options.average_count != "since_reset" and options.average_start != "reset":
         raise UserError(
             f"wsc.average_start: '{options.average_count}' counting starts from the reset weights; use 'reset'"

@@ -1,96 +1,87 @@
 """One value per key -> a complete, checked configuration: what is not given has the learner's default."""
 
-import json
-import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pycil_wsc import registry
 from pycil_wsc.config.checks import check
 from pycil_wsc.config.loading import DIRECTIVES
-from pycil_wsc.config.options import FIELDS, TYPES, Config
+from pycil_wsc.config.options import KEYS, Config, keys_of
 from pycil_wsc.config.wsc import WSCOptions
-from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import checked, takes_list, typed
+from pycil_wsc.errors import UserError, did_you_mean, shown
+from pycil_wsc.keys import Key, declared
 
 
 def complete(flat: Mapping[str, Any]) -> Config:
     """The configuration of a class-incremental run."""
-    learner = flat.get("model_name", FIELDS["model_name"].default)
-    own = registry.learner_defaults[_checked("model_name", learner)]
+    model_name = KEYS["model_name"].check(flat.get("model_name", KEYS["model_name"].default))
+    learner = registry.learners[model_name]
     _refuse_unknown(flat)
-    values = {name: f.default for name, f in FIELDS.items()} | own
-    values |= {name: value for name, value in flat.items() if name in values}
-    values |= _schedule(flat, learner)
-    values = {name: _checked(name, value, own) for name, value in values.items()}
-    if not registry.learners[learner].uses_memory:
+    keys, usual = keys_of(learner), defaults(model_name)
+    given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
+    values = usual | given | _schedule(given, usual, learner, _budget_of(flat.get("budget", "pycil")))
+    if not learner.uses_memory:
         values |= {"memory_per_class": 0, "fixed_memory": True}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
-    options = {name: values.pop(name) for name in list(values) if name not in FIELDS}
-    config = Config(**values, wsc=WSCOptions(**wsc), options=types.SimpleNamespace(**options))
+    options = {name: values.pop(name) for name in declared(learner.Options)}
+    config = Config(**values, wsc=WSCOptions(**wsc), options=learner.Options(**options))
     check(config)
     return config
 
 
-def takes_list_value(name: str) -> bool:
-    """Whether one value of the key is a list."""
-    defaults = registry.learner_defaults.values()
-    return takes_list(TYPES.get(name)) or any(isinstance(own.get(name), list) for own in defaults)
+def defaults(model_name: str) -> dict[str, Any]:
+    """The values that a learner's keys have if absent from the JSON."""
+    keys, own = keys_of(registry.learners[model_name]), registry.learner_defaults[model_name]
+    if strange := [name for name in own if name not in KEYS]:
+        raise ValueError(
+            f'register_learner("{model_name}", {strange[0]}=...): not a key that learners share; declare it in a '
+            "dataclass Options of the learner's class, with pycil_wsc.keys.key"
+        )
+    return {name: key.default for name, key in keys.items()} | {name: keys[name].check(own[name]) for name in own}
+
+
+def known_keys() -> dict[str, Key]:
+    """The keys that all learners share, and those of each."""
+    own = {name: key for learner in registry.learners.values() for name, key in declared(learner.Options).items()}
+    return {**own, **KEYS}
 
 
 def _refuse_unknown(names: Iterable[str]) -> None:
-    known = (set(FIELDS) | DIRECTIVES).union(*registry.learner_defaults.values())
+    known = {*known_keys(), *DIRECTIVES}
     for name in names:
         if name not in known:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
 
 
-def _schedule(flat: Mapping[str, Any], learner: str) -> dict[str, Any]:
+def _schedule(given: Mapping[str, Any], usual: Mapping[str, Any], learner: Any, like: str | None) -> dict[str, Any]:
     """Epochs and milestones that are not given, in proportion to those that are and to the budget.
 
-    By default each method has its own epochs. A budget of {"updates_like": other} gives it the other's: as many passes over
-    the data in each task, spread over the method's phases (``epoch_keys``) as usual.
+    By default each method has its own epochs, ``usual``. A budget ``like`` another learner's gives it the other's: as
+    many passes over the data in each task, spread over the method's phases (``epoch_keys``) as usual.
     """
-    like, scaled = _reference(flat.get("budget", "pycil")), {}
-    for first_task, milestones in ((True, "init_milestones"), (False, "milestones")):
-        usual = _usual_epochs(learner, first_task)
-        main = next(iter(usual))
+    scaled = {}
+    for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.epoch_keys, "milestones")):
+        main = keys[0]
+        asked, whole = given.get(main), usual[main]
         if like:
-            asked, whole = flat.get(main, sum(_usual_epochs(like, first_task).values())), sum(usual.values())
-        else:
-            asked, whole = flat.get(main), usual[main]
-        if not isinstance(asked, int) or asked < 1:
-            continue  # not given; or no number of epochs, as the check will say
-        epochs = {name: max(1, round(value * asked / whole)) for name, value in usual.items()}
-        places = [max(1, round(m * epochs[main] / usual[main])) for m in _default(learner, milestones)]
-        scaled |= {name: value for name, value in epochs.items() if like or name not in flat}
-        scaled |= {milestones: [place for place in places if place < epochs[main]]} if milestones not in flat else {}
+            theirs = ("init_epoch",) if main == "init_epoch" else registry.learners[like].epoch_keys
+            asked = given.get(main, sum(defaults(like)[name] for name in theirs))
+            whole = sum(usual[name] for name in keys)
+        if asked is None:
+            continue
+        epochs = {name: max(1, round(usual[name] * asked / whole)) for name in keys}
+        places = [max(1, round(place * epochs[main] / usual[main])) for place in usual[milestones]]
+        scaled |= {name: value for name, value in epochs.items() if like or name not in given}
+        if milestones not in given:
+            scaled[milestones] = tuple(place for place in places if place < epochs[main])
     return scaled
 
 
-def _usual_epochs(learner: str, first_task: bool) -> dict[str, int]:
-    """Key -> epochs of the phases of a task, as the learner has them by default."""
-    keys = ("init_epoch",) if first_task else registry.learners[learner].epoch_keys
-    return {name: _default(learner, name) for name in keys}
-
-
-def _default(learner: str, name: str) -> Any:
-    own = registry.learner_defaults[learner]
-    return own[name] if name in own else FIELDS[name].default
-
-
-def _reference(budget: Any) -> str | None:
+def _budget_of(budget: Any) -> str | None:
     """The learner whose number of updates counts, or None for each its own."""
     if budget == "pycil":
         return None
     if isinstance(budget, dict) and list(budget) == ["updates_like"] and isinstance(budget["updates_like"], str):
         registry.learners[budget["updates_like"]]
         return budget["updates_like"]
-    raise UserError(f'budget: expected "pycil" or {{"updates_like": "replay"}}, got {json.dumps(budget, default=str)}')
-
-
-def _checked(name: str, value: Any, own: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """``value`` with the type of key ``name`` and within its limits, or a :class:`UserError`."""
-    if name not in FIELDS:
-        return typed(name, value, tuple[float, ...] if isinstance(own[name], list) else type(own[name]))
-    return checked(name, value, TYPES[name], FIELDS[name].metadata)
+    raise UserError(f'budget: expected "pycil" or {{"updates_like": "replay"}}, got {shown(budget, quotes=True)}')

@@ -21,8 +21,8 @@ DIRECTIVES = {"budget"}  # objects that are one value
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Any]:
     """The runs that the JSON file at ``path`` asks for, seeds outermost: a list of configurations.
 
-    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's. ``runs`` is a list of sets
-    of keys: each is laid over the others, and the runs are those of all sets.
+    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's. ``runs`` is a list of
+    sets of keys: each is laid over the others, and the runs are those of all sets.
     """
     try:
         raw = json.loads(Path(path).read_bytes())

@@ -1,51 +1,64 @@
 """The keys of a class-incremental run, each declared once: its type, default, documentation and limits."""
 
 import re
-import types
-import typing
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from pycil_wsc import registry
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.keys import PLACES, digest, key
+from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, those
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides one run, and where it runs. Learners have defaults of their own (:mod:`pycil_wsc.registry`)."""
+    """Everything that decides one run, and where it runs. Learners may have other defaults (``register_learner``)."""
 
-    prefix: str = key("run", "first folder below `out`: names an experiment")
-    dataset: str = key("cifar100", "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`")
-    memory_size: int = key(2000, "exemplars in all, when `fixed_memory` is false", low=0)
-    memory_per_class: int = key(20, "exemplars per class, when `fixed_memory` is true", low=0)
-    fixed_memory: bool = key(True, "keep `memory_per_class` of each class rather than share `memory_size` among them")
-    shuffle: bool = key(True, "shuffle the class order by `seed`, as PyCIL does")
-    init_cls: int = key(10, "classes of the first task", low=1)
-    increment: int = key(10, "classes of each later task", low=1)
-    model_name: str = key("wsc", "the learner")
+    prefix: str = key("run", "first folder below `out`: names an experiment", decides="files")
+    dataset: str = key(
+        "cifar100", "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`", decides="data"
+    )
+    memory_size: int = key(2000, "exemplars in all, when `fixed_memory` is false", low=0, decides="later tasks")
+    memory_per_class: int = key(20, "exemplars per class, when `fixed_memory` is true", low=0, decides="later tasks")
+    fixed_memory: bool = key(
+        True, "keep `memory_per_class` of each class rather than share `memory_size` among them", decides="later tasks"
+    )
+    shuffle: bool = key(True, "shuffle the class order by `seed`, as PyCIL does", decides="data")
+    init_cls: int = key(10, "classes of the first task", low=1, decides="data")
+    increment: int = key(10, "classes of each later task", low=1, decides="data")
+    model_name: str = key("wsc", "the learner", decides="later tasks")  # see `plain_first_task`
     consolidate: bool = key(
-        False, "Weight Space Consolidation (`wsc.*`) on top of a learner that trains one network in one phase per task"
+        False,
+        "Weight Space Consolidation (`wsc.*`) on top of a learner that trains one network in one phase per task",
+        decides="later tasks",
     )
     convnet_type: str = key(
         "resnet32", "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`"
     )
-    device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`; of PyCIL's list of GPU numbers the first is used")
-    seed: int = key(1993, "class order, initial weights, batches, augmentation and exemplars", low=0)
+    device: str = key(
+        "auto",
+        "`auto`, `cpu`, `cuda` or `cuda:N`; of PyCIL's list of GPU numbers the first is used",
+        decides="rounding",
+    )
+    seed: int = key(1993, "class order, initial weights, batches, augmentation and exemplars", low=0, high=2**32 - 1)
 
     init_epoch: int = key(200, "epochs of the first task", low=1)
     init_lr: float = key(0.1, "learning rate of the first task", low=0)
     init_milestones: tuple[int, ...] = key(
         (60, 120, 170), "first task: epochs at which the rate is multiplied by `init_lr_decay`"
     )
-    init_lr_decay: float = key(0.1, "factor at each of `init_milestones`", low=0)
+    init_lr_decay: float = key(0.1, "factor at each of `init_milestones`", low=0, high=1)
     init_weight_decay: float = key(5e-4, "weight decay of the first task", low=0)
-    epochs: int = key(70, "epochs of each later task", low=1)
-    lrate: float = key(0.1, "learning rate of later tasks", low=0)
-    milestones: tuple[int, ...] = key((30, 50), "later tasks: epochs at which the rate is multiplied by `lrate_decay`")
-    lrate_decay: float = key(0.1, "factor at each of `milestones`", low=0)
-    weight_decay: float = key(2e-4, "weight decay of later tasks", low=0)
+    epochs: int = key(70, "epochs of each later task", low=1, decides="later tasks")
+    lrate: float = key(0.1, "learning rate of later tasks", low=0, decides="later tasks")
+    milestones: tuple[int, ...] = key(
+        (30, 50), "later tasks: epochs at which the rate is multiplied by `lrate_decay`", decides="later tasks"
+    )
+    lrate_decay: float = key(0.1, "factor at each of `milestones`", low=0, high=1, decides="later tasks")
+    weight_decay: float = key(2e-4, "weight decay of later tasks", low=0, decides="later tasks")
     scheduler: str = key(
         "steplr",
         "the rate within a task: `steplr` falls at the milestones, `cosine` to 0",
@@ -58,9 +71,13 @@ class Config:
         "share of each batch that the current task has, the rest being exemplars; null: all are shuffled together",
         low=0,
         high=1,
+        decides="later tasks",
     )
     exemplars: str = key(
-        "herding", "how exemplars are chosen: `herding`, `random` or `reservoir`", choices=ExemplarMemory.strategies
+        "herding",
+        "how exemplars are chosen: `herding`, `random` or `reservoir`",
+        choices=ExemplarMemory.strategies,
+        decides="later tasks",
     )
     validation_split: float = key(
         0.0,
@@ -69,17 +86,25 @@ class Config:
         high=0.5,
     )
     nme: bool = key(
-        True, "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)"
+        True,
+        "report nearest-mean-of-exemplars accuracy too (one more pass over the memory after each task)",
+        decides="later tasks",
     )
 
-    image_size: int | None = key(None, "side of the images of folder data; null: the data set's own", low=8)
+    image_size: int | None = key(
+        None, "side of the images of folder data; null: the data set's own", low=8, high=4096, decides="data"
+    )
     cache_images: bool = key(
         False,
         "decode image files from copies with the test transform's short side, made once below `data_root`/resized",
     )
-    padding: int | None = key(None, "zero padding of the random crop; null: the data set's own", low=0)
-    flip: bool | None = key(None, "mirror training images at random; null: the data set's own")
-    brightness: float | None = key(None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0)
+    padding: int | None = key(
+        None, "zero padding of the random crop; null: the data set's own", low=0, high=1024, decides="data"
+    )
+    flip: bool | None = key(None, "mirror training images at random; null: the data set's own", decides="data")
+    brightness: float | None = key(
+        None, "brightness jitter, factor in 1 +- this; null: the data set's own", low=0, high=10, decides="data"
+    )
 
     precision: str = key(
         "auto",
@@ -90,49 +115,70 @@ class Config:
         False, "on a GPU use algorithms that give the same numbers each time, to the bit; on the CPU they always do"
     )
     cuda_graph: bool = key(
-        False, "on a GPU launch each step's forward and backward pass as one CUDA graph (not measured yet)"
+        False,
+        "on a GPU launch each step's forward and backward pass as one CUDA graph (not measured yet)",
+        decides="rounding",
     )
-    num_workers: int = key(4, "processes that decode image files", low=0)
+    num_workers: int = key(4, "processes that decode image files", low=0, high=1024, decides="speed")
     threads: int | None = key(
-        None, "processor threads of a run; null: one for each core. Small networks are best with 1", low=1
+        None,
+        "processor threads of a run; null: one for each core. Small networks are best with 1",
+        low=1,
+        high=1024,
+        decides="rounding",
     )
-    cache_first_task: bool = key(True, "train a first task that several runs share once (kept in `out`/first_tasks)")
-    data_root: str = key("data", "folder of the data sets")
-    out: str = key("runs", "folder of the results")
+    cache_first_task: bool = key(
+        True, "train a first task that several runs share once (kept in `out`/first_tasks)", decides="speed"
+    )
+    data_root: str = key("data", "folder of the data sets", decides="files")
+    out: str = key("runs", "folder of the results", decides="files")
     checkpoint_seconds: float = key(
-        10.0, "least time between checkpoints within a task, each at the end of an epoch", low=0
+        10.0, "least time between checkpoints within a task, each at the end of an epoch", low=0, decides="speed"
     )
     save_weights: bool | str = key(
         False,
         'keep the weights for `pycil_wsc.load`: `true` those after the last task, `"every"` those after each',
         choices=(False, True, "every"),
+        decides="files",
     )
-    tensorboard: bool = key(False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)")
-    analyse: tuple[str, ...] = key((), "what to record for the report: `gradients`, `drift`, `flatness`, `dormant`")
+    tensorboard: bool = key(
+        False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)", decides="files"
+    )
+    analyse: tuple[str, ...] = key(
+        (), "what to record for the report: `gradients`, `drift`, `flatness`, `dormant`", decides="files"
+    )
     wsc: WSCOptions = field(default_factory=WSCOptions)
-    options: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)  # what the learner alone knows
+    options: Any = NoOptions()  # an instance of the learner's `Options`
 
     kind = registry.DEFAULT_KIND
 
-    def to_dict(self):
+    @property
+    def keys(self) -> Mapping[str, Key]:
+        """The keys that this configuration has."""
+        return keys_of(self.learner)
+
+    def to_dict(self) -> dict[str, Any]:
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
-        values = {name: getattr(self, name) for name in FIELDS if "." not in name} | vars(self.options)
+        values = {name: getattr(self, name) for name in declared(Config)} | vars(self.options)
         if self.learner.consolidates:
-            values |= {f"wsc.{f.name}": getattr(self.wsc, f.name) for f in fields(WSCOptions)}
+            values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    def identity(self):
-        """What decides the result: ``to_dict`` without the places, and without the memory key that does not count."""
-        skipped = PLACES | ({self._other_memory_key} - self.learner.also_reads(self))
-        return {name: value for name, value in self.to_dict().items() if name not in skipped}
+    def identity(self) -> dict[str, Any]:
+        """What decides the result: without the memory key that does not count."""
+        skipped = {self._other_memory_key} - self.learner.also_reads(self)
+        return {name: value for name, value in those(self.to_dict(), self.keys, RESULT).items() if name not in skipped}
+
+    def first_task(self) -> dict[str, Any]:
+        """What decides the first task beside its data and classes, to the bit."""
+        return those(self.to_dict(), self.keys, FIRST_TASK)
+
+    def recorded(self) -> dict[str, Any]:
+        """What ``result.json`` has of the configuration."""
+        return those(self.to_dict(), self.keys, RECORDED)
 
     @property
-    def _other_memory_key(self):
-        """The one that does not say how many exemplars there are."""
-        return "memory_size" if self.fixed_memory else "memory_per_class"
-
-    @property
-    def learner(self):
+    def learner(self) -> Any:
         """The learner's class."""
         from pycil_wsc.learners.consolidating import consolidated  # takes torch, without which results can be read
 
@@ -140,32 +186,34 @@ class Config:
         return consolidated(learner) if self.consolidate else learner
 
     @property
-    def method(self):
+    def method(self) -> str:
         """The learner's name, as folders and tables have it."""
         return f"{self.model_name}+wsc" if self.consolidate else self.model_name
 
     @property
-    def run_folder(self):
-        """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<method>/m<memory>/seed<seed>[-<hash of what else differs>]``"""
-        told = {name: getattr(self, name) for name in IN_PATH if name != self._other_memory_key}
+    def run_folder(self) -> Path:
+        """Where the run's files are: a hash tells apart runs that differ in more than the folder names say.
+
+        ``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<method>/m<memory>/seed<seed>[-<hash>]``
+        """
+        told = {name: getattr(self, name) for name in IN_FOLDER_NAME if name != self._other_memory_key}
         usual = registry.kinds[self.kind].resolve(told).identity()
         memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
         dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
+        split = f"{dataset}-b{self.init_cls}-inc{self.increment}"
         return Path(
-            self.out,
-            self.prefix,
-            f"{dataset}-b{self.init_cls}-inc{self.increment}",
-            self.method,
-            memory,
-            f"seed{self.seed}{digest(self.identity(), usual)}",
+            self.out, self.prefix, split, self.method, memory, f"seed{self.seed}{digest(self.identity(), usual)}"
         )
 
+    @property
+    def _other_memory_key(self) -> str:
+        """The one that does not say how many exemplars there are."""
+        return "memory_size" if self.fixed_memory else "memory_per_class"
 
-FIELDS = {f.name: f for f in fields(Config) if f.metadata} | {f"wsc.{f.name}": f for f in fields(WSCOptions)}
-TYPES = typing.get_type_hints(Config) | {
-    f"wsc.{name}": kind for name, kind in typing.get_type_hints(WSCOptions).items()
-}
-IN_PATH = (
+
+KEYS = MappingProxyType({**declared(Config), **declared(WSCOptions, "wsc.")})  # that all learners share
+INCIDENTAL = frozenset(name for name, key in KEYS.items() if key.decides not in RESULT)
+IN_FOLDER_NAME = (
     "prefix",
     "dataset",
     "memory_size",
@@ -177,3 +225,13 @@ IN_PATH = (
     "consolidate",
     "seed",
 )
+
+
+def keys_of(learner: Any) -> Mapping[str, Key]:
+    """The keys of runs of a learner's class: the shared ones and its own."""
+    own = declared(learner.Options)
+    if both := sorted(KEYS.keys() & own.keys()):
+        raise ValueError(
+            f"{learner.__qualname__}.Options: '{both[0]}' is a key of all learners; its default is for register_learner"
+        )
+    return {**KEYS, **own}

@@ -1,18 +1,22 @@
 """The keys ``wsc.*``."""
 
 from dataclasses import dataclass
+from functools import partial
 
-from pycil_wsc.keys import key
+from pycil_wsc import keys
+
+key = partial(keys.key, decides="later tasks")  # a first task that is consolidated (`first_task`) is not shared
 
 
 @dataclass(frozen=True)
 class WSCOptions:
-    """Weight Space Consolidation: the keys ``wsc.*``. Where the paper leaves a choice, facts and reasons are in the README."""
+    """Weight Space Consolidation. Where the paper leaves a choice, the README has the facts and the reasons."""
 
     warmup: float = key(0.25, "share of a task's epochs before the reset", low=0, high=1)
     trigger: str = key(
         "warmup",
-        "what ends the warm-up: its share (`warmup`), or a plateau of the `training_loss` or of the loss of `held_out` exemplars; without one the task ends as Replay",
+        "what ends the warm-up: its share (`warmup`), or a plateau of the `training_loss` or of the loss of `held_out`"
+        " exemplars; without one the task ends as Replay",
         choices=("warmup", "training_loss", "held_out"),
     )
     patience: int = key(3, "a plateau is as many epochs without a new least loss", low=1)
@@ -31,14 +35,15 @@ class WSCOptions:
         None, "`fisher` and `hessian`: training samples to pass over, drawn by `seed`; null: all", low=1
     )
     probes: int = key(1, "`hessian`: random vectors of Hutchinson's estimate", low=1)
-    betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, high=1)
+    betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moment", low=0, below=1)
     score_abs: bool = key(False, "first moment of the absolute gradient rather than of the gradient")
     rank_scope: str = key(
         "global", "rank over all parameters together (`global`) or within each `tensor`", choices=("global", "tensor")
     )
     reset: str = key(
         "blend",
-        "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all, `continual_backprop` (units, all through the task), or `none`",
+        "`blend` with the previous task's weights, `revert` to them, `random` initial values, `shrink_perturb` all,"
+        " `continual_backprop` (units, all through the task), or `none`",
         choices=("blend", "revert", "random", "shrink_perturb", "continual_backprop", "none"),
     )
     shrink: float = key(0.6, "`shrink_perturb`: factor of the current weights", low=0, high=1)
@@ -47,7 +52,7 @@ class WSCOptions:
         1e-5, "`continual_backprop`: share of the mature units replaced in a step", low=0, high=1
     )
     maturity: int = key(1000, "`continual_backprop`: steps that a new unit is safe", low=0)
-    utility_decay: float = key(0.99, "`continual_backprop`: decay of the utility's running mean", low=0, high=1)
+    utility_decay: float = key(0.99, "`continual_backprop`: decay of the utility's running mean", low=0, below=1)
     reset_every: str | int = key(
         "once",
         "how often to reset from the end of the warm-up on: `once`, each `epoch` or `iteration`, or a number of epochs",
@@ -74,7 +79,8 @@ class WSCOptions:
     average_last: bool = key(True, "the task's last weights enter the average")
     average_lr: float | None = key(
         0.1,
-        "learning rate held after the reset; null keeps the schedule (in a prototype's single runs the average then lost, see above)",
+        "learning rate held after the reset; null keeps the schedule (in a prototype's single runs the average then"
+        " lost, see above)",
         low=0,
     )
     average_anneal: int = key(5, "epochs in which the rate goes over to `average_lr` (cosine)", low=0)

@@ -15,6 +15,7 @@ from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
 from pycil_wsc.engine.schedules import cosine_lr, step_lr
 from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.keys import NoOptions
 from pycil_wsc.networks.nets import IncrementalNet
 
 
@@ -24,6 +25,7 @@ class BaseLearner(nn.Module):
     A method must give ``loss``; it may override the other hooks. ``learn`` is never overridden.
     """
 
+    Options: type = NoOptions  # a frozen dataclass of the keys that the method alone has (`pycil_wsc.keys.key`)
     uses_memory = True
     one_phase = True  # a task trains one network in one phase, so that it can be consolidated
     consolidates = False

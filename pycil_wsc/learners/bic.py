@@ -1,9 +1,12 @@
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import seeding
 from pycil_wsc.engine.phase import Phase
+from pycil_wsc.keys import key
 from pycil_wsc.learners.wa import WA
 from pycil_wsc.networks.nets import BiasCorrectedNet
 from pycil_wsc.registry import register_learner
@@ -16,9 +19,6 @@ from pycil_wsc.registry import register_learner
     init_weight_decay=2e-4,
     epochs=170,
     milestones=[60, 100, 140],
-    T=2.0,
-    split_ratio=0.1,
-    validation="pycil",
 )
 class BiC(WA):
     """Bias correction (Wu et al., 2019): a second phase learns a scale and a shift for the newest task's logits on held-out samples.
@@ -28,18 +28,22 @@ class BiC(WA):
     memory_per_class. Never more than the smallest old class has, or half of a new one; where that is none, there is no second phase.
     """
 
+    @dataclass(frozen=True)
+    class Options(WA.Options):
+        split_ratio: float = key(
+            0.1, "share of the memory held out for the second phase", above=0, below=1, decides="later tasks"
+        )
+        validation: str = key(
+            "pycil",
+            "what `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or memory_per_class (`per_class`)",
+            choices=("pycil", "per_class"),
+            decides="later tasks",
+        )
+
     one_phase = False
 
     def build(self):
         return BiasCorrectedNet(self.config.convnet_type)
-
-    @classmethod
-    def check(cls, config):
-        return (
-            None
-            if config.options.validation in ("pycil", "per_class")
-            else "validation: expected 'pycil' or 'per_class'"
-        )
 
     @classmethod
     def also_reads(cls, config):

@@ -1,18 +1,25 @@
+from dataclasses import dataclass
+
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.keys import key
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import newest_task_targets
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.registry import register_learner
 
 
-@register_learner("der", epochs=170, milestones=[80, 120, 150], alpha_aux=1.0)
+@register_learner("der", epochs=170, milestones=[80, 120, 150])
 class DER(BaseLearner):
     """Dynamically expandable representation (Yan et al., 2021) without masks, as in PyCIL: a new backbone for each task.
 
     The old ones no longer learn; an auxiliary head makes the newest tell the new classes apart from all old ones as one.
     After the task the head is aligned as in WA.
     """
+
+    @dataclass(frozen=True)
+    class Options:
+        alpha_aux: float = key(1.0, "weight of the auxiliary head's loss", low=0, decides="later tasks")
 
     plain_first_task = True
 

@@ -1,9 +1,11 @@
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.keys import key
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import balanced_weights, distillation
 from pycil_wsc.networks.nets import ExpandingNet
@@ -15,23 +17,35 @@ from pycil_wsc.registry import register_learner
     scheduler="cosine",
     epochs=170,
     weight_decay=5e-4,
-    compression_epochs=130,
-    compression_weight_decay=0.0,
-    beta1=0.96,
-    beta2=0.97,
-    lambda_okd=1.0,
-    T=2.0,
-    oofc="ft",
-    is_teacher_wa=False,
-    is_student_wa=False,
-    wa_value=1.0,
 )
 class FOSTER(BaseLearner):
     """FOSTER (Wang et al., 2022): a second backbone is boosted on what the first cannot do, then both are compressed into one.
 
     ``network`` is the teacher with two backbones, which is tested and chooses exemplars; the student, ``network``'s first
-    backbone of the next task, is tested beside it. ``oofc``: ``az`` keeps the new classes' weights on old features at zero.
+    backbone of the next task, is tested beside it.
     """
+
+    @dataclass(frozen=True)
+    class Options:
+        compression_epochs: int = key(130, "epochs of the second phase", low=1, decides="later tasks")
+        compression_weight_decay: float = key(0.0, "weight decay of the second phase", low=0, decides="later tasks")
+        beta1: float = key(
+            0.96, "boosting: how much rare classes weigh (Cui et al., 2019)", low=0, below=1, decides="later tasks"
+        )
+        beta2: float = key(0.97, "compression: how much rare classes weigh", low=0, below=1, decides="later tasks")
+        lambda_okd: float = key(1.0, "boosting: weight of the distillation", low=0, decides="later tasks")
+        T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
+        oofc: str = key(
+            "ft",
+            "the new classes' weights on old features: trained (`ft`), or kept at zero (`az`)",
+            choices=("ft", "az"),
+            decides="later tasks",
+        )
+        is_teacher_wa: bool = key(False, "align the head after boosting", decides="later tasks")
+        is_student_wa: bool = key(False, "align the student's head after compression", decides="later tasks")
+        wa_value: float = key(
+            1.0, "the alignment's factor, to the power of old classes / new classes", above=0, decides="later tasks"
+        )
 
     plain_first_task = True
     epoch_keys = ("epochs", "compression_epochs")
@@ -39,10 +53,6 @@ class FOSTER(BaseLearner):
 
     def build(self):
         return ExpandingNet(self.config.convnet_type)
-
-    @classmethod
-    def check(cls, config):
-        return None if config.options.oofc in ("ft", "az") else "oofc: expected 'ft' or 'az'"
 
     def grow(self, task):
         self.num_old, self.num_seen = task.num_old, task.num_seen

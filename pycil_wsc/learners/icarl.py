@@ -1,13 +1,21 @@
+from dataclasses import dataclass
+
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.keys import key
 from pycil_wsc.learners.distilling import DistillingLearner
 from pycil_wsc.learners.losses import distillation
 from pycil_wsc.registry import register_learner
 
 
-@register_learner("icarl", epochs=170, milestones=[80, 120], distill=1.0, T=2.0)
+@register_learner("icarl", epochs=170, milestones=[80, 120])
 class ICaRL(DistillingLearner):
     """iCaRL (Rebuffi et al., 2017) with PyCIL's softmax losses: cross-entropy, and distillation of the old classes' logits."""
+
+    @dataclass(frozen=True)
+    class Options:
+        distill: float = key(1.0, "weight of the distillation", low=0, decides="later tasks")
+        T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
     plain_first_task = True
 

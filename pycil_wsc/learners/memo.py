@@ -1,15 +1,23 @@
+from dataclasses import dataclass
+
+from pycil_wsc.keys import key
 from pycil_wsc.learners.der import DER
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.registry import register_learner
 
 
-@register_learner("memo", epochs=170, milestones=[80, 120, 150], alpha_aux=1.0, train_base=True, train_adaptive=False)
+@register_learner("memo", epochs=170, milestones=[80, 120, 150])
 class MEMO(DER):
-    """MEMO (Zhou et al., 2023): DER whose tasks share all of the backbone but its last stage.
+    """MEMO (Zhou et al., 2023): DER whose tasks share all of the backbone but its last stage. PyCIL's defaults."""
 
-    ``train_base``: the shared trunk goes on learning after the first task, also from what reaches it through the old blocks;
-    ``train_adaptive``: so do the old blocks. PyCIL's defaults.
-    """
+    @dataclass(frozen=True)
+    class Options(DER.Options):
+        train_base: bool = key(
+            True,
+            "the shared trunk learns after the first task too, also from what reaches it through the old blocks",
+            decides="later tasks",
+        )
+        train_adaptive: bool = key(False, "the blocks of earlier tasks learn too", decides="later tasks")
 
     def build(self):
         return ExpandingNet(self.config.convnet_type, share_trunk=True)

@@ -1,13 +1,20 @@
+from dataclasses import dataclass
+
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.keys import key
 from pycil_wsc.learners.distilling import DistillingLearner
 from pycil_wsc.learners.losses import distillation
 from pycil_wsc.registry import register_learner
 
 
-@register_learner("wa", epochs=170, milestones=[60, 100, 140], T=2.0)
+@register_learner("wa", epochs=170, milestones=[60, 100, 140])
 class WA(DistillingLearner):
     """Weight aligning (Zhao et al., 2020): distillation weighted by the share of old classes, then equal mean norms in the head."""
+
+    @dataclass(frozen=True)
+    class Options:
+        T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
     plain_first_task = True
 

@@ -1,14 +1,14 @@
 """The configuration of a language model's run: the keys ``llm.*`` and ``wsc.*``, checked as those of image runs are."""
 
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any
 
-from pycil_wsc import keys
 from pycil_wsc.config.checks import check_places
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import checked, digest, key
+from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, those
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -17,7 +17,7 @@ TINY = "tiny-llama"
 
 @dataclass(frozen=True)
 class Consolidation:
-    """Weight Space Consolidation on a language model: the keys ``wsc.*``, in optimiser steps. Defaults are the paper's for TRACE."""
+    """Weight Space Consolidation on a language model, in optimiser steps. Defaults are the paper's for TRACE."""
 
     covers: str = key(
         "replay",
@@ -34,7 +34,8 @@ class Consolidation:
     )
     moments: str = key(
         "carried",
-        "rank by AdamW's moments as they are, `carried` over from the steps before, or by `own` ones of the covered steps",
+        "rank by AdamW's moments as they are, `carried` over from the steps before, or by `own` ones of the covered"
+        " steps",
         choices=("carried", "own"),
     )
     rank_scope: str = key(
@@ -66,21 +67,24 @@ class Consolidation:
 class LLMConfig:
     """Everything that decides one run, and where it runs. Where no other source is named, defaults are TRACE's."""
 
-    prefix: str = key("trace", "first folder below `out`: names an experiment")
-    seed: int = key(1234, "order of the items, weights of a model made here, adapters, sampling", low=0)
-    device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`")
+    prefix: str = key("trace", "first folder below `out`: names an experiment", decides="files")
+    seed: int = key(1234, "order of the items, weights of a model made here, adapters, sampling", low=0, high=2**32 - 1)
+    device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`", decides="rounding")
     precision: str = key(
         "auto",
         "`auto` is bf16 on a GPU that computes it natively, else fp32; weights and moments are fp32",
         choices=("auto", "fp32", "bf16"),
     )
-    threads: int | None = key(None, "processor threads of a run; null: one for each core", low=1)
-    data_root: str = key("data", "folder of the data sets")
-    out: str = key("runs", "folder of the results")
+    threads: int | None = key(
+        None, "processor threads of a run; null: one for each core", low=1, high=1024, decides="rounding"
+    )
+    data_root: str = key("data", "folder of the data sets", decides="files")
+    out: str = key("runs", "folder of the results", decides="files")
     save_weights: bool | str = key(
         False,
         'keep the model as a folder for transformers: `true` after the last task, `"every"` after each',
         choices=(False, True, "every"),
+        decides="files",
     )
 
     model: str = key(
@@ -131,7 +135,7 @@ class LLMConfig:
 
     batch_size: int = key(256, "items of an optimiser step, over all processes", low=1)
     lr: float = key(1e-5, "AdamW's learning rate, constant", low=0)
-    betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", low=0, high=1)
+    betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", low=0, below=1)
     eps: float = key(1e-8, "AdamW's epsilon", low=0)
     weight_decay: float = key(0.0, "AdamW's weight decay", low=0)
     clip: float = key(1.0, "norm that gradients are clipped to", low=0)
@@ -154,84 +158,71 @@ class LLMConfig:
     temperature: float = key(0.0, "of sampling in the test; 0 is greedy (TRACE samples at 0.1)", low=0)
     max_new_tokens: int = key(512, "tokens of a generated answer", low=1)
 
-    micro_tokens: int = key(8192, "tokens of one forward pass, padding included", low=1)
-    padding: float = key(0.1, "most padding in a forward pass, as a share of its tokens", low=0, high=1)
-    eval_batch: int = key(64, "answers generated at a time", low=1)
-    attn_implementation: str = key(
-        "sdpa", "transformers' attention: `sdpa`, `eager`, `flash_attention_2` (needs flash-attn, and bf16), ..."
+    micro_tokens: int = key(8192, "tokens of one forward pass, padding included", low=1, decides="rounding")
+    padding: float = key(
+        0.1, "most padding in a forward pass, as a share of its tokens", low=0, high=1, decides="rounding"
     )
-    gradient_checkpointing: bool = key(False, "compute activations twice rather than keep them")
-    shard: bool = key(False, "share weights, gradients and moments among the processes of `torchrun` (FSDP)")
-    timeout_minutes: float = key(30.0, "how long a process of `torchrun` waits for the others within a run", low=0.01)
-    checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0)
+    eval_batch: int = key(64, "answers generated at a time", low=1, decides="rounding")
+    attn_implementation: str = key(
+        "sdpa",
+        "transformers' attention: `sdpa`, `eager`, `flash_attention_2` (needs flash-attn, and bf16), ...",
+        decides="rounding",
+    )
+    gradient_checkpointing: bool = key(False, "compute activations twice rather than keep them", decides="rounding")
+    shard: bool = key(
+        False, "share weights, gradients and moments among the processes of `torchrun` (FSDP)", decides="rounding"
+    )
+    timeout_minutes: float = key(
+        30.0, "how long a process of `torchrun` waits for the others within a run", low=0.01, decides="speed"
+    )
+    checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0, decides="speed")
     wsc: Consolidation = field(default_factory=Consolidation)
 
     kind = "llm"
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
-        values = {name: getattr(self, name.removeprefix("llm.")) for name in FIELDS if not name.startswith("wsc.")}
+        values = {name: getattr(self, name.removeprefix("llm.")) for name in KEYS if not name.startswith("wsc.")}
         if self.method == "wsc":
-            values |= {f"wsc.{f.name}": getattr(self.wsc, f.name) for f in fields(Consolidation)}
+            values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    def identity(self):
+    def identity(self) -> dict[str, Any]:
         """What decides the result."""
-        return {name: value for name, value in self.to_dict().items() if name not in PLACES}
+        return those(self.to_dict(), KEYS, RESULT)
+
+    def recorded(self) -> dict[str, Any]:
+        """What ``result.json`` has of the configuration."""
+        return those(self.to_dict(), KEYS, RECORDED)
 
     @property
-    def replays(self):
+    def replays(self) -> bool:
+        """Whether earlier tasks' items are trained on again."""
         return self.method not in ("zero_shot", "finetune")
 
     @property
-    def run_folder(self):
+    def run_folder(self) -> Path:
         """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of what else differs>]``"""
-        usual = resolve({name: value for name, value in self.to_dict().items() if name in IN_PATH}).identity()
+        usual = resolve({name: value for name, value in self.to_dict().items() if name in IN_FOLDER_NAME}).identity()
         what = re.sub(r"[^\w.]+", "-", f"{self.data}-{self.model}").strip("-")[-80:]
-        return Path(
-            self.out,
-            self.prefix,
-            what,
-            self.method,
-            f"r{self.replay_ratio:g}",
-            f"seed{self.seed}{digest(self.identity(), usual)}",
-        )
+        seed = f"seed{self.seed}{digest(self.identity(), usual)}"
+        return Path(self.out, self.prefix, what, self.method, f"r{self.replay_ratio:g}", seed)
 
 
-SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out", "save_weights")
-FIELDS = {f.name if f.name in SHARED else f"llm.{f.name}": f for f in fields(LLMConfig) if f.metadata} | {
-    f"wsc.{f.name}": f for f in fields(Consolidation)
-}
-TYPES = {name if name in SHARED else f"llm.{name}": kind for name, kind in get_type_hints(LLMConfig).items()}
-TYPES |= {f"wsc.{name}": kind for name, kind in get_type_hints(Consolidation).items()}
-IN_PATH = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio")
-PLACES = {"prefix", "device", "threads", "data_root", "out", "save_weights"}
-PLACES |= {
-    f"llm.{name}"
-    for name in (
-        "micro_tokens",
-        "padding",
-        "eval_batch",
-        "attn_implementation",
-        "gradient_checkpointing",
-        "shard",
-        "timeout_minutes",
-        "checkpoint_minutes",
-    )
-}
+SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out", "save_weights")  # without "llm."
+KEYS = {name: each for name, each in declared(LLMConfig).items() if name in SHARED}
+KEYS |= {name: each for name, each in declared(LLMConfig, "llm.").items() if name.removeprefix("llm.") not in SHARED}
+KEYS |= declared(Consolidation, "wsc.")
+IN_FOLDER_NAME = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio")
 
 
-def takes_list(name):
-    return keys.takes_list(TYPES.get(name))
-
-
-def resolve(flat):
+def resolve(flat: Mapping[str, Any]) -> LLMConfig:
     """One complete, checked :class:`LLMConfig` from one value per key."""
     given = {name: value for name, value in flat.items() if name != "llm"}
     for name in given:
-        if name not in FIELDS:
-            raise UserError(f"unknown key '{name}'{did_you_mean(name, FIELDS)}")
-    values = {name: checked(name, given.get(name, f.default), TYPES[name], f.metadata) for name, f in FIELDS.items()}
+        if name not in KEYS:
+            raise UserError(f"unknown key '{name}'{did_you_mean(name, KEYS)}")
+    values = {name: each.check(given.get(name, each.default)) for name, each in KEYS.items()}
     if values["llm.method"] in ("zero_shot", "finetune"):
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
@@ -240,7 +231,7 @@ def resolve(flat):
     return config
 
 
-def _check_together(config):
+def _check_together(config: LLMConfig) -> None:
     """What no key can be checked for alone."""
     if not config.tasks or len(set(config.tasks)) < len(config.tasks):
         raise UserError(f"llm.tasks: expected different tasks, at least one, got {list(config.tasks)}")
@@ -254,8 +245,8 @@ def _check_together(config):
         raise UserError(
             "llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads"
         )
-    if len(config.betas) != 2 or max(config.betas) >= 1:
-        raise UserError(f"llm.betas: expected two numbers below 1, got {list(config.betas)}")
+    if len(config.betas) != 2:
+        raise UserError(f"llm.betas: expected two numbers, got {list(config.betas)}")
     if config.wsc.warmup >= 1 and config.wsc.reset != "none":
         raise UserError("wsc.warmup: 1 leaves no step after the reset; use less")
     if config.wsc.average_count != "since_reset" and config.wsc.average_start != "reset":

@@ -15,7 +15,7 @@ class LanguageModel(Kind):
     unit = "tokens"
 
     def takes_list(self, name: str) -> bool:
-        return options.takes_list(name)
+        return name in options.KEYS and options.KEYS[name].takes_list
 
     def resolve(self, flat: Mapping[str, Any]) -> LLMConfig:
         return options.resolve(flat)

@@ -12,8 +12,6 @@ from pycil_wsc.llm.merging import models_resident
 from pycil_wsc.llm.metrics import VERSIONS, summary
 from pycil_wsc.llm.training import Training
 
-NOT_RECORDED = ("out", "data_root", "save_weights")  # keys of the configuration
-
 
 def result_of(
     config: LLMConfig,
@@ -28,7 +26,7 @@ def result_of(
     scores = {version: summary(matrix) | {"matrix": matrix} for version, matrix in matrices.items()}
     return {
         "kind": "llm",
-        "config": {name: value for name, value in config.to_dict().items() if name not in NOT_RECORDED},
+        "config": config.recorded(),
         "tasks": [task.name for task in corpus.tasks],
         "metrics": [task.info.metric for task in corpus.tasks],
         "avg_score": scores["trace"]["last_average"],

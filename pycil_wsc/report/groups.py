@@ -4,10 +4,10 @@ import json
 import re
 from collections import Counter, defaultdict
 
-from pycil_wsc.keys import PLACES
+from pycil_wsc.config.options import INCIDENTAL
 from pycil_wsc.report import paper
 
-SAME_ROW = PLACES | {"model_name", "consolidate", "memory_size", "memory_per_class", "fixed_memory", "seed"}
+SAME_ROW = INCIDENTAL | {"model_name", "consolidate", "memory_size", "memory_per_class", "fixed_memory", "seed"}
 STUDIED = {
     "wsc.importance": "moment",
     "wsc.reset": "blend",

@@ -5,7 +5,7 @@ import statistics
 from collections import defaultdict
 from typing import NamedTuple
 
-from pycil_wsc.keys import PLACES
+from pycil_wsc.config.options import INCIDENTAL
 from pycil_wsc.report.groups import label
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.tables import Cell, Column, Row, Table
@@ -79,7 +79,7 @@ def winners(group):
     for method, (ranked, _) in trials(group).items():
         config = ranked[0].records[0].config
         configs[_file(method, group)] = {"prefix": "tuned"} | {
-            name: value for name, value in config.items() if name not in PLACES | {"validation_split"}
+            name: value for name, value in config.items() if name not in INCIDENTAL | {"validation_split"}
         }
     return configs
 

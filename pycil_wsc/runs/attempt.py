@@ -40,8 +40,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: with a ``result``, with the reason of its ``failure``, with an ``error`` that would meet every run,
-    or with none of them because another process is at work on the run."""
+    """How an attempt ended: with a ``result``, the reason of its ``failure``, or an ``error`` that would meet all.
+
+    It has none of them if another process is at work on the run.
+    """
 
     result: dict | None = None
     failure: str = ""
@@ -74,7 +76,7 @@ def attempt(job, data, report):
 
 
 def failed(job, reason, again=True, error=None):
-    """The outcome of a failed attempt, which is left on record in the run's folder: in ``failed.json``, and a defect in the log."""
+    """The outcome of a failed attempt, recorded in the run's folder: in ``failed.json``, and a defect in the log."""
     folder, trace = job.config.run_folder, "".join(traceback.format_exception(error)) if error else ""
     record = {"reason": reason, "traceback": trace.splitlines()[-TRACEBACK_LINES:], "attempt": job.attempt}
     record |= {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": commit()}
@@ -87,9 +89,10 @@ def failed(job, reason, again=True, error=None):
 
 
 def finished(config, dataset):
-    """The ``result.json`` of a finished run, if it is whole, of this configuration and of these data; None if there is none.
+    """The ``result.json`` of a finished run, or None; it must be whole, of this configuration and of these data.
 
-    Results of earlier versions and of language models do not say which data they were made with: they are taken as they are.
+    Results of earlier versions and of language models do not say which data they were made with: they are taken as they
+    are.
     """
     path = config.run_folder / "result.json"
     if not path.exists():

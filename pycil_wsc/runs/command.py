@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for; returns the exit code: see :func:`pycil_wsc.runs.sweep.sweep`, and 2 for bad input."""
+    """Do what the command line asks for; returns the exit code: that of the sweep, or 2 for bad input."""
     logging.raiseExceptions = False  # a log line that cannot be written stops nothing
     with best_effort_output():
         if argv is None:

@@ -1,8 +1,8 @@
 """The first task, trained once for all runs that share it.
 
-It depends on the data, the class order, the backbone, the schedule and the seed, but neither on the memory nor, where it is
-cross-entropy alone, on the method. What was trained is kept under a key of all that decides it, the code included, so that a
-run that takes it from here ends with the numbers, to the bit, that it would have had.
+It depends on the data, the class order, the backbone, the schedule and the seed, but neither on the memory nor, where
+it is cross-entropy alone, on the method. What was trained is stored under a digest of all that decides it, the code
+included, so that a run that takes it from there ends with the same numbers, to the bit, as one that trains it.
 """
 
 import contextlib
@@ -10,29 +10,20 @@ import functools
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import Timeout
 
+from pycil_wsc.data.datasets import Dataset
 from pycil_wsc.files import load_tensors, locked, save_tensors
-
-SCHEDULE = (
-    "init_epoch",
-    "init_lr",
-    "init_milestones",
-    "init_lr_decay",
-    "init_weight_decay",
-    "scheduler",
-    "momentum",
-    "batch_size",
-)
-DECISIVE = ("seed", "convnet_type", *SCHEDULE)
 
 
 @contextlib.contextmanager
-def shared(run, dataset):
-    """The entry of ``run``'s first task, held by this process: while one trains it, others that want it wait."""
+def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
+    """The entry of ``run``'s first task, locked by this process: while one trains it, others that need it wait."""
     path = Path(run.config.out, "first_tasks", f"{key(run, dataset)}.pt")
     lock = f".{path.name}.lock"
     try:
@@ -45,13 +36,13 @@ def shared(run, dataset):
 
 
 class Entry:
-    """A file that holds what training the first task gave, or will."""
+    """The file for the state after the first task; it need not exist yet."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         self.path = path
 
-    def load(self):
-        """What was saved, or None. A file that is damaged is as good as none, and is written again."""
+    def load(self) -> dict[str, Any] | None:
+        """The state that was saved, or None. A damaged file counts as none, and is written again."""
         if not self.path.exists():
             return None
         try:
@@ -62,33 +53,25 @@ class Entry:
             )
             return None
 
-    def save(self, state):
+    def save(self, state: dict[str, Any]) -> None:
         save_tensors(self.path, state)
 
 
-def key(run, dataset):
-    """A digest of all that decides the first task of ``run``."""
-    task, manager, config = run.manager.tasks[0], run.manager, run.config
-    decisive = {name: getattr(config, name) for name in DECISIVE}
-    decisive |= {
-        "classes": manager.class_order[: task.num_seen],
-        "data": run.data,
-        "info": repr(dataset.info),
-        "held_out": config.validation_split,
-        "cache_images": config.cache_images,
-        "device": run.device.type,
-    }
-    decisive |= (
-        {"threads": torch.get_num_threads()}
-        if run.device.type == "cpu"
-        else {"deterministic": config.deterministic, "cuda_graph": config.cuda_graph}
-    )
+def key(run: Any, dataset: Dataset) -> str:
+    """A digest of all that decides the first task of ``run``: see ``decides`` in :mod:`pycil_wsc.keys`.
+
+    What is used counts, not what was asked for, where ``device`` or ``precision`` is ``auto`` and ``threads`` null.
+    """
+    task, manager, device = run.manager.tasks[0], run.manager, run.device.type
+    decisive = run.config.first_task()
+    decisive |= {"classes": manager.class_order[: task.num_seen], "data": run.data, "info": repr(dataset.info)}
+    decisive |= {"device": device, "threads": torch.get_num_threads() if device == "cpu" else None}
     decisive |= {"precision": run.learner.precision, "torch": torch.__version__, "code": code()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
 
 
 @functools.cache
-def code():
+def code() -> str:
     """A digest of the source that computes."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()

@@ -27,7 +27,7 @@ class ClassIncremental(Kind):
         return pycil.our_names({**file, **overrides})
 
     def takes_list(self, name: str) -> bool:
-        return completion.takes_list_value(name)
+        return name in (known := completion.known_keys()) and known[name].takes_list
 
     def resolve(self, flat: Mapping[str, Any]) -> Config:
         return completion.complete(flat)
@@ -62,5 +62,5 @@ def as_asked(dataset: Dataset, config: Config) -> Dataset:
 
 
 def for_training(dataset: Dataset, config: Config) -> Dataset:
-    """The same with small copies of image files, if ``config`` asks for them; they are made where they are not there."""
+    """The same with small copies of image files, if ``config`` asks for them; missing ones are made."""
     return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset

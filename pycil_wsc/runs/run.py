@@ -29,14 +29,6 @@ from pycil_wsc.runs.checkpoint import read_checkpoint
 from pycil_wsc.runs.progress import TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
 
-NOT_OF_THE_RESULT = (
-    "out",
-    "data_root",
-    "save_weights",
-    "tensorboard",
-    "analyse",
-)  # keys of where it lies and what lies beside it
-
 
 class TrainingDiverged(Exception):
     """The loss, the weights or the test logits of a run are no longer finite numbers."""
@@ -306,7 +298,7 @@ class Run:
         matrix, curve = [row["cnn_tasks"] for row in rows], [row["cnn_top1"] for row in rows]
         nme = [row.get("nme_top1") for row in rows]
         return {
-            "config": {name: value for name, value in self.config.to_dict().items() if name not in NOT_OF_THE_RESULT},
+            "config": self.config.recorded(),
             "tested_on": "validation" if self.dataset.held_out else "test",
             "curve": curve,
             "avg_acc": metrics.average_accuracy(curve),

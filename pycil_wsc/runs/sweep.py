@@ -13,10 +13,11 @@ from pycil_wsc.runs.progress import Overview
 
 
 def sweep(configs, workers=None, ray=None):
-    """Bring every run to its end and print the table; returns the exit code: 0, 1 if a run failed, 130 if stopped by Ctrl-C.
+    """Bring every run to its end and print the table.
 
-    ``workers`` runs go on at a time, each in a process of its own; with ``ray`` (a cluster's address, or "" to look for one)
-    that many on each GPU of the cluster, or on each node where there is none.
+    ``workers`` runs go on at a time, each in a process of its own; with ``ray`` (a cluster's address, or "" to look for
+    one) that many on each GPU of the cluster, or on each node that has none. Returns the exit code: 0, 1 if a run
+    failed, 130 if stopped by Ctrl-C.
     """
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
@@ -66,7 +67,7 @@ def finish(configs, results, failures):
 
 
 def write_report(folder):
-    """Tables and figures of all runs in ``folder``, those of other commands included. What goes wrong here costs no result."""
+    """Tables and figures of all runs in ``folder``, those of other commands too. Errors cost no result."""
     try:
         print(f"Report: {report.write_report(folder)}")
     except UserError as error:
