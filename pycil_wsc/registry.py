@@ -10,6 +10,8 @@ defined, and is found by the folder that it lies in::
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -85,8 +87,26 @@ def register_learner(name: str, **defaults: Any) -> Callable[[type[T]], type[T]]
 
 
 def register_backbone(name: str) -> Callable[[T], T]:
-    """Register ``build(**keywords) -> nn.Module`` whose output is a batch of features and which has ``out_dim``."""
+    """Register ``build(**keywords) -> nn.Module``: (B, 3, H, W) images -> (B, ``out_dim``) features.
+
+    Its keywords are the keys ``convnet_options`` of the JSON; each has a default, by whose type a value is checked, and a
+    ValueError says which values there are. A module with ``split() -> (trunk, block)`` also serves MEMO.
+    """
     return lambda build: backbones.add(name, build)
+
+
+def check_backbone_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise a :class:`UserError` unless ``options`` are keywords of the backbone ``name``, of the types of their defaults."""
+    parameters = inspect.signature(backbones[name]).parameters
+    for option, value in options.items():
+        if option not in parameters:
+            known = did_you_mean(option, parameters) if parameters else f"; '{name}' has no options"
+            raise UserError(f"convnet_options: unknown option '{option}' of '{name}'{known}")
+        wanted = type(parameters[option].default)
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise UserError(
+                f"convnet_options.{option}: expected {wanted.__name__}, got {json.dumps(value, default=str)}"
+            )
 
 
 def register_dataset(name: str) -> Callable[[T], T]:

@@ -22,7 +22,7 @@ def check(config: Config) -> None:
             f"{config.memory_per_class}; keep more, or use 'training_loss'"
         )
     _check_wsc(config.wsc)
-    registry.backbones[config.convnet_type]
+    registry.check_backbone_options(config.convnet_type, config.convnet_options)
     for name in config.analyse:
         registry.analyses[name]
     learner = registry.learners[config.model_name]

@@ -6,16 +6,21 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.config.checks import check
 from pycil_wsc.config.loading import DIRECTIVES
-from pycil_wsc.config.options import KEYS, Config, keys_of
+from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import Key, declared
+
+
+EMPTY = ("convnet_options", {})  # a group without keys is not flattened
 
 
 def complete(flat: Mapping[str, Any]) -> Config:
     """The configuration of a class-incremental run."""
     model_name = KEYS["model_name"].check(flat.get("model_name", KEYS["model_name"].default))
     learner = registry.learners[model_name]
+    backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
+    flat = {name: value for name, value in flat.items() if name not in backbone and (name, value) != EMPTY}
     _refuse_unknown(flat)
     keys, usual = keys_of(learner), defaults(model_name)
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
@@ -24,7 +29,8 @@ def complete(flat: Mapping[str, Any]) -> Config:
         values |= {"memory_per_class": 0, "fixed_memory": True}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     options = {name: values.pop(name) for name in declared(learner.Options)}
-    config = Config(**values, wsc=WSCOptions(**wsc), options=learner.Options(**options))
+    named = {name.removeprefix(BACKBONE_OPTION): value for name, value in backbone.items()}
+    config = Config(**values, wsc=WSCOptions(**wsc), convnet_options=named, options=learner.Options(**options))
     check(config)
     return config
 

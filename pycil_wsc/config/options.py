@@ -13,6 +13,10 @@ from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, those
 
 
+BACKBONE_OPTION = "convnet_options."  # begins the keys that are keyword arguments of the backbone
+BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backbone", "result", *[None] * 4, choices=())
+
+
 @dataclass(frozen=True)
 class Config:
     """Everything that decides one run, and where it runs. Learners may have other defaults (``register_learner``)."""
@@ -36,7 +40,9 @@ class Config:
         decides="later tasks",
     )
     convnet_type: str = key(
-        "resnet32", "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`"
+        "resnet32",
+        "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`; its keyword "
+        'arguments are in `convnet_options`, such as `{"width": 32}`',
     )
     device: str = key(
         "auto",
@@ -148,6 +154,7 @@ class Config:
         (), "what to record for the report: `gradients`, `drift`, `flatness`, `dormant`", decides="files"
     )
     wsc: WSCOptions = field(default_factory=WSCOptions)
+    convnet_options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the backbone
     options: Any = NoOptions()  # an instance of the learner's `Options`
 
     kind = registry.DEFAULT_KIND
@@ -155,11 +162,13 @@ class Config:
     @property
     def keys(self) -> Mapping[str, Key]:
         """The keys that this configuration has."""
-        return keys_of(self.learner)
+        return {**keys_of(self.learner), **dict.fromkeys(self._backbone_options(), BACKBONE_KEY)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
-        values = {name: getattr(self, name) for name in declared(Config)} | vars(self.options)
+        values = (
+            {name: getattr(self, name) for name in declared(Config)} | vars(self.options) | self._backbone_options()
+        )
         if self.learner.consolidates:
             values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -204,6 +213,9 @@ class Config:
         return Path(
             self.out, self.prefix, split, self.method, memory, f"seed{self.seed}{digest(self.identity(), usual)}"
         )
+
+    def _backbone_options(self) -> dict[str, Any]:
+        return {BACKBONE_OPTION + name: value for name, value in self.convnet_options.items()}
 
     @property
     def _other_memory_key(self) -> str:

@@ -45,7 +45,7 @@ class BaseLearner(nn.Module):
 
     def build(self):
         """The network before the first task."""
-        return IncrementalNet(self.config.convnet_type)
+        return IncrementalNet(self.config.convnet_type, self.config.convnet_options)
 
     def loss(self, images, targets):
         """(B, 3, H, W), (B,) -> (scalar loss, (B, classes) logits)."""

@@ -43,7 +43,7 @@ class BiC(WA):
     one_phase = False
 
     def build(self):
-        return BiasCorrectedNet(self.config.convnet_type)
+        return BiasCorrectedNet(self.config.convnet_type, self.config.convnet_options)
 
     @classmethod
     def also_reads(cls, config):

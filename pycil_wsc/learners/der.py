@@ -24,7 +24,7 @@ class DER(BaseLearner):
     plain_first_task = True
 
     def build(self):
-        return ExpandingNet(self.config.convnet_type)
+        return ExpandingNet(self.config.convnet_type, self.config.convnet_options)
 
     def grow(self, task):
         self.num_old = task.num_old

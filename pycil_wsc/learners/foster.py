@@ -52,7 +52,7 @@ class FOSTER(BaseLearner):
     one_phase = False
 
     def build(self):
-        return ExpandingNet(self.config.convnet_type)
+        return ExpandingNet(self.config.convnet_type, self.config.convnet_options)
 
     def grow(self, task):
         self.num_old, self.num_seen = task.num_old, task.num_seen
@@ -65,7 +65,7 @@ class FOSTER(BaseLearner):
 
     def _student(self, task):
         """One backbone, the teacher's old one, under a head whose old rows are the old head's."""
-        student = ExpandingNet(self.config.convnet_type)
+        student = ExpandingNet(self.config.convnet_type, self.config.convnet_options)
         student.grow(task.num_seen, 0)
         student.blocks[0].load_state_dict(self.network.blocks[0].state_dict())
         with torch.no_grad():

@@ -20,7 +20,7 @@ class MEMO(DER):
         train_adaptive: bool = key(False, "the blocks of earlier tasks learn too", decides="later tasks")
 
     def build(self):
-        return ExpandingNet(self.config.convnet_type, share_trunk=True)
+        return ExpandingNet(self.config.convnet_type, self.config.convnet_options, share_trunk=True)
 
     def grow(self, task):
         super().grow(task)

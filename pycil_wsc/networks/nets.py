@@ -1,21 +1,33 @@
 """Networks whose heads grow with the tasks, and those that grow new backbones too."""
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
 
-import pycil_wsc.networks.backbones  # noqa: F401  registers the backbones
+from pycil_wsc.errors import UserError
 from pycil_wsc.networks.heads import IncrementalHead
-from pycil_wsc.registry import backbones
+from pycil_wsc.registry import backbones, check_backbone_options
+
+
+def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> nn.Module:
+    """The backbone ``name`` with the keyword arguments ``options``; a UserError says what is wrong with them."""
+    check_backbone_options(name, options)
+    try:
+        return backbones[name](**options)
+    except ValueError as error:
+        raise UserError(f"convnet_options of '{name}': {error}") from None
 
 
 class IncrementalNet(nn.Module):
     """``convnet_type`` by name, and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
 
-    def __init__(self, convnet_type):
+    def __init__(self, convnet_type: str, convnet_options: Mapping[str, Any] = MappingProxyType({})):
         super().__init__()
-        self.backbone = backbones[convnet_type]()
+        self.backbone = make_backbone(convnet_type, convnet_options)
         self.head = IncrementalHead(self.backbone.out_dim)
 
     def grow(self, num_classes):
@@ -40,8 +52,8 @@ class IncrementalNet(nn.Module):
 class BiasCorrectedNet(IncrementalNet):
     """A scale and a shift for the logits of each task, 1 and 0 at first (Wu et al., 2019)."""
 
-    def __init__(self, convnet_type):
-        super().__init__(convnet_type)
+    def __init__(self, convnet_type: str, convnet_options: Mapping[str, Any] = MappingProxyType({})):
+        super().__init__(convnet_type, convnet_options)
         self.corrections = nn.ParameterList()  # (2,) for each task: scale, shift
         self.sizes = []
 
@@ -62,9 +74,19 @@ class ExpandingNet(nn.Module):
     block starts as a copy of the one before it. Parts whose parameters do not learn stay in evaluation mode.
     """
 
-    def __init__(self, convnet_type, share_trunk=False):
+    def __init__(
+        self,
+        convnet_type: str,
+        convnet_options: Mapping[str, Any] = MappingProxyType({}),
+        share_trunk: bool = False,
+    ):
         super().__init__()
-        backbone = backbones[convnet_type]()
+        backbone = make_backbone(convnet_type, convnet_options)
+        if share_trunk and not hasattr(backbone, "split"):
+            raise UserError(
+                f"convnet_type: '{convnet_type}' has no split() into a shared trunk and a block per task, which MEMO needs; "
+                "use another backbone or another learner"
+            )
         self.out_dim = backbone.out_dim  # of one block
         self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
         self.blocks = nn.ModuleList([block])

@@ -6,7 +6,7 @@ ResNet-32 has 463,504 parameters. (PyCIL prints 464,154: its backbone carries a 
 import math
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from pycil_wsc.registry import register_backbone
 
@@ -14,7 +14,7 @@ from pycil_wsc.registry import register_backbone
 class BasicBlock(nn.Module):
     """conv3x3 - BN - ReLU - conv3x3 - BN, plus the shortcut, ReLU: (B, in, H, W) -> (B, out, H/stride, W/stride)."""
 
-    def __init__(self, in_channels, out_channels, stride):
+    def __init__(self, in_channels: int, out_channels: int, stride: int):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(out_channels)
@@ -22,7 +22,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(out_channels)
         self.stride, self.new_channels = stride, out_channels - in_channels
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         if self.stride > 1:
@@ -32,7 +32,7 @@ class BasicBlock(nn.Module):
         return F.relu(out + x, inplace=True)
 
 
-def stage(in_channels, out_channels, blocks, stride):
+def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
     """``blocks`` basic blocks; the first changes width and resolution."""
     first = BasicBlock(in_channels, out_channels, stride)
     return nn.Sequential(first, *(BasicBlock(out_channels, out_channels, 1) for _ in range(blocks - 1)))
@@ -41,46 +41,51 @@ def stage(in_channels, out_channels, blocks, stride):
 class GlobalAverage(nn.Module):
     """(B, d, H, W) -> (B, d)."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
 
 
 class CifarResNet(nn.Module):
-    """(B, 3, H, W) normalised images -> (B, 64) features; H and W at least 4 (32 for CIFAR)."""
+    """(B, 3, H, W) normalised images -> (B, 4 * width) features; H and W at least 4 (32 for CIFAR).
 
-    out_dim = 64
+    ``depth`` is 6 n + 2 for n blocks in each stage; ``width`` the channels of the first stage.
+    """
 
-    def __init__(self, depth):
+    def __init__(self, depth: int, width: int = 16):
         super().__init__()
-        blocks = (depth - 2) // 6
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-        self.stage1 = stage(16, 16, blocks, 1)
-        self.stage2 = stage(16, 32, blocks, 2)
-        self.stage3 = stage(32, 64, blocks, 2)
+        if width < 1:
+            raise ValueError(f"width={width}: give at least 1 channel")
+        blocks, self.out_dim = (depth - 2) // 6, 4 * width
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        self.stage1 = stage(width, width, blocks, 1)
+        self.stage2 = stage(width, 2 * width, blocks, 2)
+        self.stage3 = stage(2 * width, 4 * width, blocks, 2)
         self.pool = GlobalAverage()
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # He et al., fan out
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
                 nn.init.normal_(module.weight, 0, math.sqrt(2 / fan_out))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.pool(self.stage3(self.stage2(self.stage1(self.stem(x)))))
 
-    def split(self):
+    def split(self) -> tuple[nn.Module, nn.Module]:
         """(shared trunk, block of one task), as MEMO has it: 112,016 and 351,488 of ResNet-32's parameters."""
         return nn.Sequential(self.stem, self.stage1, self.stage2), nn.Sequential(self.stage3, self.pool)
 
 
 @register_backbone("resnet8")
-def resnet8():
-    return CifarResNet(8)
+def resnet8(width: int = 16) -> CifarResNet:
+    return CifarResNet(8, width)
 
 
 @register_backbone("resnet20")
-def resnet20():
-    return CifarResNet(20)
+def resnet20(width: int = 16) -> CifarResNet:
+    return CifarResNet(20, width)
 
 
 @register_backbone("resnet32")
-def resnet32():
-    return CifarResNet(32)
+def resnet32(width: int = 16) -> CifarResNet:
+    return CifarResNet(32, width)

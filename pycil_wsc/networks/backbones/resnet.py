@@ -1,6 +1,6 @@
 """ResNet-18 as torchvision has it, without its classifier, with an explicit choice of stem."""
 
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import resnet18 as torchvision_resnet18
 
 from pycil_wsc.networks.backbones.cifar_resnet import GlobalAverage
@@ -32,32 +32,34 @@ class ResNet18(nn.Module):
 
     out_dim = 512
 
-    def __init__(self, stem="imagenet"):
+    def __init__(self, stem: str = "imagenet"):
         super().__init__()
+        if stem not in STEMS:
+            raise ValueError(f"stem='{stem}' is not one of {', '.join(STEMS)}")
         net = torchvision_resnet18(weights=None)
         self.stem = nn.Sequential(*STEMS[stem]())
         nn.init.kaiming_normal_(self.stem[0].weight, mode="fan_out", nonlinearity="relu")
         self.stage1, self.stage2, self.stage3, self.stage4 = net.layer1, net.layer2, net.layer3, net.layer4
         self.pool = GlobalAverage()
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.pool(self.stage4(self.stage3(self.stage2(self.stage1(self.stem(x))))))
 
-    def split(self):
+    def split(self) -> tuple[nn.Module, nn.Module]:
         """(shared trunk, block of one task), as MEMO has it: the last stage, 8,393,728 parameters, is the block."""
         return nn.Sequential(self.stem, self.stage1, self.stage2, self.stage3), nn.Sequential(self.stage4, self.pool)
 
 
 @register_backbone("resnet18")
-def resnet18():
-    return ResNet18("imagenet")
+def resnet18(stem: str = "imagenet") -> ResNet18:
+    return ResNet18(stem)
 
 
 @register_backbone("resnet18_cifar")
-def resnet18_cifar():
+def resnet18_cifar() -> ResNet18:
     return ResNet18("cifar")
 
 
 @register_backbone("resnet18_small")
-def resnet18_small():
+def resnet18_small() -> ResNet18:
     return ResNet18("small")

@@ -1,0 +1,120 @@
+"""``convnet_options``: keyword arguments of the backbone, from the JSON to the network; and backbones of the user's own."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from pycil_wsc import registry
+from pycil_wsc.config.loading import load, parse_override, resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import UserError
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.consolidating import consolidated
+from pycil_wsc.runs.run import Run
+
+
+class Pixels(nn.Module):
+    """The smallest backbone: no split, so nothing for MEMO."""
+
+    def __init__(self, features=3):
+        super().__init__()
+        self.out_dim, self.layer = features, nn.Linear(3, features)
+
+    def forward(self, x):
+        return self.layer(x.mean((2, 3)))
+
+
+@pytest.fixture
+def pixels(monkeypatch):
+    monkeypatch.setattr(registry, "backbones", copy.copy(registry.backbones))
+    from pycil_wsc.networks import nets
+
+    monkeypatch.setattr(nets, "backbones", registry.backbones)
+    registry.register_backbone("pixels")(Pixels)
+
+
+def run(settings, **keys):
+    config = resolve(settings | keys)
+    return Run(config, load_dataset(config.dataset, "."))
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_every_learner_passes_the_options_on_to_its_backbone(name, settings):
+    keys = {"model_name": name, "convnet_type": "resnet8", "convnet_options.width": 4}
+    learner = run(settings, **keys).learner
+    assert learner.network.first_parts()[-1].in_features == 16  # the head's, 4 * width
+
+
+def test_a_nested_object_of_options_is_read_swept_and_written_again(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"convnet_type": "resnet8", "convnet_options": {"width": [4, 8]}}))
+    configs = load(path)
+    assert [config.convnet_options for config in configs] == [{"width": 4}, {"width": 8}]
+    assert len({config.run_folder for config in configs}) == 2
+    assert resolve(configs[0].to_dict()) == configs[0]
+    (config,) = load(path, dict([parse_override("convnet_options.width=2")]))
+    assert config.convnet_options == {"width": 2}
+
+
+def test_without_options_identity_and_folder_are_what_they_were():
+    for flat in {"model_name": "icarl", "lrate": 0.05}, {"model_name": "icarl", "lrate": 0.05, "convnet_options": {}}:
+        config = resolve(flat)
+        assert not any("convnet_options" in key for key in config.identity())
+        assert config.run_folder.name == "seed1993-269b71df"
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"convnet_options.depth": 3}, "convnet_options: unknown option 'depth' of 'resnet8'; .*width"),
+        ({"convnet_options.widht": 3}, "unknown option 'widht' of 'resnet8'; did you mean 'width'"),
+        ({"convnet_options.width": "wide"}, 'convnet_options.width: expected int, got "wide"'),
+        ({"convnet_type": "resnet18_small", "convnet_options.stem": "cifar"}, "'resnet18_small' has no options"),
+    ],
+)
+def test_wrong_options_are_one_line(keys, message):
+    with pytest.raises(UserError, match=message):
+        resolve({"convnet_type": "resnet8"} | keys)
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        (
+            {"convnet_type": "resnet18", "convnet_options.stem": "tiny"},
+            "stem='tiny' is not one of imagenet, cifar, small",
+        ),
+        ({"convnet_type": "resnet8", "convnet_options.width": 0}, "width=0: give at least 1 channel"),
+    ],
+)
+def test_values_that_the_backbone_refuses_are_one_line_before_any_training(settings, keys, message):
+    with pytest.raises(UserError, match=message):
+        run(settings, **keys)
+
+
+def test_a_backbone_without_split_serves_every_learner_but_memo_which_says_so(settings, pixels):
+    keys = {"convnet_type": "pixels", "convnet_options.features": 5}
+    images = torch.zeros(2, 3, 8, 8)
+    assert run(settings, model_name="der", **keys).learner.network.extract(images).shape == (2, 5)
+    with pytest.raises(UserError, match=r"'pixels' has no split\(\) into a shared trunk .* which MEMO needs"):
+        run(settings, model_name="memo", **keys)
+
+
+def test_a_learner_of_two_phases_that_forgot_to_say_so_cannot_be_consolidated(settings):
+    class TwoPhases(registry.learners["replay"]):
+        def phases(self, task):
+            yield self.main_phase(task)
+            yield self.main_phase(task)
+
+    assert issubclass(TwoPhases, BaseLearner) and TwoPhases.one_phase
+    config = resolve(settings | {"model_name": "replay", "consolidate": True})
+    ours = Run(config, load_dataset(config.dataset, "."))
+    learner = consolidated(TwoPhases)(config, ours.manager, ours.train_source, ours.device)
+    learner.grow_for(ours.manager.tasks[0])
+    phases = learner.phases(ours.manager.tasks[0])
+    next(phases)
+    with pytest.raises(UserError, match="'replay' trains a task in several phases, .* declare one_phase = False"):
+        next(phases)
