@@ -11,7 +11,6 @@ from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import Key, declared
 
-
 EMPTY = ("convnet_options", {})  # a group without keys is not flattened
 
 

@@ -12,7 +12,6 @@ from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, those
 
-
 BACKBONE_OPTION = "convnet_options."  # begins the keys that are keyword arguments of the backbone
 BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backbone", "result", *[None] * 4, choices=())
 
