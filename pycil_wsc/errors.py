@@ -26,6 +26,8 @@ def one_line(text: str) -> str:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the known name nearest to ``name``, or the list of known names if none is near."""
+    if "," in str(name):
+        return f"; several values are a list: [{name}]"
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"

@@ -146,7 +146,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return value
     if type(value) in (int, float) and LARGEST_INTEGER < abs(value) < math.inf:
         raise UserError(f"{name}: {shown(value)} is too large")
-    raise UserError(f"{name}: expected {_described(kind)}, got {shown(value, quotes=True)}")
+    several = f"; several values are a list: [{shown(value)}]" if isinstance(value, str) and "," in value else ""
+    raise UserError(f"{name}: expected {_described(kind)}, got {shown(value, quotes=True)}{several}")
 
 
 def _described(kind: Any) -> str:

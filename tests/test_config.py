@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pycil_wsc import registry
+from pycil_wsc.config import pycil
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError
@@ -322,6 +323,19 @@ BAD = {
     "runs: expected a list of objects of keys and values, at least one": {"runs": [1]},
     "runs: expected a list of objects of keys": {"runs": {"seed": 1}},
     "not valid JSON": '{"seed": 1,}',
+    "not valid JSON (maximum recursion depth exceeded": "[" * 100_000,
+    "999... (5005 characters)' is not auto, cpu": {"device": "cuda:" + "9" * 5000},
+    "999... (5000 characters)' is not auto, cpu": {"device": "9" * 5000},
+    "0... (401 characters) is too large": {"device": 10**400},
+    "has a name of 300 bytes; at most 255 are possible": {"prefix": "a" * 300},
+    "out: 'x/bbb": {"out": "x/" + "b" * 300},
+    r"out: 'a\udcff' is not UTF-8": {"out": "a\udcff"},
+    r"out: 'a\x00b' has a zero byte": {"out": "a\0b"},
+    r"unknown key 'a\nb'": {"a\nb": 1},
+    r"device: 'a\nb' is not auto": {"device": "a\nb"},
+    "wsc: a group of keys, not a key; give one of them": {"wsc": 0.3},
+    "model_name: 'ewc' is a method of PyCIL that is not built in": {"model_name": "ewc"},
+    "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL": {"model_name": "gem", "x": 1},
     "expected a JSON object": "[1]",
 }
 
@@ -332,6 +346,51 @@ def test_bad_configuration_is_one_line_that_names_file_and_key(message, tmp_path
     with pytest.raises(UserError) as error:
         load(path)
     assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+OVERRIDES = {
+    "lr: PyCIL's name in its own files; give init_lr (first task), or lrate (later tasks)": "lr=0.2",
+    "boosting_epochs: PyCIL's name in its own files; give epochs": "boosting_epochs=3",
+    'seed: expected a whole number, got "1993,1994"; several values are a list: [1993,1994]': "seed=1993,1994",
+    "unknown model_name 'replay,wsc'; several values are a list: [replay,wsc]": "model_name=replay,wsc",
+    "wsc: a group of keys": "wsc=0.3",
+    'seed: expected a whole number, got "[[[': "seed=" + "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("message", OVERRIDES)
+def test_bad_overrides_say_what_to_write(message, tmp_path):
+    with pytest.raises(UserError) as error:
+        load(write(tmp_path, {}), dict([parse_override(OVERRIDES[message])]))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("model_name=[replay,wsc]", ["replay", "wsc"]),
+        ("model_name=[ replay, wsc ]", ["replay", "wsc"]),
+        ('a=["x,y", z, 1.5, true]', ["x,y", "z", 1.5, True]),
+        ("milestones=[[1,2],[3]]", [[1, 2], [3]]),
+        ("dataset=npz:a,b.npz", "npz:a,b.npz"),
+        ("milestones=[1,", "[1,"),
+        ("seed=[]", []),
+    ],
+)
+def test_bare_words_in_a_list_are_strings(text, value):
+    assert parse_override(text)[1] == value
+
+
+def test_eight_of_pycils_methods_are_built_in_and_the_others_named():
+    """The names in its ``utils/factory.py``."""
+    assert set(pycil.BUILT_IN) < set(registry.learners) and not set(pycil.OTHERS) & set(registry.learners)
+    for name in (*pycil.OTHERS, "LwF"):
+        with pytest.raises(UserError, match=r"that is not built in .*docs/pycil.md"):
+            resolve({"model_name": name})
+
+
+def test_an_empty_group_is_no_key(tmp_path):
+    assert load(write(tmp_path, {"wsc": {}})) == [resolve({})]
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -7,7 +7,9 @@ from pycil_wsc import registry
 from pycil_wsc.config.options import Config
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, shown
+
+LONGEST_NAME = 255  # bytes of a file name
 
 
 def check(config: Config) -> None:
@@ -33,7 +35,7 @@ def check(config: Config) -> None:
         raise UserError(problem)
     if not config.dataset.startswith(("npz:", "folder:")):
         registry.datasets[config.dataset]
-    check_places(config, r"|gpu:\d+", " or a list of GPU numbers")
+    check_places(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
 
 
 def _check_wsc(options: WSCOptions) -> None:
@@ -57,10 +59,24 @@ def check_places(config: Any, more_devices: str = "", described: str = "") -> No
 
     ``more_devices``: a regular expression of device names beside torch's, and ``described`` the same in words.
     """
-    if not re.fullmatch(rf"auto|cpu|cuda(:\d+)?{more_devices}", config.device):
+    if not re.fullmatch(rf"auto|cpu|cuda(:\d{{1,4}})?{more_devices}", config.device):
         names = "auto, cpu, cuda, cuda:N" if described else "auto, cpu, cuda or cuda:N"
-        raise UserError(f"device: '{config.device}' is not {names}{described}")
+        raise UserError(f"device: '{shown(config.device)}' is not {names}{described}")
     if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):
         raise UserError(
-            f"prefix: '{config.prefix}' must be a folder name of letters, digits, dots, dashes and underscores"
+            f"prefix: '{shown(config.prefix)}' must be a folder name of letters, digits, dots, dashes and underscores"
         )
+    for name in ("prefix", "out", "data_root"):
+        _check_path(name, getattr(config, name))
+
+
+def _check_path(name: str, path: str) -> None:
+    """Raise a :class:`UserError` for what no file system takes, or no log and report can print."""
+    try:
+        longest = max(len(part.encode()) for part in path.split("/"))
+    except UnicodeEncodeError:
+        raise UserError(f"{name}: '{shown(path)}' is not UTF-8; choose or rename the folder") from None
+    if longest > LONGEST_NAME:
+        raise UserError(f"{name}: '{shown(path)}' has a name of {longest} bytes; at most {LONGEST_NAME} are possible")
+    if "\0" in path:
+        raise UserError(f"{name}: '{shown(path)}' has a zero byte; choose another folder")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pycil_wsc import registry
+from pycil_wsc.config import pycil
 from pycil_wsc.config.checks import check
 from pycil_wsc.config.loading import DIRECTIVES
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
@@ -17,6 +18,8 @@ EMPTY = ("convnet_options", {})  # a group without keys is not flattened
 def complete(flat: Mapping[str, Any]) -> Config:
     """The configuration of a class-incremental run."""
     model_name = KEYS["model_name"].check(flat.get("model_name", KEYS["model_name"].default))
+    if model_name not in registry.learners:
+        pycil.refuse_other_method(model_name)
     learner = registry.learners[model_name]
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
     flat = {name: value for name, value in flat.items() if name not in backbone and (name, value) != EMPTY}
@@ -53,8 +56,13 @@ def known_keys() -> dict[str, Key]:
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     known = {*known_keys(), *DIRECTIVES}
+    groups = {name.partition(".")[0] for name in known if "." in name}
     for name in names:
+        if name in groups:
+            inner = min(key for key in known if key.startswith(f"{name}."))
+            raise UserError(f"{name}: a group of keys, not a key; give one of them, such as {inner}, or an object")
         if name not in known:
+            pycil.refuse_alias(name)
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
 
 

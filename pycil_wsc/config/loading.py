@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 
 DIRECTIVES = {"budget"}  # objects that are one value
+ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # of a list on the command line: a string, or a bare word or number
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Any]:
@@ -28,7 +30,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
         raw = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); name an existing JSON file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); correct the file") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object of keys and values")
@@ -48,14 +50,20 @@ def resolve(flat: Mapping[str, Any]) -> Any:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``key=value`` of the command line: the value is read as JSON, or taken as a string."""
+    """``key=value`` of the command line: the value is JSON, a list with bare words in it, or else a string."""
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--set {text}: expected key=value")
+    if re.fullmatch(rf"\s*\[{ITEM}(,{ITEM})*\]\s*", value):
+        return name, [_value(item) for item in re.findall(ITEM + r"[],]", value.strip()[1:])]
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
     try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
@@ -105,6 +113,6 @@ def _flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}."""
     flat = {}
     for name, value in raw.items():
-        nested = isinstance(value, dict) and value and name not in DIRECTIVES
+        nested = isinstance(value, dict) and name not in DIRECTIVES
         flat |= {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
     return flat

@@ -4,13 +4,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pycil_wsc.errors import UserError
+
+BUILT_IN = ("bic", "der", "finetune", "foster", "icarl", "memo", "replay", "wa")  # whose files run unchanged
+OTHERS = ("acil", "aper_finetune", "beefiso", "coil", "ds-al", "ewc", "fetril", "gem", "il2a", "lwf", "pass", "podnet")
+OTHERS += ("rmm-foster", "rmm-icarl", "simplecil", "ssre", "tagfex")
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: nothing here to turn on
 
 
-def our_names(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys under our names. One that has no counterpart may stand at its stock value, and is left out."""
-    flat = {ALIASES.get(name, name): value for name, value in flat.items() if name not in STOCK or value != STOCK[name]}
+def our_names(file: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's keys under our names. One that has no counterpart may stand at its stock value, and is left out."""
+    return {ALIASES.get(name, name): value for name, value in file.items() if name not in STOCK or value != STOCK[name]}
+
+
+def our_values(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys with our names of backbones and devices."""
+    flat = dict(flat)
     if str(flat.get("convnet_type")).startswith("memo_"):
         flat["convnet_type"] = flat["convnet_type"].removeprefix("memo_")
     return flat | {"device": _first_device(flat["device"])} if "device" in flat else flat
@@ -20,6 +30,24 @@ def _first_device(device: Any) -> Any:
     """PyCIL's ``["0", "1"]``, ``[0]`` or ``[-1]`` as one of our names; anything else as it is."""
     if isinstance(device, list) and device:
         device = device[0]
-    if isinstance(device, int) or (isinstance(device, str) and re.fullmatch(r"-?\d+", device)):
+    if re.fullmatch(r"-?\d{1,4}", str(device)):
         return "cpu" if int(device) < 0 else f"gpu:{int(device)}"
     return device
+
+
+def refuse_other_method(model_name: str) -> None:
+    """Raise a :class:`UserError` for a method of PyCIL's that only a checkout of PyCIL has."""
+    if model_name.lower() in OTHERS:
+        raise UserError(
+            f"model_name: '{model_name}' is a method of PyCIL that is not built in (those are {', '.join(BUILT_IN)}); "
+            "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL --config FILE "
+            "(docs/pycil.md)"
+        )
+
+
+def refuse_alias(name: str) -> None:
+    """Raise a :class:`UserError` for a name of PyCIL's that is understood in its files alone."""
+    if name == "lr":
+        raise UserError("lr: PyCIL's name in its own files; give init_lr (first task), or lrate (later tasks)")
+    if name in ALIASES:
+        raise UserError(f"{name}: PyCIL's name in its own files; give {ALIASES[name]}")

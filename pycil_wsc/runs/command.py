@@ -110,7 +110,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
         _on_signals(signal.default_int_handler)
 
     def task() -> int:
-        return dry_run(configs) if args.dry_run else sweep(configs, args.workers, args.ray)
+        return (dry_run if args.dry_run else sweep)(configs, args.workers, args.ray)
 
     return _together(configs, task, args) if "TORCHELASTIC_RUN_ID" in os.environ else task()
 

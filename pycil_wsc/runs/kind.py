@@ -24,7 +24,7 @@ class ClassIncremental(Kind):
     unit = "images"
 
     def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        return pycil.our_names({**file, **overrides})
+        return pycil.our_values({**pycil.our_names(file), **overrides})
 
     def takes_list(self, name: str) -> bool:
         return name in (known := completion.known_keys()) and known[name].takes_list

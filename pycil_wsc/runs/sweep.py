@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pycil_wsc import registry, report
+from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.attempt import Datasets, Job, attempt
 from pycil_wsc.runs.progress import Overview
@@ -19,8 +20,7 @@ def sweep(configs, workers=None, ray=None):
     one) that many on each GPU of the cluster, or on each node that has none. Returns the exit code: 0, 1 if a run
     failed, 130 if stopped by Ctrl-C.
     """
-    if workers is not None and workers < 1:
-        raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
+    check(configs, workers, ray)
     schedule = Schedule(configs)
     try:
         if ray is not None:
@@ -43,6 +43,28 @@ def sweep(configs, workers=None, ray=None):
     finally:
         schedule.overview.close()
     return finish(configs, schedule.results, schedule.failures)
+
+
+def check(configs, workers, ray):
+    """Raise a :class:`UserError` for what is not possible on this machine."""
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
+    if ray is None:  # whose nodes may have GPUs that this machine lacks
+        for device in dict.fromkeys(config.device for config in configs):
+            resolved_device(device)
+
+
+def is_finished(config):
+    """Whether the folder of a run has its result."""
+    try:
+        (config.run_folder / "result.json").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(
+            f"{config.run_folder}: cannot be searched ({error.strerror}); choose another folder with --out"
+        ) from None
+    return True
 
 
 def run_here(schedule):
@@ -90,7 +112,7 @@ class Schedule:
                 job, kind_of(job.config).plan(job.config, self.data.of(job.config))
             )  # a wrong path shows before hours of training
         for job in jobs:
-            if (job.config.run_folder / "result.json").exists():
+            if is_finished(job.config):
                 self._skip(job)
             else:
                 self.fresh.append(job)
@@ -138,12 +160,13 @@ def kind_of(config):
     return registry.kinds[config.kind]
 
 
-def dry_run(configs):
-    """Print the runs and what each costs in training images, or tokens."""
+def dry_run(configs, workers=None, ray=None):
+    """Print the runs and what each costs in training images, or tokens. What :func:`sweep` refuses is refused."""
+    check(configs, workers, ray)
     data, total = Datasets(), Counter()
     for config in configs:
         kind = kind_of(config)
-        cost, done = kind.plan(config, data.of(config)), (config.run_folder / "result.json").exists()
+        cost, done = kind.plan(config, data.of(config)), is_finished(config)
         total[kind.unit] += 0 if done else cost
         print(f"{config.run_folder}  {cost:,} {kind.unit}{'  (finished)' if done else ''}")
     print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
