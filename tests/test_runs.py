@@ -177,6 +177,21 @@ def test_a_loss_that_is_no_number_stops_that_run_alone(settings, tmp_path, capsy
     assert len(results(settings)) == 1
 
 
+@pytest.mark.parametrize("name", ["replay", "bic", "foster", "wsc"])
+def test_a_last_batch_of_one_image_on_maps_of_one_pixel_is_joined_to_the_one_before(name, settings):
+    """ResNet-18 leaves images of 8x8 one pixel; 24 + 1 + ... images in batches of 8, and batch norm is recomputed too."""
+    keys = {"model_name": name, "convnet_type": "resnet18_small", "init_epoch": 1, "epochs": 2, "batch_size": 23}
+    config = resolve(settings | keys | {"memory_per_class": 11, "wsc.warmup": 0.5})
+    run = Run(config, load_dataset(config.dataset, "."))
+    assert not run.learner._takes_one_image and run.learner.num_batches(24) == 1 and run.learner.num_batches(47) == 2
+    assert len(run.execute()["curve"]) == 3
+
+
+def test_a_last_batch_of_one_image_stays_one_where_it_can(settings):
+    run = Run(resolve(settings), load_dataset(settings["dataset"], "."))
+    assert [run.learner.num_batches(number) for number in (1, 8, 9, 10)] == [1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("name", sorted(registry.learners))
 @pytest.mark.parametrize("keys", [{"lrate": 1e38, "init_cls": 4}, {"init_lr": 1e38, "init_cls": 6}])
 def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):

@@ -3,7 +3,7 @@
 ``ArraySource`` keeps the whole split as uint8 on the device and gathers by index. ``FolderSource`` decodes files in worker
 processes that live as long as the run. Both are asked in the same way::
 
-    for images, targets in source.batches(indices, targets, batch_size, train=True, generator_seed=7): ...
+    for images, targets in source.batches(indices, targets, batch_size, train=True, seed=7): ...
 """
 
 import numpy as np
@@ -32,20 +32,21 @@ class ArraySource:
         self.images = torch.from_numpy(np.ascontiguousarray(split.images)).to(device)
         self.normalise = augment.Normalise(info.mean, info.std, device)
 
-    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True):
+    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True, join=False):
         """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
 
-        ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false, shuffled, both from ``seed``.
+        ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false, shuffled,
+        both from ``seed``. With ``join`` a last batch of one image is part of the one before.
         """
         order = epoch_order(indices, train and shuffle, seed)
         index = torch.from_numpy(order).to(self.device)
         labels = torch.from_numpy(targets[order]).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
-        for start in range(0, len(order), batch_size):
-            images = self.images[index[start : start + batch_size]]
+        for batch in batch_slices(len(order), batch_size, join):
+            images = self.images[index[batch]]
             if train:
                 images = self._augment(images, generator)
-            yield self.normalise(images), labels[start : start + batch_size]
+            yield self.normalise(images), labels[batch]
 
     def _augment(self, images, generator):
         if self.info.padding or self.info.flip:
@@ -72,26 +73,27 @@ class FolderSource:
             collate_fn=_stack,
         )
 
-    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True):
+    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True, join=False):
         """As :meth:`ArraySource.batches`. A file that cannot be read is a :class:`UserError` that names it."""
         order = epoch_order(indices, train and shuffle, seed)
         crop_seeds = (
             np.random.default_rng([seed, 1]).integers(2**63, size=len(order)) if train else np.full(len(order), -1)
         )
         keys = list(zip(order.tolist(), crop_seeds.tolist()))
-        self.plan[:] = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
+        parts = batch_slices(len(keys), batch_size, join)
+        self.plan[:] = [keys[batch] for batch in parts]
         generator = torch.Generator(self.device).manual_seed(seed)
         labels = torch.from_numpy(targets[order]).to(self.device)
         if not self.started:
             return_freed_memory()
             self.started = True
-        for number, images in enumerate(self.loader):
+        for batch, images in zip(parts, self.loader, strict=True):
             if isinstance(images, str):
                 raise UserError(images)
             images = images.to(self.device, non_blocking=True)
             if train and self.info.flip:
                 images = augment.random_flip(images, generator)
-            yield self.normalise(images), labels[number * batch_size : (number + 1) * batch_size]
+            yield self.normalise(images), labels[batch]
 
 
 class DecodedImages:
@@ -155,5 +157,13 @@ def _stream(samples, number, rng):
     return np.concatenate([rng.permutation(samples) for _ in range(rounds)] or [samples[:0]])[:number]
 
 
-def num_batches(num_samples, batch_size):
-    return -(-num_samples // batch_size)
+def num_batches(num_samples: int, batch_size: int, join: bool = False) -> int:
+    return len(batch_slices(num_samples, batch_size, join))
+
+
+def batch_slices(num_samples: int, batch_size: int, join: bool = False) -> list[slice]:
+    """Where each batch begins and ends. With ``join`` a last one of a single sample is part of the one before."""
+    starts = list(range(0, num_samples, batch_size))
+    if join and len(starts) > 1 and num_samples - starts[-1] == 1:
+        starts.pop()
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], num_samples])]

@@ -1,6 +1,7 @@
 """The only training loop. A method says what its loss is; everything else happens here, once."""
 
 import contextlib
+import copy
 import functools
 
 import numpy as np
@@ -145,7 +146,7 @@ class BaseLearner(nn.Module):
         self.place()
 
     def fit(self, task, number, phase, first, monitor):
-        batches, cost = num_batches(len(phase.indices), self.config.batch_size), StepCost()
+        batches, cost = self.num_batches(len(phase.indices)), StepCost()
         passes = self.passes(phase)
         monitor.phase_started(task, phase, first)
         self.zero_grad(set_to_none=True)
@@ -190,13 +191,37 @@ class BaseLearner(nn.Module):
     def training_batches(self, indices, *address):
         """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone, which begins with the task's index."""
         c, targets = self.config, self.manager.train_targets
-        seed = seeding.derived_seed(c.seed, "batches", *address)
+        seed, join = seeding.derived_seed(c.seed, "batches", *address), self._joins(len(indices))
         if c.replay_ratio is not None:
             newest = targets[indices] >= self.manager.boundaries[address[0]]
             if newest.any() and not newest.all():
                 indices = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
-                return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed, shuffle=False)
-        return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed)
+                return self.train_source.batches(
+                    indices, targets, c.batch_size, train=True, seed=seed, shuffle=False, join=join
+                )
+        return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed, join=join)
+
+    def num_batches(self, samples: int) -> int:
+        """The training batches of an epoch over ``samples`` images."""
+        return num_batches(samples, self.config.batch_size, self._joins(samples))
+
+    def _joins(self, samples):
+        """Whether the last batch would be a single image that cannot be trained on, and is joined to the one before.
+
+        Elsewhere a last batch of one stays a batch: numbers are those that they have always been.
+        """
+        return samples % self.config.batch_size == 1 and not self._takes_one_image
+
+    @functools.cached_property
+    def _takes_one_image(self):
+        """Whether the network trains on a single image: batch norm has no variance where that leaves maps of 1x1."""
+        side = self.train_source.info.image_size
+        try:
+            with torch.no_grad(), self.autocast():
+                copy.deepcopy(self.network).train()(torch.zeros(1, 3, side, side, device=self.device))
+        except ValueError:
+            return False
+        return True
 
     # ---- what methods build on -----------------------------------------------------------------------------------------
 

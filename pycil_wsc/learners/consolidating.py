@@ -23,7 +23,6 @@ from pycil_wsc.consolidation import (
     WeightSpaceConsolidation,
     recompute_batch_norm,
 )
-from pycil_wsc.data.loader import num_batches
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.schedules import held_lr
@@ -80,7 +79,7 @@ class Consolidated(BaseLearner):
         if options.trigger == "held_out":
             self.held_out = held_out_exemplars(self, task)
             phase.indices = np.setdiff1d(phase.indices, self.held_out)
-        per_epoch = num_batches(len(phase.indices), self.config.batch_size)
+        per_epoch = self.num_batches(len(phase.indices))
         reset = self._reset_rule(task, per_epoch)
         self.consolidation = WeightSpaceConsolidation(
             self.network.named_parameters(),
