@@ -70,8 +70,8 @@ def save_tensors(path: str | Path, state: Any) -> None:
 def load_tensors(path: str | Path) -> Any:
     """What :func:`save_tensors` wrote, on the CPU; nothing in the file is executed.
 
-    ``torch.load`` takes damaged tensors as they are. Here the checksum of every part of the archive is compared first. Raises
-    ``OSError`` where the file cannot be read, and ``ValueError`` where it is damaged or of another kind.
+    ``torch.load`` takes damaged tensors as they are. Here the checksum of every part of the archive is compared first.
+    Raises ``OSError`` where the file cannot be read, and ``ValueError`` where it is damaged or of another kind.
     """
     content = Path(path).read_bytes()
     try:

@@ -1,31 +1,32 @@
 """Random numbers by address.
 
-Each use of randomness has a name within its run, ``(seed, "batches", task, phase, epoch)`` for example, and draws from a
-generator seeded by that address. So nothing has to be saved to go on after a kill, and asking for more in one place
-changes nothing in another.
+Each use of randomness has a name within its run, ``(seed, "batches", task, phase, epoch)`` for example, and draws from
+a generator seeded by that address. So no generator state has to be saved to resume a run, and drawing more in
+one place changes nothing in another.
 """
 
 import contextlib
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 
-def derived_seed(seed, *address):
+def derived_seed(seed: int, *address: str | int) -> int:
     """A 63-bit seed for ``address``, a sequence of strings and non-negative integers."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in address]
     return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def generator(seed, *address, device="cpu"):
+def generator(seed: int, *address: str | int, device: str | torch.device = "cpu") -> torch.Generator:
     """A torch generator on ``device``, seeded by address."""
     return torch.Generator(device).manual_seed(derived_seed(seed, *address))
 
 
 @contextlib.contextmanager
-def seeded(seed, *address):
-    """Within, torch's global generator is seeded by address (initial weights draw from it); after, it is as before."""
+def seeded(seed: int, *address: str | int) -> Iterator[None]:
+    """Seeds torch's global generator by address, for initial weights for example; restores it on exit."""
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derived_seed(seed, *address))
         yield
