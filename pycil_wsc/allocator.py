@@ -14,15 +14,16 @@ def keep_freed_memory(device: "torch.device") -> None:
     By default glibc gives large blocks back to the system, which clears every page again when the next step asks for
     them. A GPU's memory is kept by torch.
     """
-    if device.type == "cpu" and hasattr(_libc(), "mallopt"):
-        _libc().mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped by itself
-        _libc().mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap is never cut
+    mallopt = getattr(_libc(), "mallopt", None)
+    if device.type == "cpu" and mallopt:
+        mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped by itself
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap is never cut
 
 
 def return_freed_memory() -> None:
     """Return free memory to the system; a forked process would otherwise hold a copy of it."""
-    if hasattr(_libc(), "malloc_trim"):
-        _libc().malloc_trim(0)
+    if malloc_trim := getattr(_libc(), "malloc_trim", None):
+        malloc_trim(0)
 
 
 def _libc() -> ctypes.CDLL | None:

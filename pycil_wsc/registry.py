@@ -89,14 +89,14 @@ def register_learner(name: str, **defaults: Any) -> Callable[[type[T]], type[T]]
 def register_backbone(name: str) -> Callable[[T], T]:
     """Register ``build(**keywords) -> nn.Module``: (B, 3, H, W) images -> (B, ``out_dim``) features.
 
-    Its keywords are the keys ``convnet_options`` of the JSON; each has a default, by whose type a value is checked, and a
-    ValueError says which values there are. A module with ``split() -> (trunk, block)`` also serves MEMO.
+    Its keywords are the keys ``convnet_options`` of the JSON; each has a default, by whose type a value is checked,
+    and a ValueError says which values there are. A module with ``split() -> (trunk, block)`` also serves MEMO.
     """
     return lambda build: backbones.add(name, build)
 
 
 def check_backbone_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise a :class:`UserError` unless ``options`` are keywords of the backbone ``name``, of the types of their defaults."""
+    """Raise :class:`UserError` unless ``options`` are keywords of the backbone ``name``, of their defaults' types."""
     parameters = inspect.signature(backbones[name]).parameters
     for option, value in options.items():
         if option not in parameters:
