@@ -373,6 +373,8 @@ def test_the_pages_ewc_resumes_with_its_fisher_values(extended, tmp_path):
 def test_the_pages_backbone_serves_every_method(extended):
     for learner in ("replay", "memo"):
         assert len(extended(model_name=learner, convnet_type="plain")["curve"]) == 3
+    wide = extended(model_name="replay", convnet_type="plain", **{"convnet_options.width": 8})
+    assert wide["parameters"] == 3 * 8 * 9 + 8 + 2 * 8 + 8 * 16 * 9 + 16 + 2 * 16 + 16 * 10 + 10
 
 
 def test_the_pages_data_set_is_learned(extended):

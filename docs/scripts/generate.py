@@ -11,36 +11,46 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, LANGUAGE_MODELS = "configuration", "language_models"
-PAGES = {"run": CONFIGURATION, "wsc": CONFIGURATION, "methods": CONFIGURATION, "language models": LANGUAGE_MODELS}
+PAGES = dict.fromkeys(("run", "wsc", "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
+
+
+HEADER = ("key", "default", "values", "meaning")
 
 
 def table(name):
     """The Markdown table of keys that stands between the marks of ``name``."""
     from pycil_wsc.config.options import KEYS
 
-    if name == "methods":
-        return methods()
     if name == "language models":
         from pycil_wsc.llm.config import KEYS as LLM_KEYS
 
-        return rows(("key", "default", "meaning"), key_rows(LLM_KEYS))
-    keys = {key: each for key, each in KEYS.items() if key.startswith("wsc.") == (name == "wsc")}
-    return rows(("key", "default", "meaning"), key_rows(keys))
+        return rows(HEADER, map(row, LLM_KEYS.values()))
+    if name == "defaults":
+        from pycil_wsc.registry import learner_defaults
+
+        return rows(
+            ("method", "its defaults"), ((f"`{name}`", listed(keys)) for name, keys in sorted(learner_defaults.items()))
+        )
+    if name == "methods":
+        from pycil_wsc.keys import declared
+        from pycil_wsc.registry import learners
+
+        own = [(name, each) for name in sorted(learners) for each in declared(learners[name].Options).values()]
+        return rows(("method", *HEADER), ((f"`{name}`", *row(each)) for name, each in own))
+    keys = (each for key, each in KEYS.items() if key.startswith("wsc.") == (name == "wsc"))
+    return rows(HEADER, map(row, keys))
 
 
-def key_rows(keys):
-    return [(f"`{name}`", f"`{json.dumps(each.default)}`", each.doc) for name, each in keys.items()]
+def row(key):
+    return f"`{key.name}`", f"`{json.dumps(key.default)}`", limits(key), key.doc
 
 
-def methods():
-    from pycil_wsc.keys import declared
-    from pycil_wsc.registry import learner_defaults, learners
-
-    lines = []
-    for name, defaults in sorted(learner_defaults.items()):
-        own = {key: each.default for key, each in declared(learners[name].Options).items()}
-        lines.append((f"`{name}`", listed(defaults), listed(own)))
-    return rows(("method", "its defaults", "its own options"), lines)
+def limits(key):
+    """The values that a key may have, as far as it declares them."""
+    if key.choices:
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in key.choices)
+    bounds = (("≥", key.low), ("≤", key.high), (">", key.above), ("<", key.below))
+    return ", ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
 
 
 def listed(values):
@@ -56,7 +66,8 @@ def page(name):
     text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     for mark in (mark for mark, place in PAGES.items() if place == name):
         pattern = rf"(<!-- keys: {mark} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match: match[1] + table(mark) + match[2], text, count=1, flags=re.DOTALL)
+        text, places = re.subn(pattern, lambda match: match[1] + table(mark) + match[2], text, flags=re.DOTALL)
+        assert places == 1, f"docs/{name}.md has {places} places for the table '{mark}'"
     return text
 
 
