@@ -26,12 +26,17 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     "pycil_wsc.llm": [*LEAVES, "pycil_wsc.llm", "pycil_wsc.consolidation", *rooms_up_to("runs")],
     "pycil_wsc": ["pycil_wsc.runs.weights"],  # lazily, see below
     "main": ["pycil_wsc.runs.command"],
+    "convs": ["convs", *LEAVES, "pycil_wsc.networks"],  # PyCIL's names over the package, which imports neither
+    "utils": ["convs", "utils", *LEAVES, *rooms_up_to("runs")],
 }
 
 
 def modules():
-    """(name, path) of main.py and of every module of the package."""
-    for path in [ROOT / "main.py", *(ROOT / "pycil_wsc").rglob("*.py")]:
+    """(name, path) of main.py and of every module of the package and of PyCIL's names."""
+    for path in [
+        ROOT / "main.py",
+        *(path for top in ("pycil_wsc", "convs", "utils") for path in (ROOT / top).rglob("*.py")),
+    ]:
         yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
 
 

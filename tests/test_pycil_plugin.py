@@ -30,7 +30,7 @@ CONFIG = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class"
 def run(tmp_path, monkeypatch, capsys):
     """-> function of changes to CONFIG that gives (exit code, standard output, standard error). Afterwards ``utils`` is ours again."""
     before = dict(sys.modules)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
 
     def command(checkout=STANDIN, **changes):

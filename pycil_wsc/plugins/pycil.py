@@ -7,14 +7,13 @@ of PyCIL's learners that trains one network per task: ``wsc_icarl``, ``wsc_wa``,
 ``"wsc": {"retain": 0.2}``, with the names and meanings of the keys ``wsc.*`` in the README. Data and logs are where PyCIL has them: in
 ``data`` and ``logs`` of the folder in which the command is run.
 
-PyCIL has top-level modules ``utils`` and ``convs``, as this repository has: here only ``pycil_wsc.consolidation`` is imported.
+PyCIL's checkout comes first on ``sys.path``: its ``utils`` and ``convs`` are found there, whatever the current folder has.
 """
 
 import argparse
 import difflib
 import functools
 import importlib
-import importlib.machinery
 import inspect
 import json
 import logging
@@ -282,18 +281,12 @@ class HeldRate:
             group["lr"] = rate and target + (rate - target) * (1 + math.cos(math.pi * done)) / 2
 
 
-class Checkout:
-    """Finds PyCIL's top-level modules in its checkout, whatever else on the path has their names."""
-
-    def __init__(self, root):
-        self.root = str(root)
-
-    def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.PathFinder.find_spec(name, [self.root]) if name in MODULES else None
-
-
 def enter(checkout):
-    """From here on ``utils``, ``convs``, ``models`` and ``trainer`` are PyCIL's. Nothing is written into the checkout."""
+    """From here on ``utils``, ``convs``, ``models`` and ``trainer`` are PyCIL's. Nothing is written into the checkout.
+
+    The checkout comes first on ``sys.path``, before a current folder that may have modules of these names, and those
+    imported already are forgotten.
+    """
     for needed in "trainer.py", "utils/factory.py", "models/base.py":
         if not (checkout / needed).is_file():
             raise BadInput(
@@ -302,7 +295,7 @@ def enter(checkout):
     sys.dont_write_bytecode = True
     for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
         del sys.modules[name]
-    sys.meta_path.insert(0, Checkout(checkout.resolve()))
+    sys.path.insert(0, str(checkout.resolve()))
 
 
 def load(path):

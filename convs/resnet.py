@@ -1,0 +1,19 @@
+"""ResNet-18, as ``from convs.resnet import resnet18``; its stem follows from ``args``, as in PyCIL."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from convs import Convnet
+from pycil_wsc.errors import UserError
+from pycil_wsc.networks.backbones.resnet import ResNet18
+
+
+def resnet18(pretrained: bool = False, progress: bool = True, args: Mapping[str, Any] | None = None) -> Convnet:
+    """``args``: PyCIL's, of which ``dataset``, ``init_cls`` and ``increment`` decide the stem."""
+    if pretrained:
+        raise UserError("resnet18: pretrained weights are not included; use pretrained=False")
+    if args is None:
+        raise UserError("resnet18: pass PyCIL's args, which decide the stem")
+    if "cifar" in args["dataset"]:
+        return Convnet(ResNet18("imagenet" if args.get("model_name") == "memo" else "cifar"))
+    return Convnet(ResNet18("imagenet" if args["init_cls"] == args["increment"] else "small"))

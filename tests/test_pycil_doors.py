@@ -1,0 +1,160 @@
+"""``convs`` and ``utils``: scripts written for PyCIL run over the package, and the package needs neither."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from convs.cifar_resnet import resnet32
+from convs.resnet import resnet18
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.run import Run
+from utils import factory
+from utils.data_manager import DataManager
+from utils.inc_net import IncrementalNet, get_convnet
+from utils.toolkit import accuracy, count_parameters, target2onehot, tensor2numpy
+
+ROOT = Path(__file__).parent.parent
+ARGS = {
+    "prefix": "reproduce",
+    "dataset": "digits",
+    "memory_size": 2000,
+    "memory_per_class": 5,
+    "fixed_memory": True,
+    "shuffle": True,
+    "init_cls": 4,
+    "increment": 3,
+    "model_name": "icarl",
+    "convnet_type": "resnet8",
+    "device": [torch.device("cpu")],
+    "seed": 1993,
+    "init_epoch": 1,
+    "epochs": 1,
+    "precision": "fp32",
+}
+
+
+def manager(**changes):
+    args = ARGS | changes
+    return DataManager(*(args[name] for name in ("dataset", "shuffle", "seed", "init_cls", "increment")), args)
+
+
+def trained_by_a_script_for_pycil(args):
+    """The loop of a script that knows PyCIL's interface alone: -> top-1 of each task, by logits and by class means."""
+    data, model = manager(), factory.get_model(args["model_name"], args)
+    before, curves = count_parameters(model._network), {"cnn": [], "nme": []}
+    assert before > 0
+    for task in range(data.nb_tasks):
+        model.incremental_train(data)
+        cnn, nme = model.eval_task()
+        model.after_task()
+        curves["cnn"].append(cnn["top1"])
+        curves["nme"].append(nme["top1"])
+        assert model.exemplar_size == 5 * data.get_accumulate_tasksize(task)
+        groups = [name for name in cnn["grouped"] if "-" in name]
+        assert groups[0] == "00-02" and {"total", "old", "new"} <= cnn["grouped"].keys()
+    return curves
+
+
+@pytest.mark.parametrize("name", ["icarl", "wsc"])
+def test_a_script_for_pycil_has_the_accuracies_of_our_own_run(name, tmp_path):
+    curves = trained_by_a_script_for_pycil(ARGS | {"model_name": name})
+    config = resolve(ARGS | {"model_name": name, "device": "cpu", "out": str(tmp_path), "cache_first_task": False})
+    result = Run(config, load_dataset("digits", ".")).execute()
+    assert curves["cnn"] == [round(value, 2) for value in result["curve"]]
+    assert curves["nme"] == [round(value, 2) for value in result["nme_curve"]]
+
+
+def test_a_loop_of_ones_own_trains_pycils_network_on_pycils_data():
+    torch.manual_seed(0)
+    data = manager()
+    assert [data.get_task_size(task) for task in range(data.nb_tasks)] == [4, 3, 3] and data.nb_classes == 10
+    images, labels, train = data.get_dataset(np.arange(0, 4), source="train", mode="train", ret_data=True)
+    assert len(train) == len(images) == sum(map(data.getlen, range(4))) and set(labels) == {0, 1, 2, 3}
+    network = IncrementalNet({"convnet_type": "resnet32"}, False)
+    network.update_fc(4)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _, inputs, targets in DataLoader(train, batch_size=64, shuffle=True):
+        out = network(inputs)
+        assert out["features"].shape == (len(inputs), network.feature_dim) and len(out["fmaps"]) == 3
+        loss = torch.nn.functional.cross_entropy(out["logits"], targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    before = network.fc.weight.detach().clone()
+    network.update_fc(7)
+    assert network.fc.out_features == 7 and torch.equal(network.fc.weight[:4], before)
+    network.weight_align(3)
+    norms = network.fc.weight.norm(dim=1)
+    torch.testing.assert_close(norms[4:].mean(), norms[:4].mean())
+    twin = network.copy().freeze()
+    assert not any(p.requires_grad for p in twin.parameters()) and count_parameters(twin, trainable=True) == 0
+
+
+def test_appended_exemplars_come_last_and_the_transforms_are_those_of_the_data_set():
+    data = manager()
+    images, labels, _ = data.get_dataset([9], source="test", mode="test", ret_data=True)
+    both = data.get_dataset([0], source="test", mode="test", appendent=(images, labels))
+    assert [label for _, _, label in both] == [0] * (len(both) - len(images)) + [9] * len(images)
+    flipped = data.get_dataset([9], source="test", mode="flip")
+    plain = data.get_dataset([9], source="test", mode="test")
+    assert torch.equal(flipped[0][1], plain[0][1].flip(2)) and plain[0][1].dtype == torch.float32
+
+
+def test_backbones_have_pycils_outputs_and_stems():
+    args = {"dataset": "cifar100", "init_cls": 10, "increment": 10, "model_name": "replay", "convnet_type": "resnet18"}
+    assert resnet32()(torch.zeros(2, 3, 32, 32))["features"].shape == (2, 64)
+    assert get_convnet(args)(torch.zeros(2, 3, 16, 16))["features"].shape == (2, 512)
+    stems = {
+        (name, increment): resnet18(args=args | {"dataset": name, "increment": increment}).backbone.stem[0].kernel_size
+        for name, increment in [("cifar100", 10), ("imagenet100", 10), ("imagenet100", 5)]
+    }
+    assert list(stems.values()) == [(3, 3), (7, 7), (3, 3)]
+
+
+def test_the_toolkit_computes_by_hand():
+    predicted, true = np.array([0, 1, 2, 2, 4, 0]), np.array([0, 1, 1, 2, 4, 5])
+    assert accuracy(predicted, true, nb_old=2, increment=2) == {
+        "total": 66.67,
+        "00-01": 66.67,
+        "02-03": 100.0,
+        "04-05": 50.0,
+        "old": 66.67,
+        "new": 66.67,
+    }
+    assert target2onehot(torch.tensor([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert tensor2numpy(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: factory.get_model("podnet", ARGS), "unknown model_name 'podnet'"),
+        (lambda: factory.get_model("icarl", ARGS | {"lamda": 3}), "unknown key 'lamda'"),
+        (lambda: manager(aug=2), "aug: 2 views"),
+        (lambda: manager().get_dataset([0], "valid", "test"), "source 'valid' is not train or test"),
+        (lambda: manager().get_dataset([0], "train", "valid"), "mode 'valid' is not train, test or flip"),
+        (lambda: manager().get_dataset([0], "train", "train", m_rate=0.5), "m_rate is not available"),
+        (lambda: get_convnet({"convnet_type": "cosine_resnet32"}), "'cosine_resnet32' is not available here"),
+        (lambda: resnet18(pretrained=True, args=ARGS), "pretrained weights are not included"),
+        (lambda: IncrementalNet({"convnet_type": "resnet32"})(torch.zeros(1, 3, 8, 8)), "call update_fc"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_error(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_the_package_imports_neither():
+    script = "import sys, pycil_wsc.runs.command, pycil_wsc.plugins.pycil; print({'convs', 'utils'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

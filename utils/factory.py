@@ -1,0 +1,90 @@
+"""PyCIL's ``get_model``: the package's learners behind PyCIL's four calls."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.config.pycil import our_names
+from pycil_wsc.data.loader import open_source
+from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.prediction import best_classes
+from pycil_wsc.runs import metrics
+from utils.data_manager import DataManager
+from utils.toolkit import accuracy
+
+PYCILS_OWN = ("aug", "config", "csv_name", "logfilename", "time_str")  # keys of its trainer, which decide nothing here
+SILENT = dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
+
+
+def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
+    """The learner ``model_name`` with the keys of ``args``, as a JSON file of PyCIL's has them.
+
+    A learner or key that is unknown here raises :class:`pycil_wsc.errors.UserError`, in a line.
+    """
+    keys = {name: value for name, value in args.items() if name not in PYCILS_OWN} | {"model_name": model_name.lower()}
+    if isinstance(keys.get("device"), list):
+        keys["device"] = [str(d) if isinstance(d, torch.device) else d for d in keys["device"]]
+    if isinstance(keys.get("seed"), list):
+        keys["seed"] = keys["seed"][0]
+    return Model(args, resolve(our_names(keys)))
+
+
+class Model:
+    """What PyCIL's trainer calls: ``incremental_train``, ``eval_task`` and ``after_task``, once for each task."""
+
+    def __init__(self, args: Mapping[str, Any], config: Any):
+        self.args, self.device = args, resolved_device(config.device)
+        self.learner = config.learner(config, None, None, self.device)
+        self._cur_task, self._known_classes, self._total_classes = -1, 0, 0
+
+    @property
+    def _network(self) -> nn.Module:
+        return self.learner.network
+
+    @property
+    def exemplar_size(self) -> int:
+        return len(self.learner.memory)
+
+    def incremental_train(self, data_manager: DataManager) -> None:
+        """Learn the next task."""
+        data, learner = data_manager.dataset, self.learner
+        if learner.manager is None:
+            learner.manager = data_manager.manager
+            learner.train_source, self.test_source = (
+                open_source(data.info, split, self.device, learner.config.num_workers)
+                for split in (data.train, data.test)
+            )
+        self._cur_task += 1
+        self.task = learner.manager.tasks[self._cur_task]
+        self._total_classes = self.task.num_seen
+        learner.learn(self.task, SimpleNamespace(**SILENT))
+
+    def eval_task(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Accuracies on all classes seen, in percent, by logits and by nearest mean of exemplars (or None).
+
+        Each is {"grouped": see :func:`utils.toolkit.accuracy`, "top1", "top5"}.
+        """
+        learner, targets = self.learner, self.learner.manager.test_targets
+        means = learner.class_means(self.task.num_seen) if learner.config.nme and len(learner.memory) else None
+        cnn, nme = [], []
+        for features, _ in learner.forward_over(self.test_source, self.task.test_indices, targets):
+            with torch.inference_mode(), learner.autocast():
+                cnn.append(best_classes(learner.classify(features)))
+            if means is not None:
+                unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
+                nme.append(best_classes(torch.cdist(unit, torch.from_numpy(means).to(self.device)), largest=False))
+        return self._accuracies(cnn), self._accuracies(nme) if nme else None
+
+    def after_task(self) -> None:
+        self._known_classes = self._total_classes
+
+    def _accuracies(self, parts):
+        best = torch.cat(parts).cpu().numpy()
+        targets: np.ndarray = self.learner.manager.test_targets[self.task.test_indices]
+        grouped = accuracy(best[:, 0], targets, self._known_classes, self.learner.config.increment)
+        return {"grouped": grouped, "top1": grouped["total"], "top5": round(metrics.top_k_accuracy(best, targets), 2)}
