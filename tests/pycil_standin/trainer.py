@@ -1,4 +1,5 @@
 import torch
+
 from utils import factory
 from utils.data_manager import DataManager
 

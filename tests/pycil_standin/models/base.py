@@ -2,6 +2,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+
 from utils.inc_net import IncrementalNet
 
 

@@ -1,7 +1,7 @@
 from torch import optim
-from utils.inc_net import BiasedNet
 
 from models.base import BaseLearner
+from utils.inc_net import BiasedNet
 
 epochs = 8
 

@@ -1,6 +1,5 @@
-from utils.inc_net import ExpandingNet
-
 from models.replay import Replay
+from utils.inc_net import ExpandingNet
 
 
 class Mixture(Replay):
