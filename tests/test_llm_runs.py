@@ -323,8 +323,9 @@ def _plain(value):
     return list(value) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize("name", ["trace", "trace_quickstart", "trace_small_model"])
+@pytest.mark.parametrize("name", ["trace", "trace_quickstart", "trace_small_model", "trace_smollm2"])
 def test_the_experiments_of_the_repository_are_valid(name):
     runs = load(ROOT / "exps" / f"{name}.json")
     assert runs and all(run.kind == "llm" for run in runs) and len({run.run_folder for run in runs}) == len(runs)
-    assert len(runs) == {"trace": 5 * (1 + 7 * 4), "trace_quickstart": 2 * 2 * 2, "trace_small_model": 8}[name]
+    counts = {"trace": 5 * (1 + 7 * 4), "trace_quickstart": 2 * 2 * 2, "trace_small_model": 8, "trace_smollm2": 9}
+    assert len(runs) == counts[name]

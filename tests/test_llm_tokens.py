@@ -243,3 +243,13 @@ def test_the_chat_template_is_used_where_there_is_one_but_not_for_the_papers_mod
 def test_a_chat_template_that_is_not_there_is_one_clear_line(llm_settings):
     with pytest.raises(UserError, match="llm.chat_template: the tokeniser of 'tiny-llama' has none"):
         configured(llm_settings, llm__chat_template=True)
+
+
+def test_hyper_parameters_are_chosen_on_the_eval_items(llm_settings, tmp_path):
+    with pytest.raises(UserError, match="llm.test_on: task 'colours' has no eval.json"):
+        configured(llm_settings, llm__test_on="eval")
+    rows = [{"prompt": f"A held-out item {number}:", "answer": "A"} for number in range(3)]
+    for name in ("colours", "shapes"):
+        (tmp_path / "data" / "small" / name / "eval.json").write_text(json.dumps(rows))
+    _, corpus = configured(llm_settings, llm__test_on="eval", llm__test_items=2)
+    assert [item.prompt for item in corpus.tasks[0].test] == ["A held-out item 0:", "A held-out item 1:"]

@@ -88,6 +88,24 @@ def test_the_table_has_the_results_numbers_and_the_papers_beside_them(tmp_path):
     )
 
 
+def test_scores_after_each_task_with_overall_performance_and_backward_transfer(tmp_path):
+    matrix = [[0.5], [0.25, 0.75], [0.0, 0.5, 1.0]]
+    result = made_up(tasks=TASKS[:3])
+    result["scores"] = {version: scores | {"matrix": matrix} for version, scores in result["scores"].items()}
+    write(tmp_path, result)
+    report.write_report(tmp_path)
+    (path,) = (tmp_path / "report" / "tables").glob("stages-*.csv")
+    table = {(row["after task"], row["column"]): float(row["mean"]) for row in csv.DictReader(path.open())}
+    assert table["2 FOMC", "C-STANCE"] == 25 and ("1 C-STANCE", "FOMC") not in table
+    assert [table[stage, "overall"] for stage in ("1 C-STANCE", "2 FOMC", "3 MeetingBank")] == [50, 50, 50]
+    assert [table[stage, "backward transfer"] for stage in ("1 C-STANCE", "2 FOMC", "3 MeetingBank")] == [0, -12.5, -25]
+    for version in ("trace", "fixed"):
+        (path,) = (tmp_path / "report" / "tables").glob(f"scores-{version}-*.csv")
+        assert float(rows(path)["wsc", "20", "backward transfer"]["mean"]) == -25
+    assert "backward transfer" in report.result_table([result])
+    assert "Average score after each task" in (tmp_path / "report" / "index.html").read_text()
+
+
 @pytest.mark.parametrize("changes", [{"model": "tiny-llama"}, {"tasks": TASKS[:3]}])
 def test_other_models_and_tasks_have_no_numbers_of_the_paper_beside_them(changes, tmp_path):
     write(tmp_path, made_up(**changes))

@@ -103,6 +103,11 @@ class LLMConfig:
     epochs: tuple[int, ...] | None = key(
         None, "epochs of each task; null: its own (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
     )
+    test_on: str = key(
+        "test",
+        "score the `test` items, or the `eval` items: to choose learning rate or epochs",
+        choices=("test", "eval"),
+    )
     train_items: int | None = key(None, "of each task only the first so many training items", low=1)
     test_items: int | None = key(None, "of each task only the first so many test items", low=1)
     pool: str | None = key("Lima", "folder of general items that every replay epoch has, or null")

@@ -14,6 +14,7 @@ DECIDING = (
     "data",
     "tasks",
     "pool",
+    "test_on",
     "train_items",
     "test_items",
     "pool_items",
@@ -94,7 +95,10 @@ class Corpus:
         )
 
     def _cut(self, task):
-        return replace(task, train=task.train[: self.chosen.train_items], test=task.test[: self.chosen.test_items])
+        test = task.test if self.chosen.test_on == "test" else task.eval
+        if not test:
+            raise UserError(f"llm.test_on: task '{task.name}' has no eval.json; add one, or use 'test'")
+        return replace(task, train=task.train[: self.chosen.train_items], test=test[: self.chosen.test_items])
 
     def _pool(self, root):
         if self.chosen.pool is None:

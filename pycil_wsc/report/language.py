@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pycil_wsc.report.groups import label
-from pycil_wsc.report.measures import COSTS, MEASURES
+from pycil_wsc.report.measures import COSTS, MEASURES, backward_transfer, overall
 from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.tables import Cell, Column, Row, Table, to_text
@@ -18,13 +18,16 @@ NOT_NAMED = {
         "micro_tokens",
         "padding",
         "eval_batch",
+        "attn_implementation",
         "gradient_checkpointing",
         "shard",
+        "timeout_minutes",
         "checkpoint_minutes",
         "pool",
     )
 }
-ORDER = ("finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")  # the paper's
+# the paper's, after the model that was not trained
+ORDER = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +89,8 @@ def score_table(results):
 
 
 def language_tables(group):
-    return [_scores(group, MEASURES), _scores(group, MEASURES[:3], "fixed"), _costs(group)]
+    """The tables of a group: scores by either version of the metrics, scores after each task, costs."""
+    return [_scores(group, MEASURES), _scores(group, MEASURES[:4], "fixed"), _stages(group), _costs(group)]
 
 
 def _scores(group, measures, version="trace"):
@@ -120,8 +124,37 @@ def _scores(group, measures, version="trace"):
 
 def _fixed(column):
     """The measure of that name by the fixed metrics."""
+    if column.label == "backward transfer":
+        return lambda result: backward_transfer(result["scores"]["fixed"]["matrix"])
     key = {"average": "last_average", "new task": "new_score", "forgetting": "forgetting"}[column.label]
     return lambda result: 100 * result["scores"]["fixed"][key]
+
+
+def _stages(group):
+    """Scores on each task after each task, and their mean: TRACE's overall performance and backward transfer on the way."""
+    rows = []
+    for name, memory, records in _cells(group):
+        for stage, task in enumerate(group.tasks):
+
+            def after(value, stage=stage):
+                return lambda result: value(result["scores"]["trace"]["matrix"][: stage + 1])
+
+            cells = [
+                _cell(records, after(lambda matrix, i=i: 100 * matrix[-1][i])) if i <= stage else Cell()
+                for i in range(len(group.tasks))
+            ]
+            measures = (lambda matrix: overall(matrix)[-1], backward_transfer)
+            cells += [_cell(records, after(measure)) for measure in measures]
+            rows.append(Row((name, f"{memory:g}", f"{stage + 1} {task}"), False, tuple(cells)))
+    columns = (*map(Column, group.tasks), Column("overall"), Column("backward transfer"))
+    return Table(
+        f"stages-{group.slug}",
+        "Scores after each task (%), TRACE’s metrics",
+        group.title,
+        ("method", "memory", "after task"),
+        columns,
+        tuple(rows),
+    )
 
 
 def _costs(group):
@@ -166,11 +199,21 @@ def _notes(group, version):
 
 
 def language_figures(group):
-    """Score and relative VRAM against the memory."""
+    """Overall performance after each task; score and relative VRAM against the memory."""
+    from pycil_wsc.report.curves import curves
     from pycil_wsc.report.figures import against_memory  # matplotlib, only where something is drawn
     from pycil_wsc.report.series import Series
 
     series = Series(group)
+    yield from curves(
+        series,
+        "score-tasks",
+        "Average score after each task",
+        lambda record: record.data["scores"]["trace"]["matrix"],
+        _overall_curve,
+        ("tasks learned", "average score (%)"),
+        markers=True,
+    )
     if any(series.memories):
         yield against_memory(
             series,
@@ -187,3 +230,9 @@ def language_figures(group):
             vram,
             lambda record: record.data["relative_vram_minutes"],
         )
+
+
+def _overall_curve(records):
+    """(tasks learned, mean over the records of the overall performance)."""
+    series = [overall(record.data["scores"]["trace"]["matrix"]) for record in records]
+    return range(1, len(series[0]) + 1), [sum(values) / len(values) for values in zip(*series)]

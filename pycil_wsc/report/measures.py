@@ -7,18 +7,29 @@ MEASURES = (  # column, value of a result
     (Column("average"), lambda result: 100 * result["avg_score"]),
     (Column("new task"), lambda result: 100 * result["scores"]["trace"]["new_score"]),
     (Column("forgetting"), lambda result: 100 * result["scores"]["trace"]["forgetting"]),
+    (Column("backward transfer"), lambda result: backward_transfer(result["scores"]["trace"]["matrix"])),
     (Column("minutes", 1), lambda result: result["train_minutes"]),
     (Column("relative VRAM", 1), lambda result: result["relative_vram_minutes"]),
 )
 COSTS = (
-    (Column("models resident", 0, True), lambda result: result["models_resident"]),
-    (Column("streamed", 0, True), lambda result: result["models_resident_streamed"]),
+    (Column("models resident", 2, True), lambda result: result["models_resident"]),
+    (Column("streamed", 2, True), lambda result: result["models_resident_streamed"]),
     (Column("relative VRAM, streamed", 1), lambda result: result["relative_vram_minutes_streamed"]),
     (Column("peak memory (MiB)", 0), lambda result: result["peak_memory_bytes"] / 2**20),
     (Column("tokens trained", 0, True), lambda result: result["tokens_trained"]),
     (Column("tokens per second", 0), lambda result: result["tokens_per_second"]),
     (Column("padding (%)", 1), lambda result: 100 * result["padding"]),
 )
+
+
+def overall(matrix):
+    """Overall performance after each task, in percent: the mean score on the tasks so far. ``matrix``: 0 to 1, by rows."""
+    return [100 * sum(row) / len(row) for row in matrix]
+
+
+def backward_transfer(matrix):
+    """The mean over all tasks of (last score - score when learned), in percentage points; the newest task's is 0."""
+    return sum(100 * (last - row[-1]) for last, row in zip(matrix[-1], matrix)) / len(matrix)
 
 
 def of_a_language_model(data):
