@@ -13,11 +13,9 @@ Read, the file may change at any time: the run keeps the data that it began with
 of its own; what only plans runs can let it go.
 """
 
-import lzma
 import os
 import sys
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +24,6 @@ from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
-UNREADABLE = (OSError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, SyntaxError, RuntimeError)
-UNREADABLE += (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
@@ -54,7 +50,9 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
         raise UserError(
             f"{path}: does not fit in memory ({reason(error)}); use image files and 'folder:PATH'"
         ) from None
-    except UNREADABLE as error:
+    except UserError:
+        raise
+    except Exception as error:  # of the archive, of its compression, or of numpy's parser of headers
         raise UserError(
             f"{path}: not a whole npz file of plain arrays ({reason(error)}); make it again with np.savez, or copy it again"
         ) from None

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from pycil_wsc.errors import one_line
 from pycil_wsc.runs.output import best_effort_output
 
 STOPPED = "\nstopped; the same command resumes from here"
@@ -25,11 +26,16 @@ The same command started again resumes what was stopped and skips what is finish
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything else does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {one_line(message)}; see --help\n")
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--config",
         required=True,

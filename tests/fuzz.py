@@ -1,0 +1,275 @@
+"""A seeded fuzzer of configurations, command lines, data files and run folders.
+
+    python tests/fuzz.py --minutes 60 [--seed N]
+
+Whatever is asked for, the command line must answer with an exit code of its own (0, 1, 2 or 130), without a traceback, and bad
+input (2) with one line. Each case follows from its number, which is printed where a case fails: ``--seed`` begins with it.
+"""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from small_runs import small_data  # noqa: E402
+
+from pycil_wsc.config.completion import known_keys  # noqa: E402
+from pycil_wsc.runs.command import main  # noqa: E402
+
+EXIT_CODES = {0, 1, 2, 130}
+HARMLESS_TO_RUN = [
+    "seed",
+    "shuffle",
+    "model_name",
+    "memory_per_class",
+    "exemplars",
+    "batch_size",
+    "precision",
+    "wsc.retain",
+]
+HOSTILE = [
+    None, True, False, 0, 1, -1, 2, 3, 0.5, -0.5, 1e300, 1e-300, 10**6, 2**32, 2**63, 10**30, "", "x", "none", "auto", "../..", "a/b",
+    "a\0b", "a\nb", "\ud800", "é", "x" * 300, "npz:", "folder:", "npz:~nosuchuser/x", [], [[]], [None], [1], [0, 1], [2, 1], [1, 1.5],
+    [""], {}, {"a": 1}, {"updates_like": "replay"}, [[1], [2]], "every", "replay", "wsc", "foster", "cuda:7", ["0", "1"], "=", "1e5",
+]  # fmt: skip
+OPTIONS = [
+    "--set",
+    "--device",
+    "--workers",
+    "--out",
+    "--data-root",
+    "--dry-run",
+    "--tensorboard",
+    "--nonsense",
+    "--config",
+]
+
+
+class Fault(AssertionError):
+    """The command line answered as it must not."""
+
+
+def answer(arguments: list[str]) -> tuple[int, str, str]:
+    """The exit code of the command line in this process, and what it printed; :class:`Fault` for an answer that is none."""
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), undrawn():
+            code = main(arguments)
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    except Exception:
+        raise Fault(f"{arguments}: {traceback.format_exc()}") from None
+    printed = f"{arguments}: exit code {code}\n{out.getvalue()}{err.getvalue()}"
+    if code not in EXIT_CODES or "Traceback" in printed or "traceback in log.txt" in printed:
+        raise Fault(printed)
+    if code == 2 and (err.getvalue().count("\n") != 1 or not err.getvalue().startswith("error: ")):
+        raise Fault(f"not one line: {printed}")
+    return code, out.getvalue(), err.getvalue()
+
+
+def undrawn():
+    """Reports without figures, which take seconds."""
+    return patch("pycil_wsc.report.page.figures", lambda group: ())
+
+
+class Place:
+    """A folder with a tiny data set, and a configuration for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, small_data(folder / "data.npz", classes=2, per_class=3)
+        self.out = folder / "runs"
+        self.settings: dict[str, Any] = {
+            "dataset": f"npz:{self.data}",
+            "out": str(self.out),
+            "model_name": "replay",
+            "memory_per_class": 1,
+            "init_cls": 1,
+            "increment": 1,
+            "convnet_type": "resnet8",
+            "device": "cpu",
+            "threads": 1,
+            "init_epoch": 1,
+            "epochs": 1,
+            "batch_size": 4,
+        }
+
+    def config(self, changes: Any) -> str:
+        """A file with the settings and ``changes``, or with ``changes`` alone where they are no keys."""
+        path = self.folder / "config.json"
+        path.write_text(json.dumps(self.settings | changes if isinstance(changes, dict) else changes))
+        return str(path)
+
+    def run(self, changes: Any, *options: str) -> tuple[int, str, str]:
+        return answer(["--config", self.config(changes), *options])
+
+
+def hostile_keys(place: Place, rng: random.Random) -> None:
+    """Keys with values that they may not have; only the plan is made."""
+    names = rng.choices([*known_keys(), "runs", "budget", "wsc", "nonsense", ""], k=rng.randint(1, 3))
+    place.run({name: rng.choice(HOSTILE) for name in names}, "--dry-run")
+
+
+def hostile_run(place: Place, rng: random.Random) -> None:
+    """The same with keys that cannot ask for hours, and the run is made."""
+    place.run({name: rng.choice(HOSTILE) for name in rng.choices(HARMLESS_TO_RUN, k=2)})
+
+
+def hostile_command(place: Place, rng: random.Random) -> None:
+    arguments = ["--config", place.config({}), "--dry-run"]
+    for _ in range(rng.randint(1, 3)):
+        arguments.append(rng.choice(OPTIONS))
+        value = rng.choice(HOSTILE)
+        text = value if isinstance(value, str) else json.dumps(value)
+        arguments += rng.choice([[], [text], [f"{rng.choice([*known_keys(), '', 'wsc'])}={text}"]])
+    answer(arguments)
+
+
+def hostile_config_file(place: Place, rng: random.Random) -> None:
+    """A file that is no JSON any more, or not an object."""
+    path = Path(place.config({}))
+    path.write_bytes(damaged(path.read_bytes(), rng))
+    answer(["--config", str(path), "--dry-run"])
+
+
+def hostile_bytes(place: Place, rng: random.Random) -> None:
+    """The data file damaged anywhere."""
+    place.data.write_bytes(damaged(place.data.read_bytes(), rng))
+    place.run({}, "--dry-run")
+
+
+def hostile_arrays(place: Place, rng: random.Random) -> None:
+    """Arrays of other shapes and types, with right checksums."""
+    with np.load(place.data) as file:
+        arrays: dict[str, Any] = dict(file)
+    name = rng.choice([*arrays, "classes"])
+    usual = arrays.get(name, np.array(["a", "b"]))
+    arrays[name] = rng.choice(
+        [
+            usual[:0], usual[:1], usual[None], usual[..., None], usual.astype("U3"), np.array(3), np.array("x"),
+            usual.astype(bool), usual[::-1], usual.repeat(2, -1),
+            *([] if usual.dtype.kind == "U" else [usual.astype(float) * np.nan, -usual.astype(int), usual.astype(">u8") + 2**62]),
+        ]
+    )  # fmt: skip
+    np.savez(place.data, **arrays)
+    place.run({}, "--dry-run")
+
+
+def hostile_header(place: Place, rng: random.Random) -> None:
+    """A header that lies about its array, in an archive with right checksums."""
+    with zipfile.ZipFile(place.data) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = rng.choice(list(parts))
+    lies = [
+        ("(6,", "(-1,"),
+        ("(6,", "(10**20,"),
+        ("(6,", f"({10**20},"),
+        ("6", "7"),
+        ("|u1", "|O8"),
+        ("False", "None"),
+        ("'", "["),
+        ("{", "{" * 90),
+    ]
+    old, new = (text.encode() for text in rng.choice(lies))
+    header = parts[name][:128].replace(old, new, 1)[:127]
+    parts[name] = header.rstrip(b"\n ").ljust(127) + b"\n" + parts[name][128:]
+    with zipfile.ZipFile(
+        place.data, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+    ) as archive:
+        for entry, content in parts.items():
+            archive.writestr(entry, content)
+    place.run({}, "--dry-run")
+
+
+def hostile_folder(place: Place, rng: random.Random) -> None:
+    """What a run left, damaged: it is refused, run again or taken as it is."""
+    place.run({"save_weights": rng.choice([True, False])})
+    files = sorted(path for path in place.out.rglob("*") if path.is_file() and not path.name.startswith("."))
+    for path in rng.sample(files, min(len(files), 2)):
+        harm = rng.choice(["damage", "damage", "remove", "folder", "loop"])
+        content = path.read_bytes()
+        path.unlink()
+        if harm == "damage":
+            path.write_bytes(damaged(content, rng))
+        elif harm == "folder":
+            path.mkdir()
+        elif harm == "loop":
+            path.symlink_to(path.name)
+    place.run({}, *rng.choice([[], ["--dry-run"]]))
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """Bits flipped, bytes cut off, cleared, doubled or put in."""
+    where, length = rng.randrange(len(content) + 1), rng.randrange(1, 40)
+    kind = rng.choice(["flip", "cut", "clear", "double", "insert"])
+    if kind == "flip":
+        flipped = bytearray(content)
+        for _ in range(rng.randint(1, 3)):
+            flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+        return bytes(flipped)
+    if kind == "cut":
+        return content[:where]
+    if kind == "clear":
+        return content[:where] + bytes(length) + content[where + length :]
+    if kind == "double":
+        return content[:where] + content[max(0, where - length) :]
+    return content[:where] + rng.randbytes(length) + content[where:]
+
+
+ATTACKS: list[Callable[[Place, random.Random], None]] = [
+    *(6 * [hostile_keys]), *(4 * [hostile_command]), *(2 * [hostile_config_file]),
+    *(3 * [hostile_bytes]), *(3 * [hostile_arrays]), *(3 * [hostile_header]), hostile_run, hostile_folder,
+]  # fmt: skip
+
+
+def attack(number: int) -> str:
+    """Case ``number``, in a folder of its own; returns its name."""
+    rng = random.Random(number)
+    chosen = rng.choice(ATTACKS)
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    try:
+        with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else contextlib.nullcontext():
+            chosen(Place(folder), rng)
+    except Fault as fault:
+        raise Fault(f"case {number}, {chosen.__name__}: {fault}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return chosen.__name__
+
+
+def fuzz(minutes: float, first: int) -> int:
+    """Attack for so long, from case ``first`` on; returns the number of faults."""
+    end, faults, number = time.monotonic() + 60 * minutes, 0, first
+    for number in itertools.count(first):
+        if time.monotonic() > end:
+            break
+        try:
+            attack(number)
+        except Fault as fault:
+            faults += 1
+            print(f"{fault}\n", flush=True)
+    print(f"{number - first} cases, {faults} faults")
+    return faults
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first case")
+    args = parser.parse_args()
+    sys.exit(bool(fuzz(args.minutes, args.seed)))
