@@ -17,6 +17,7 @@ from PIL import Image
 from small_runs import command, results, wait_until, without_measurements, write
 
 from main import main
+from pycil_wsc import registry
 from pycil_wsc.config.loading import load
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs import progress, workers
@@ -156,6 +157,35 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
     assert len(list(Path(settings["out"]).rglob("failed.json"))) == 2
     assert main(["--config", path]) == 0, "the same command does what is missing"
     assert len(results(settings)) == 4 and not list(Path(settings["out"]).rglob("failed.json"))
+
+
+def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_tried_again(
+    settings, tmp_path, capsys, monkeypatch
+):
+    """Its class forgets a second phase in ``epoch_keys``."""
+
+    class TwoPhases(Replay):
+        one_phase = False
+
+        def phases(self, task):
+            yield self.main_phase(task)
+            if task.index:
+                yield self.main_phase(task)
+
+    monkeypatch.setitem(registry.learners, "two_phases", TwoPhases)
+    monkeypatch.setitem(registry.learner_defaults, "two_phases", {})
+    settings |= {"model_name": ["two_phases", "replay"], "epochs": 4}
+    assert main(["--config", write(tmp_path, settings)]) == 1
+    captured = capsys.readouterr()
+    planned = 4 * (24 + 2 * 4)  # epochs x (the task's 24 samples and 4 exemplars of each of two classes)
+    assert (
+        f"'two_phases' trained on {2 * planned} images in task 2, and {planned} were planned" in captured.err
+        and "epoch_keys (epochs)" in captured.err
+    )
+    assert captured.out.count("FAILED") == 1 and len(results(settings)) == 1
+
+    monkeypatch.setattr(TwoPhases, "epoch_keys", ("epochs", "epochs"))
+    assert main(["--config", write(tmp_path, settings | {"prefix": "right"})]) == 0
 
 
 def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys):

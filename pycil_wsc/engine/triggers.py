@@ -31,17 +31,19 @@ class Plateau:
 def held_out_exemplars(learner, task):
     """The share ``wsc.held_out`` of each class's exemplars, at least one of two, drawn by ``seed``: int64 (n,)."""
     rng = np.random.default_rng(seeding.derived_seed(learner.config.seed, "trigger", task.index))
-    classes, share = learner.memory.classes, learner.config.wsc.held_out
-    chosen = [
-        rng.permutation(classes[c])[: max(1, round(share * len(classes[c])))]
-        for c in sorted(classes)
-        if len(classes[c]) > 1
-    ]
-    if not chosen:
+    counts = held_out_counts(learner.config, learner.memory)
+    if not counts:
         raise UserError(
-            f"wsc.trigger: 'held_out' has no class with two exemplars in task {task.index}, so none can be held out; keep more, or use 'training_loss'"
+            f"wsc.trigger: 'held_out' has no class with two exemplars in task {task.index + 1}, so none can be held out;"
+            " keep more, or use 'training_loss'"
         )
-    return np.concatenate(chosen)
+    return np.concatenate([rng.permutation(learner.memory.classes[c])[:count] for c, count in counts.items()])
+
+
+def held_out_counts(config, memory):
+    """Class -> how many of its exemplars are held out, for each class that has two."""
+    kept = {c: len(memory.classes[c]) for c in sorted(memory.classes)}
+    return {c: max(1, round(config.wsc.held_out * count)) for c, count in kept.items() if count > 1}
 
 
 @torch.inference_mode()

@@ -107,6 +107,11 @@ class BaseLearner(nn.Module):
         values = vars(config) | vars(config.options)
         return sum(values[key] for key in cls.epoch_keys) if task.index else config.init_epoch
 
+    @classmethod
+    def planned_images(cls, config, task, memory):
+        """Images that training the task will take, with the exemplars in ``memory``. A run checks that it took as many."""
+        return cls.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
+
     # ---- the loop ------------------------------------------------------------------------------------------------------
 
     def learn(self, task, monitor, resume=None, trained=None):

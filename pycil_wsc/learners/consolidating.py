@@ -23,10 +23,11 @@ from pycil_wsc.consolidation import (
     WeightSpaceConsolidation,
     recompute_batch_norm,
 )
+from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.schedules import held_lr
-from pycil_wsc.engine.triggers import Plateau, held_out_exemplars, mean_loss
+from pycil_wsc.engine.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.scoring import chosen_importance
@@ -50,6 +51,13 @@ class Consolidated(BaseLearner):
     plateau: Plateau | None = None
     held_out: np.ndarray | None = None  # indices of exemplars
     warm_epochs = math.inf  # infinite until a plateau is reached
+
+    @classmethod
+    def planned_images(cls, config: Any, task: Task, memory: ExemplarMemory) -> int:
+        images = super().planned_images(config, task, memory)
+        if config.wsc.trigger != "held_out" or not (task.index or config.wsc.first_task):
+            return images
+        return images - cls.planned_epochs(config, task) * sum(held_out_counts(config, memory).values())
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

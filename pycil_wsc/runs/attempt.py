@@ -17,7 +17,7 @@ from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.progress import open_log
-from pycil_wsc.runs.run import TrainingDiverged
+from pycil_wsc.runs.run import TrainingDiverged, WrongPlan
 
 TRACEBACK_LINES = 20
 
@@ -66,7 +66,7 @@ def attempt(job, data, report):
         return Outcome(result=result)
     except Timeout:
         return Outcome()
-    except (TrainingDiverged, UnusableRun) as error:
+    except (TrainingDiverged, WrongPlan, UnusableRun) as error:
         return failed(job, str(error), again=False)
     except UserError as error:
         return Outcome(error=str(error))

@@ -28,10 +28,15 @@ from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import read_checkpoint
 from pycil_wsc.runs.progress import TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
+from pycil_wsc.seeding import derived_seed
 
 
 class TrainingDiverged(Exception):
     """The loss, the weights or the test logits of a run are no longer finite numbers."""
+
+
+class WrongPlan(Exception):
+    """A learner trained on another number of images than its class says: a mistake in the class."""
 
 
 class Run:
@@ -58,6 +63,7 @@ class Run:
         self.history = []  # what metrics.jsonl holds: a dict per task
         self.curves = new_curves()  # of the task under way: a value per epoch
         self.confusion = None  # after the last task: a count for each true and predicted class
+        self.plan = plan_of(config, self.manager)  # training images of each task
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.peak_memory = 0
         self.resumes = False  # from a checkpoint, and has not said so yet
@@ -82,6 +88,7 @@ class Run:
         for task in self.manager.tasks[first:]:
             self.bar = TaskBar(self.report, task, len(self.manager.tasks))
             self._learn(task, resume)
+            self._check_plan(task)
             resume = None
             self._tick()
             self.history.append(self._test(task))
@@ -122,6 +129,17 @@ class Run:
                     "peak_memory": max(self.peak_memory, peak_memory(self.device)),
                 }
                 entry.save({"learner": self.learner.trained_state()} | own)
+
+    def _check_plan(self, task):
+        """What ``--dry-run`` and the time left are computed from must be what happens."""
+        plan = self.plan[: task.index + 1]
+        if self.learner.images_trained != sum(plan):
+            trained = self.learner.images_trained - sum(plan[:-1])
+            raise WrongPlan(
+                f"the learner '{self.config.method}' trained on {trained:,} images in task {task.index + 1}, and"
+                f" {plan[-1]:,} were planned; its class must name the epochs of every phase in epoch_keys"
+                f" ({', '.join(self.learner.epoch_keys)}), or override planned_images"
+            )
 
     def _take(self, trained):
         """Count the first task as if this run had trained it."""
@@ -350,10 +368,16 @@ def summary(line):
 
 def planned_images(config, manager):
     """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
-    learner, total = config.learner, 0
+    return sum(plan_of(config, manager))
+
+
+def plan_of(config, manager):
+    """Training images of each task."""
+    learner, plan = config.learner, []
     strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
     for task in manager.tasks:
-        total += learner.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
-        memory.update(task, manager.train_targets, None, np.random.default_rng(0))
-    return total
+        plan.append(learner.planned_images(config, task, memory))
+        rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
+        memory.update(task, manager.train_targets, None, rng)
+    return plan
