@@ -27,6 +27,7 @@ DECIDES = {  # what a key may decide
     "later tasks": "the result, but nothing of the first task",
     "rounding": "how the same numbers are computed: with other values they differ by rounding at most",
     "speed": "how soon the same numbers are there",
+    "name": "what an experiment is called",
     "files": "where files are, and what is written beside the result; not in result.json",
 }
 RESULT = {"result", "data", "later tasks"}

@@ -20,7 +20,7 @@ BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backb
 class Config:
     """Everything that decides one run, and where it runs. Learners may have other defaults (``register_learner``)."""
 
-    prefix: str = key("run", "first folder below `out`: names an experiment", decides="files")
+    prefix: str = key("run", "first folder below `out`: names an experiment", decides="name")
     dataset: str = key(
         "cifar100", "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`", decides="data"
     )

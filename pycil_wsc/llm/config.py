@@ -67,7 +67,7 @@ class Consolidation:
 class LLMConfig:
     """Everything that decides one run, and where it runs. Where no other source is named, defaults are TRACE's."""
 
-    prefix: str = key("trace", "first folder below `out`: names an experiment", decides="files")
+    prefix: str = key("trace", "first folder below `out`: names an experiment", decides="name")
     seed: int = key(1234, "order of the items, weights of a model made here, adapters, sampling", low=0, high=2**32 - 1)
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`", decides="rounding")
     precision: str = key(
