@@ -335,8 +335,9 @@ def prepare_language_models(monkeypatch):
 
 
 @pytest.fixture
-def extended(registries, tmp_path):
-    """A function that trains with what docs/extending.md adds: settings -> result."""
+def extended(registries, tmp_path, monkeypatch):
+    """A function that trains with what docs/extending.md adds: settings -> result; ``names`` are the page's own."""
+    monkeypatch.chdir(tmp_path)  # without runs yet
     names = {"__name__": "extensions"}
     for language, _, code in blocks("docs/extending.md"):
         if language == "python":
@@ -352,7 +353,13 @@ def extended(registries, tmp_path):
         config = resolve(small | {"out": str(tmp_path / "runs")} | settings)
         return Run(config, load_dataset(config.dataset, ".")).execute()
 
+    trained.names = names
     return trained
+
+
+def test_the_pages_metric_is_that_of_a_worked_example(extended):
+    assert extended.names["backward_transfer"]([[90.0], [60.0, 80.0], [50.0, 70.0, 100.0]]) == (-40 - 10) / 2
+    assert extended.names["backward_transfer"]([[90.0]]) == 0
 
 
 @pytest.mark.parametrize("learner", ["lwf", "ewc"])
