@@ -43,7 +43,13 @@ TINY = {  # commands that train: what makes them quick
     },
     "my_experiment.json": {"convnet_type": "resnet8", "init_epoch": 1, "epochs": 2, "seed": 1993, "batch_size": 16},
     "on_top.json": {},
-    "exps/trace_quickstart.json": {"llm.train_items": 2, "llm.test_items": 1, "llm.max_new_tokens": 2},
+    "exps/trace_quickstart.json": {
+        "llm.train_items": 2,
+        "llm.test_items": 1,
+        "llm.max_new_tokens": 2,
+        "llm.replay_ratio": 0.2,
+        "seed": 1234,
+    },
 }
 PREPARES, CHECKS = {}, {}
 
@@ -134,8 +140,10 @@ def run_command(words):
             check_installation(arguments)
         case [tool, *_] if tool in TOOLS:
             pass
-        case ["python", "main.py", *arguments] | ["pycil-wsc", *arguments] | ["torchrun", *arguments]:
+        case ["python", "main.py", *arguments] | ["pycil-wsc", *arguments]:
             run_main(arguments)
+        case ["torchrun", *arguments]:  # in this process alone
+            run_main(arguments[arguments.index("main.py") + 1 :])
         case ["python", "-m", "pycil_wsc.report", *arguments]:
             from pycil_wsc.report.__main__ import main
 
