@@ -59,6 +59,7 @@ def kill_when(finished, running, settings, nodes, second):
 
 
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.slow
 def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, tmp_path, monkeypatch, capsys):
     nodes, second = two_nodes
     settings |= SWEEP | {"init_epoch": 100}

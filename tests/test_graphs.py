@@ -154,7 +154,7 @@ METHODS += [
 @pytest.mark.parametrize("method, keys", METHODS)
 def test_runs_whose_passes_are_recorded_are_the_plain_ones(method, keys, settings, tmp_path, monkeypatch, caplog):
     """No Python of a loss, a network or a hook runs in a replayed step: what depends on it would go wrong here as on a GPU."""
-    settings |= {"model_name": method, "batch_size": 4} | keys
+    settings |= {"model_name": method, "batch_size": 4, "init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5} | keys
     recorded = []
     monkeypatch.setattr(
         "pycil_wsc.learners.base.cuda_graph", lambda device, function: recorded.append(function) or as_a_graph(function)

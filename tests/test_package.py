@@ -138,6 +138,7 @@ def test_the_requirements_files_are_what_the_wheel_declares(wheel):
         assert needed and needed <= requirements(path.name) <= always | declared(wheel, "dev") | needed, path.name
 
 
+@pytest.mark.slow
 def test_the_wheel_works_where_other_modules_have_pycils_names(binaries, elsewhere):
     run(binaries / "pycil-wsc", "--config", "config.json", cwd=elsewhere)
     (result,) = (json.loads(path.read_text()) for path in elsewhere.rglob("result.json"))

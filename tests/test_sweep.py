@@ -46,6 +46,7 @@ def wait_for_epochs(settings, number, process):
     wait_until(lambda: epochs_logged(settings) >= number, process)
 
 
+@pytest.mark.slow
 def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path):
     """Parent and workers are killed together, at moments drawn at random."""
     settings, chance = settings | FORTY, random.Random(0)

@@ -28,11 +28,10 @@ def our_values(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _first_device(device: Any) -> Any:
     """PyCIL's ``["0", "1"]``, ``[0]`` or ``[-1]`` as one of our names; anything else as it is."""
-    if isinstance(device, list) and device:
-        device = device[0]
-    if re.fullmatch(r"-?\d{1,4}", str(device)):
-        return "cpu" if int(device) < 0 else f"gpu:{int(device)}"
-    return device
+    first: Any = device[0] if isinstance(device, list) and device else device
+    if re.fullmatch(r"-?\d{1,4}", str(first)):
+        return "cpu" if int(first) < 0 else f"gpu:{int(first)}"
+    return first
 
 
 def refuse_other_method(model_name: str) -> None:
