@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycil_wsc.consolidation.ranking import Scores, blocks
+from pycil_wsc.consolidation.ranking import Peers, Scores, blocks
 
 Layout = tuple[tuple[int, ...], torch.dtype, torch.device]
 
@@ -74,10 +74,12 @@ def check_saved_shapes(saved: Mapping[str, Any], own: Mapping[str, tuple[int, ..
             raise ValueError(f"'{name}' has shape {own[name]}, in the state {tuple(saved[name])}")
 
 
-def check_finite(scores: Mapping[str, Scores]) -> None:
-    """Waits for the device, once."""
+def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None) -> None:
+    """Raise RuntimeError, in all processes, if a score in any of them is not finite. Waits for the device, once."""
     parts = [(name, score[index].isfinite().all()) for name, score in scores.items() for index in blocks(score.shape)]
     finite = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []
+    if peers and int(peers.sum(torch.tensor(finite.count(False)))) and all(finite):
+        raise RuntimeError("gradients of another process's part were not finite in the warm-up; see its error")
     for (name, _), is_finite in zip(parts, finite):
         if not is_finite:
             raise RuntimeError(

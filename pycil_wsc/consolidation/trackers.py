@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from pycil_wsc.consolidation.functional import Betas, drift, update_moments_
 from pycil_wsc.consolidation.ranking import Scores
+from pycil_wsc.consolidation.sharded import like, local, part_of
 
 Params = Mapping[str, Tensor]
 
@@ -40,7 +41,7 @@ class Tracker:
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
         """{name: scores} of the parameters that have had a gradient; ``previous``: the weights before the task."""
-        return {name: self.params[name] for name in self._names()}
+        return {name: local(self.params[name]) for name in self._names()}
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +59,7 @@ class Tracker:
 
     def _gradients(self, skipped):
         """{name: gradient or None}, noted in ``with_gradient``."""
-        grads = {name: p.grad for name, p in self.params.items()}
+        grads = {name: None if p.grad is None else local(p.grad) for name, p in self.params.items()}
         present = [name for name, grad in grads.items() if grad is not None]
         if not present:
             raise RuntimeError(
@@ -83,7 +84,7 @@ class DriftTracker(Tracker):
     """Scores by the distance from the weights before the task, and holds nothing for it."""
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
-        return {name: BlockScores(drift, self.params[name], previous[name]) for name in self._names()}
+        return {name: BlockScores(drift, local(self.params[name]), previous[name]) for name in self._names()}
 
 
 class FunctionTracker(Tracker):
@@ -95,7 +96,7 @@ class FunctionTracker(Tracker):
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
         names = self._names()
-        params = {name: self.params[name] for name in names}
+        params = {name: local(self.params[name]) for name in names}
         scores = self.function(params, {name: previous[name] for name in names})
         for name, param in params.items():
             if name not in scores or scores[name].shape != param.shape:
@@ -110,7 +111,7 @@ class OwnMoments(Tracker):
         super().__init__(params)
         self.rule, self.betas, self.absolute = rule, betas, absolute
         self.first, self.second = (
-            {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2)
+            {name: torch.zeros_like(local(p), dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2)
         )
 
     def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
@@ -127,13 +128,17 @@ class OwnMoments(Tracker):
         return sum(tensor.nbytes for tensors in (self.first, self.second) for tensor in tensors.values())
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"first": dict(self.first), "second": dict(self.second)}
+        moments = {"first": self.first, "second": self.second}
+        return super().state_dict() | {
+            part: {name: like(tensor, self.params[name]) for name, tensor in tensors.items()}
+            for part, tensors in moments.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for name, param in self.params.items():
-            self.first[name] = state["first"][name].to(param.device, copy=True)
-            self.second[name] = state["second"][name].to(param.device, copy=True)
+            self.first[name] = part_of(state["first"][name].to(param.device), param).clone()
+            self.second[name] = part_of(state["second"][name].to(param.device), param).clone()
 
 
 class OptimizerMoments(Tracker):
@@ -178,7 +183,7 @@ class OptimizerMoments(Tracker):
             if step := float(state["step"]):
                 beta1, beta2 = betas[id(self.params[name])]
                 rule = partial(self.rule, step=step, betas=(float(beta1), float(beta2)))
-                scores[name] = BlockScores(rule, state["exp_avg"], state["exp_avg_sq"])
+                scores[name] = BlockScores(rule, local(state["exp_avg"]), local(state["exp_avg_sq"]))
         return scores
 
     def _states(self, optimizer):

@@ -22,6 +22,7 @@ from pycil_wsc.consolidation.functional import average_, reset_
 from pycil_wsc.consolidation.importance import Importance, as_importance, moment_score
 from pycil_wsc.consolidation.ranking import Peers
 from pycil_wsc.consolidation.resets import Blend, Reset, share, whole_steps
+from pycil_wsc.consolidation.sharded import like, local, part_of, peers_of
 from pycil_wsc.consolidation.trackers import Params, Tracker, wide
 
 FORMAT = 2  # of the saved state
@@ -86,8 +87,10 @@ class WeightSpaceConsolidation:
             Parameters left out are eligible as a whole.
         named_buffers: iterable of (name, buffer), such as ``model.named_buffers()``, for ``reset`` and ``average`` with
             ``buffers=True``; buffers that are not of floating type are left alone.
-        peers: if the parameters are this process's parts of sharded ones, the processes, whose elements are ranked
-            together; see :class:`~.ranking.Peers`.
+        peers: if the parameters are plain tensors that are this process's parts of sharded ones, the processes, whose
+            elements are ranked together; see :class:`~.ranking.Peers`. Of parameters that FSDP2 (``fully_shard``) has
+            sharded they are known: give those as they are, after ``fully_shard``, in every process. The state's tensors
+            are then sharded too, as the model's are, for ``torch.distributed.checkpoint``.
 
     Raises:
         ValueError, TypeError: an argument is out of range, unknown or inconsistent.
@@ -108,7 +111,7 @@ class WeightSpaceConsolidation:
         named_buffers: Iterable[tuple[str, Tensor]] = (),
         peers: Peers | None = None,
     ):
-        self.warmup_steps, self.retain, self.rank_scope, self.peers = warmup_steps, retain, rank_scope, peers
+        self.warmup_steps, self.retain, self.rank_scope = warmup_steps, retain, rank_scope
         self.importance, self.reset, self.average = as_importance(importance), reset, average
         self._check_options()
         self._params = by_name(named_parameters, "named_parameters", lambda p: p.requires_grad)
@@ -120,7 +123,10 @@ class WeightSpaceConsolidation:
             raise ValueError("named_parameters has no parameter that requires a gradient")
         eligible = {plain_name(name): mask for name, mask in (eligible or {}).items()}
         check_eligible(eligible, self._params)
-        self._eligible = {name: mask.to(self._params[name].device) for name, mask in eligible.items()}
+        self.peers = peers or peers_of(self._params)
+        self._eligible = {
+            name: part_of(mask.to(self._params[name].device), self._params[name]) for name, mask in eligible.items()
+        }
         self._hook, self._optimizer = None, None
         self._steps = self._averaged = self._resets = 0
         self._skipped: Tensor | None = None  # steps skipped on the device that the host has not asked for yet
@@ -171,6 +177,11 @@ class WeightSpaceConsolidation:
             raise RuntimeError(
                 "finish() before end_warmup(): call it first, or detach() to leave the weights as they are"
             )
+        if not steps and warmup:
+            raise RuntimeError(
+                "finish() before any step of the optimizer that attach() follows: attach to the one that trains, "
+                "again after it is replaced"
+            )
         if steps < warmup:
             raise RuntimeError(
                 f"finish() after {steps} of {warmup} warm-up steps: train longer or shorten warmup_steps"
@@ -181,7 +192,7 @@ class WeightSpaceConsolidation:
             if not self._averaged:
                 raise RuntimeError("finish() before any sample of the average: give a smaller `every`, or last=True")
         for name, mean in self._average.items():
-            self._tensors[name].copy_(mean)
+            local(self._tensors[name]).copy_(mean)
         self._finished = True
         self._previous, self._average, self._tracker = {}, {}, None
 
@@ -233,8 +244,8 @@ class WeightSpaceConsolidation:
             "averaged": self._averaged,
             "resets": self._resets,
             "finished": self._finished,
-            "previous": dict(self._previous),
-            "average": dict(self._average),
+            "previous": {name: like(part, self._tensors[name]) for name, part in self._previous.items()},
+            "average": {name: like(part, self._tensors[name]) for name, part in self._average.items()},
             "tracker": self._tracker.state_dict() if self._tracker else None,
         }
 
@@ -257,7 +268,7 @@ class WeightSpaceConsolidation:
         self._finished, self._skipped = state["finished"], None
         self._previous, self._average = (
             {
-                name: state[part][name].to(t.device, copy=True)
+                name: part_of(state[part][name].to(t.device), t).clone()
                 for name, t in self._tensors.items()
                 if name in state[part]
             }
@@ -298,7 +309,7 @@ class WeightSpaceConsolidation:
             by_previous = self.reset.ranks and self.importance.needs_previous
             params = self._params if self.reset.needs_previous or by_previous else {}
             buffers = self._buffers if self.reset.buffers else {}
-            self._previous = {name: tensor.clone() for name, tensor in {**params, **buffers}.items()}
+            self._previous = {name: local(tensor).clone() for name, tensor in {**params, **buffers}.items()}
             self._tracker = self._new_tracker()
         if self.average and self.warmup_steps == 0 and self.average.due(0, 0):
             self._sample(self.average)
@@ -360,7 +371,7 @@ class WeightSpaceConsolidation:
         assert self._tracker is not None
         scores = self._tracker.scores(optimizer, self._steps, self._previous)
         if reset.ranks:
-            check_finite(scores)
+            check_finite(scores, self.peers)
         names = list(scores)
         params, others = _pick(self._params, names), _pick(reset.others(self._previous), names)
         retain, eligible = self.retain if reset.ranks else 0.0, [self._eligible.get(name) for name in names]
@@ -379,11 +390,11 @@ class WeightSpaceConsolidation:
         tensors = self._tensors if average.buffers else self._params
         if self._averaged:
             n = average.n(self._steps, self._averaged)
-            average_(list(self._average.values()), list(tensors.values()), n)
+            average_(list(self._average.values()), [local(tensor) for tensor in tensors.values()], n)
         else:
-            self._average = {name: tensor.to(wide(tensor.dtype), copy=True) for name, tensor in tensors.items()}
+            self._average = {name: local(t).to(wide(t.dtype), copy=True) for name, t in tensors.items()}
         self._averaged += 1
 
 
 def _pick(by_name: Params, names: Iterable[str]) -> list[Tensor]:
-    return [by_name[name] for name in names]
+    return [local(by_name[name]) for name in names]

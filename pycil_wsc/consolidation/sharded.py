@@ -1,0 +1,91 @@
+"""Parameters sharded among processes (``DTensor``, as FSDP2 makes them): each process works on its own rows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from pycil_wsc.consolidation.ranking import Peers
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's rows of a sharded tensor, in its storage; any other tensor as it is."""
+    return _detached(tensor).to_local() if is_sharded(tensor) else tensor
+
+
+def like(part: Tensor, tensor: Tensor) -> Tensor:
+    """``part``, this process's rows, as a tensor sharded like ``tensor``; as it is if ``tensor`` is not sharded."""
+    if not is_sharded(tensor):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = tensor
+    return DTensor.from_local(
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def part_of(value: Tensor, tensor: Tensor) -> Tensor:
+    """This process's rows of ``value``, which is sharded like ``tensor`` or whole."""
+    if is_sharded(value) or not is_sharded(tensor):
+        return local(value)
+    from torch.distributed.tensor import distribute_tensor
+
+    whole: Any = tensor
+    value = value.to(whole.device_mesh.device_type)
+    return distribute_tensor(value, whole.device_mesh, whole.placements, src_data_rank=None).to_local()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a ``DTensor``."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+
+
+def peers_of(params: Mapping[str, Tensor]) -> Peers | None:
+    """The processes among which ``params`` are sharded; None if none is.
+
+    Raises ValueError unless all are sharded in one way: the elements of each among the same processes, each once.
+    """
+    meshes = {name: _group(name, param) for name, param in params.items() if is_sharded(param)}
+    if not meshes:
+        return None
+    for name in params:
+        if name not in meshes:
+            raise ValueError(f"'{name}' is not sharded, other parameters are: shard all of them (fully_shard), or none")
+    groups = list(dict.fromkeys(meshes.values()))
+    if len(groups) > 1:
+        raise ValueError("the parameters are sharded over different meshes: use one mesh for all")
+    return MeshPeers(*groups[0])
+
+
+class MeshPeers:
+    """:class:`~.ranking.Peers` of one dimension of a device mesh."""
+
+    def __init__(self, mesh: Any, dimension: int):
+        self.group, self.device = mesh.get_group(dimension), mesh.device_type
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        total = tensor.to(self.device, copy=True)
+        distributed.all_reduce(total, group=self.group)
+        return total.to(tensor.device)
+
+    def before(self, count: int) -> int:
+        counts = [torch.zeros((), dtype=torch.int64, device=self.device) for _ in range(self.group.size())]
+        distributed.all_gather(counts, torch.tensor(count, device=self.device), group=self.group)
+        return sum(int(each) for each in counts[: self.group.rank()])
+
+
+def _group(name, param) -> tuple[Any, int]:
+    """The mesh and its one dimension over which the rows of ``param`` are sharded."""
+    sharding = [number for number, placement in enumerate(param.placements) if not placement.is_replicate()]
+    if len(sharding) != 1 or not param.placements[sharding[0]].is_shard():
+        raise ValueError(
+            f"'{name}' is placed as {param.placements}: consolidation works on parameters sharded over one dimension "
+            "of a device mesh, as fully_shard() makes them"
+        )
+    return param.device_mesh, sharding[0]
+
+
+def _detached(tensor) -> Any:
+    return tensor.detach()

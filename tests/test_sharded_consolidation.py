@@ -1,0 +1,91 @@
+"""Consolidation attached to a model that FSDP2 shards over two processes: as on the whole model."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, moment_score
+
+pytest.importorskip("transformers")
+
+from small_llm import in_two_processes
+
+SOURCES = ["own", "optimizer"]
+
+
+def new_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def follow(model, source):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    wsc = WeightSpaceConsolidation(
+        model.named_parameters(), warmup_steps=3, importance=moment_score(source=source), average=Average(every=2)
+    )
+    return optimizer, wsc
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        inputs, targets = torch.randn(8, 5, generator=generator), torch.randint(3, (8,), generator=generator)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def whole(model):
+    return {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in model.named_parameters()
+    }
+
+
+def sharded_training(source):
+    """The weights at the end, of a training that is stopped before the reset, and after it, and resumed from whole states."""
+    from pycil_wsc.llm.parallel import Processes
+
+    Processes(timeout_minutes=1)
+    model = new_model()
+    fully_shard(model)
+    optimizer, wsc = follow(model, source)
+    wsc.attach(optimizer)
+    train(model, optimizer, range(2))
+    for steps in (range(2, 5), range(5, 9)):
+        state = full(wsc.state_dict())
+        wsc.detach()
+        _, wsc = follow(model, source)
+        wsc.load_state_dict(state)
+        wsc.attach(optimizer)
+        train(model, optimizer, steps)
+    wsc.finish()
+    return {name: tensor.tolist() for name, tensor in whole(model).items()}
+
+
+def full(state):
+    if isinstance(state, dict):
+        return {key: full(value) for key, value in state.items()}
+    return state.full_tensor() if hasattr(state, "full_tensor") else state
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_sharded_model_is_consolidated_like_a_whole_one(source):
+    model = new_model()
+    optimizer, wsc = follow(model, source)
+    wsc.attach(optimizer)
+    train(model, optimizer, range(9))
+    wsc.finish()
+    for weights in in_two_processes(sharded_training, source, seconds=100):
+        for name, tensor in whole(model).items():
+            torch.testing.assert_close(torch.tensor(weights[name]), tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimiser_that_was_replaced_is_named_at_the_end():
+    model = new_model()
+    optimizer, wsc = follow(model, "own")
+    wsc.attach(optimizer)
+    train(model, torch.optim.AdamW(model.parameters()), range(4))
+    with pytest.raises(RuntimeError, match="before any step of the optimizer that attach\\(\\) follows"):
+        wsc.finish()
