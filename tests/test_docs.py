@@ -142,6 +142,8 @@ def run_command(words):
             pass
         case ["python", "main.py", *arguments] | ["pycil-wsc", *arguments]:
             run_main(arguments)
+        case ["nice", "-n", _, *command]:
+            run_command(command)
         case ["torchrun", *arguments]:  # in this process alone
             run_main(arguments[arguments.index("main.py") + 1 :])
         case ["python", "-m", "pycil_wsc.report", *arguments]:
