@@ -1,7 +1,7 @@
-"""What a run records beside its results when ``"analyse"`` asks for it: a short file per analysis. A new file registers itself.
+"""What a run records beside its results if ``analyse`` names it: one file per analysis, found by its folder.
 
-An analysis sees training data and exemplars, never the test set. It may take its time, but changes nothing: the results are equal
-to the bit with and without.
+An analysis sees training data and exemplars, never the test set. It may be slow, but changes nothing: the results are
+equal to the bit with and without it.
 """
 
 import importlib

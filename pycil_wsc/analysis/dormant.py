@@ -9,11 +9,12 @@ RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
 
 @register_analysis("dormant")
 class Dormant(Observer):
-    """The share of dormant units after a task: those whose mean activation is at most ``threshold`` times their layer's mean
-    (Sokar et al., 2023).
+    """The share of dormant units after a task (Sokar et al., 2023).
 
-    A layer is an application of ReLU, in the order of the forward pass; a unit is one of its channels. Means are over ``samples`` of
-    the task's samples and the exemplars. ``share`` is over the ``units`` of all layers, ``layers`` has each layer's.
+    A unit is dormant if its mean activation is at most ``threshold`` times its layer's mean.
+    A layer is an application of ReLU, in the order of the forward pass; a unit is one of its channels. Means are over
+    ``samples`` of the task's samples and the exemplars. ``share`` is over the ``units`` of all layers, ``layers`` has
+    each layer's.
     """
 
     threshold = 0.025
@@ -36,7 +37,7 @@ class Dormant(Observer):
 
 @torch.no_grad()
 def mean_activations(network, batches):
-    """For each application of ReLU in ``network(images)`` the mean of each channel's output: a list of float64 (channels,)."""
+    """The mean output of each channel, float64 (channels,), for each application of ReLU in ``network(images)``."""
     totals, images_seen = [], 0
     for images in batches:
         with Activations() as activations:
@@ -47,7 +48,7 @@ def mean_activations(network, batches):
 
 
 class Activations(TorchDispatchMode):
-    """Within, the outputs of ReLU are summed: each channel's over the batch, its mean over places; wherever the network applies it."""
+    """Sums the outputs of ReLU, wherever the network applies it: each channel's spatial mean, over the batch."""
 
     def __init__(self):
         super().__init__()

@@ -6,11 +6,12 @@ from pycil_wsc.registry import register_analysis
 
 @register_analysis("drift")
 class Drift(Observer):
-    """How far the weights move between tasks and within one, over all and for each layer (a module's own weights and biases).
+    """How far the weights move between tasks and within one, in all and per layer (a module's own parameters).
 
-    ``between``: the distance |theta_t - theta_(t-1)| of the weights after this task from those after the task before, in the part
-    that was there then, and the same over the norm before; none after the first task. ``within``: the distance covered in each epoch,
-    and for each layer the sum of these. The step that averaged weights take at the end is in ``between`` alone.
+    ``between``: the distance |theta_t - theta_(t-1)| of the weights after this task from those after the task before,
+    in the part that was there then, and the same over the norm before; none after the first task. ``within``: the
+    distance covered in each epoch, and for each layer the sum of these. The step that averaged weights take at the end
+    is in ``between`` alone.
     """
 
     watches_epochs = True

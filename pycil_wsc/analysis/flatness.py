@@ -7,11 +7,14 @@ from pycil_wsc.registry import register_analysis
 
 @register_analysis("flatness")
 class Flatness(Observer):
-    """The training loss around a task's solution, along random directions in which every filter has the norm of its weights' filter
-    (Li et al., 2018): what rescaling of weights under batch norm does to a step is the same everywhere.
+    """The training loss around a task's solution, along filter-normalised random directions (Li et al., 2018).
 
-    ``distance``: the steps, 1 being as long as the weights; ``loss``: for each direction the mean cross-entropy at each step, on
-    ``samples`` of the task's samples and the exemplars. Batch norm keeps its statistics; its weights and biases are left alone.
+    Every filter of a direction has the norm of the weights' filter, so that a step does not depend on how weights under
+    batch norm are scaled.
+
+    ``distance``: the steps, 1 being as long as the weights; ``loss``: for each direction the mean cross-entropy at each
+    step, on ``samples`` of the task's samples and the exemplars. Batch norm keeps its statistics; its weights and
+    biases are left alone.
     """
 
     directions = 5
@@ -44,7 +47,10 @@ def move(parameters, values):
 
 
 def filter_normalised(weights, generator):
-    """A normal random direction for each of ``weights``; each filter d_i becomes d_i |w_i| / |d_i|. Biases and scales (one dimension) stay."""
+    """A normal random direction for each of ``weights``, with each filter d_i scaled to d_i |w_i| / |d_i|.
+
+    Biases and scales (one dimension) have direction 0.
+    """
     direction = []
     for weight in weights:
         noise = torch.randn(weight.shape, generator=generator).to(weight)

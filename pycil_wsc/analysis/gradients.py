@@ -8,10 +8,11 @@ from pycil_wsc.registry import register_analysis
 class Gradients(Observer):
     """The mean gradients of new and past data where a task's training starts, and how alike they are.
 
-    The paper's rho_t = <g_new, g_past> / (|g_new| |g_past|), and the norm of g = lambda g_new + (1 - lambda) g_past with lambda the
-    share of new samples, whose product with the learning rate is the paper's parameter drift; its bound is that of |g_new|. Past
-    data are the exemplars. Gradients are of cross-entropy over all classes seen, without augmentation, batch norm in evaluation
-    mode (so they are means over samples), with respect to all that learns. Without exemplars there is no rho.
+    The paper's rho_t = <g_new, g_past> / (|g_new| |g_past|), and the norm of g = lambda g_new + (1 - lambda) g_past
+    with lambda the share of new samples, whose product with the learning rate is the paper's parameter drift; its bound
+    is that of |g_new|. Past data are the exemplars. Gradients are of cross-entropy over all classes seen, without
+    augmentation, batch norm in evaluation mode (so they are means over samples), with respect to all that learns.
+    Without exemplars there is no rho.
     """
 
     def task_started(self, task):

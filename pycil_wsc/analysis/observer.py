@@ -8,9 +8,9 @@ from torch.nn.functional import cross_entropy
 
 
 class Observer:
-    """Watches a learner through its tasks. The learner is in evaluation mode and as it was again afterwards.
+    """Watches a learner through its tasks; the learner is in evaluation mode, and is restored afterwards.
 
-    What a stopped run needs to go on with the same records is in ``state``: numbers, tensors, lists and dicts of them by name.
+    ``state`` has what a stopped run needs to resume with the same records: numbers, tensors, lists and dicts of them.
     """
 
     watches_epochs = False  # the first task must be trained here, not taken from another run
@@ -25,7 +25,7 @@ class Observer:
         """After each epoch of each phase."""
 
     def task_trained(self, task):
-        """After the task's training, before exemplars of its classes are chosen. Returns the record: what JSON can hold."""
+        """After the task's training, before its exemplars are chosen. Returns the record, of JSON values."""
         raise NotImplementedError
 
     def batches(self, indices):

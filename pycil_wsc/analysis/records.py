@@ -1,4 +1,4 @@
-"""The analyses of one run: told of its course, undone in all that they touch, written to ``analyses.jsonl``, a line per task."""
+"""The analyses of one run: notified of its course, written to ``analyses.jsonl``, one line per task."""
 
 import contextlib
 import json
@@ -15,8 +15,8 @@ FILE = "analyses.jsonl"
 class Records:
     """The observers that ``analyse`` asks for, and what they have recorded: a dict per task in ``lines``.
 
-    An observer that a run did not have from a task's start, because it was stopped then and went on with another ``analyse``,
-    watches from the next task on.
+    An observer that a run did not have from a task's start, because it was stopped then and went on with another
+    ``analyse``, watches from the next task on.
     """
 
     def __init__(self, config, learner, folder):
@@ -68,7 +68,7 @@ def unrecorded(config):
 
 @contextlib.contextmanager
 def undisturbed(learner):
-    """Within, the learner is in evaluation mode; after, it is in the mode it was in, and torch's global generator is as it was."""
+    """Evaluation mode within; afterwards the learner's mode and torch's global generator are restored."""
     modes = [(module, module.training) for module in learner.modules()]
     with torch.random.fork_rng(devices=[]):
         learner.eval()

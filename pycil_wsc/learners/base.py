@@ -3,15 +3,18 @@
 import contextlib
 import copy
 import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pycil_wsc import seeding
 from pycil_wsc.data.loader import mixed_order, num_batches
 from pycil_wsc.data.memory import ExemplarMemory, normalise
-from pycil_wsc.engine.phase import Phase
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
 from pycil_wsc.engine.schedules import cosine_lr, step_lr
@@ -31,9 +34,10 @@ class BaseLearner(nn.Module):
     one_phase = True  # a task trains one network in one phase, so that it can be consolidated
     consolidates = False
     plain_first_task = False  # the first task is cross-entropy alone, so that learners may share what it gives
-    epoch_keys = ("epochs",)  # the keys that together are the passes over a later task
+    network: Any  # an IncrementalNet, or what `build` gives
+    epoch_keys: tuple[str, ...] = ("epochs",)  # the keys that together are the passes over a later task
 
-    def __init__(self, config, manager, train_source, device):
+    def __init__(self, config: Any, manager: Any, train_source: Any, device: torch.device):
         super().__init__()
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
         self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
@@ -42,82 +46,92 @@ class BaseLearner(nn.Module):
             self.network = self.build()
         self.place()
 
-    # ---- hooks of a method ---------------------------------------------------------------------------------------------
+    # ---- hooks of a method -------------------------------------------------------------------------------------------
 
-    def build(self):
+    def build(self) -> nn.Module:
         """The network before the first task."""
         return IncrementalNet(self.config.convnet_type, self.config.convnet_options)
 
-    def loss(self, images, targets):
+    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W), (B,) -> (scalar loss, (B, classes) logits)."""
         raise NotImplementedError
 
-    def grow(self, task):
-        """Make room for the task's classes. Also called for the tasks before it when a stopped run goes on."""
+    def grow(self, task: Task) -> None:
+        """Make room for the task's classes. Also called for the tasks before it when a stopped run resumes."""
         self.network.grow(task.num_seen)
 
-    def begin_task(self, task):
+    def begin_task(self, task: Task) -> None:
         """Before training; the head has grown already."""
 
-    def phases(self, task):
+    def phases(self, task: Task) -> Iterator[Phase]:
         """The task's phases, in order; a generator may prepare each just before it starts."""
         yield self.main_phase(task)
 
-    def after_step(self):
+    def after_step(self) -> None:
         """After each ``optimizer.step()``, before the gradients are cleared."""
 
-    def after_epoch(self, task, phase, epoch, loss):
+    def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
         """After each epoch of a phase, whose mean training loss was ``loss``."""
 
-    def end_task(self, task):
+    def end_task(self, task: Task) -> None:
         """After training, before exemplars are chosen and the test is run."""
 
-    def extract(self, images):
+    def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, d) features, for herding, nearest mean and ``classify``."""
         return self.network.extract(images)
 
-    def classify(self, features):
+    def classify(self, features: Tensor) -> Tensor:
         """(B, d) features -> (B, classes) logits."""
         return self.network.classify(features)
 
-    def predict(self, images):
+    def predict(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, classes) logits."""
         return self.classify(self.extract(images))
 
-    def also_tested(self):
+    def also_tested(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """Networks to test beside the main one: name -> (images -> logits)."""
         return {}
 
-    def costs(self):
-        """What the method did and spent beside training, by name: numbers, or lists of a number per task, that the result gives."""
+    def costs(self) -> dict[str, Any]:
+        """What else the result records, by name: numbers, or lists of one number per task."""
         return {}
 
     @classmethod
-    def check(cls, config):
+    def check(cls, config: Any) -> str | None:
         """What is wrong with the learner's own options, in a line, or None."""
 
     @classmethod
-    def also_reads(cls, config):
-        """Of ``memory_size`` and ``memory_per_class`` those that count whichever of them says how many exemplars there are."""
+    def also_reads(cls, config: Any) -> set[str]:
+        """Those of ``memory_size`` and ``memory_per_class`` that the method reads whatever ``fixed_memory`` is."""
         return set()
 
     @classmethod
-    def planned_epochs(cls, config, task):
+    def planned_epochs(cls, config: Any, task: Task) -> int:
         """Passes over a task's training data, for the cost that ``--dry-run`` states."""
         values = vars(config) | vars(config.options)
         return sum(values[key] for key in cls.epoch_keys) if task.index else config.init_epoch
 
     @classmethod
-    def planned_images(cls, config, task, memory):
-        """Images that training the task will take, with the exemplars in ``memory``. A run checks that it took as many."""
+    def planned_images(cls, config: Any, task: Task, memory: ExemplarMemory) -> int:
+        """Images that training the task takes with the exemplars in ``memory``; a run checks that it took as many."""
         return cls.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
 
-    # ---- the loop ------------------------------------------------------------------------------------------------------
+    # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    def learn(self, task, monitor, resume=None, trained=None):
-        """Learn one task. ``monitor`` is told of its start, every step and epoch, and its end; ``resume`` says where a stopped run stood.
+    def learn(
+        self,
+        task: Task,
+        monitor: Any,
+        resume: Resume | None = None,
+        trained: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Learn one task.
 
-        ``trained``: the state that training would end with (:meth:`trained_state`), in place of training.
+        Args:
+            task: the next task.
+            monitor: notified of the task's start, of every step and epoch, and of its end.
+            resume: where a stopped run resumes.
+            trained: the state that training would end with (:meth:`trained_state`), instead of training.
         """
         self.grow_for(task)
         self.begin_task(task)
@@ -132,7 +146,7 @@ class BaseLearner(nn.Module):
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
         self.memory.update(task, self.manager.train_targets, self.features, rng)
 
-    def train_for(self, task, monitor, resume):
+    def train_for(self, task: Task, monitor: Any, resume: Resume | None) -> None:
         if resume:
             self.set_extra_state(resume.learner["_extra_state"])  # the phases' data are the task's and the memory's
         for number, phase in enumerate(self.phases(task)):
@@ -145,12 +159,12 @@ class BaseLearner(nn.Module):
                 first = resume.epoch
             self.fit(task, number, phase, first, monitor)
 
-    def grow_for(self, task):
+    def grow_for(self, task: Task) -> None:
         with self.seeded("weights", task.index):
             self.grow(task)
         self.place()
 
-    def fit(self, task, number, phase, first, monitor):
+    def fit(self, task: Task, number: int, phase: Phase, first: int, monitor: Any) -> None:
         batches, cost = self.num_batches(len(phase.indices)), StepCost()
         passes = self.passes(phase)
         monitor.phase_started(task, phase, first)
@@ -172,12 +186,12 @@ class BaseLearner(nn.Module):
                 correct += right
                 monitor.step(len(images))
             self.images_trained += len(phase.indices)
-            self.train_flops += cost.per_image * len(phase.indices)
+            self.train_flops += (cost.per_image or 0) * len(phase.indices)
             mean_loss = total_loss.item() / batches
             self.after_epoch(task, phase, epoch, mean_loss)
             monitor.epoch_ended(task, number, phase, epoch, mean_loss, 100 * correct.item() / len(phase.indices))
 
-    def passes(self, phase):
+    def passes(self, phase: Phase) -> Passes:
         """The forward and backward pass of a step of ``phase``."""
 
         def compute(images, targets):
@@ -190,11 +204,14 @@ class BaseLearner(nn.Module):
         return Passes(compute, phase.optimizer)
 
     @property
-    def records_passes(self):
+    def records_passes(self) -> bool:
         return self.config.cuda_graph and self.device.type == "cuda"
 
-    def training_batches(self, indices, *address):
-        """Shuffled, augmented batches over ``indices``; the random numbers follow from the address alone, which begins with the task's index."""
+    def training_batches(self, indices: np.ndarray, *address: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled, augmented batches over ``indices``.
+
+        All random numbers follow from ``address``, which begins with the task's index.
+        """
         c, targets = self.config, self.manager.train_targets
         seed, join = seeding.derived_seed(c.seed, "batches", *address), self._joins(len(indices))
         if c.replay_ratio is not None:
@@ -213,7 +230,7 @@ class BaseLearner(nn.Module):
     def _joins(self, samples):
         """Whether the last batch would be a single image that cannot be trained on, and is joined to the one before.
 
-        Elsewhere a last batch of one stays a batch: numbers are those that they have always been.
+        Otherwise a last batch of one image stays a batch of its own.
         """
         return samples % self.config.batch_size == 1 and not self._takes_one_image
 
@@ -228,7 +245,7 @@ class BaseLearner(nn.Module):
             return False
         return True
 
-    # ---- what methods build on -----------------------------------------------------------------------------------------
+    # ---- what methods build on ---------------------------------------------------------------------------------------
 
     def main_phase(self, task, parameters=None, epochs=None, weight_decay=None):
         """The usual phase: SGD over the task's data and the memory, with the schedule of the configuration."""
@@ -249,47 +266,52 @@ class BaseLearner(nn.Module):
         lr = cosine_lr(base, epochs) if c.scheduler == "cosine" else step_lr(base, milestones, factor)
         return Phase(epochs, optimizer, lr, self.training_indices(task), self.loss, self.network)
 
-    def training_indices(self, task):
+    def training_indices(self, task: Task) -> np.ndarray:
         """The task's samples and all exemplars: (n,)."""
         return np.concatenate([task.train_indices, self.memory.indices])
 
-    def sgd(self, parameters, weight_decay):
+    def sgd(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.SGD:
         """SGD as PyCIL has it, a new one for each task; the rate is set before each epoch."""
         trainable = [p for p in parameters if p.requires_grad]
         return torch.optim.SGD(trainable, lr=0.0, momentum=self.config.momentum, weight_decay=weight_decay, fused=True)
 
-    def autocast(self):
+    def autocast(self) -> contextlib.AbstractContextManager:
         return (
             torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
         )
 
     @property
-    def precision(self):
+    def precision(self) -> str:
         return resolved_precision(self.config.precision, self.device)
 
-    def seeded(self, *address):
+    def seeded(self, *address: Any) -> contextlib.AbstractContextManager:
         return seeding.seeded(self.config.seed, *address)
 
-    def place(self):
-        """Everything on the device, in the memory format that convolutions like best."""
-        self.to(self.device, memory_format=torch.channels_last)
+    def place(self) -> None:
+        """Everything on the device, in the memory format in which convolutions are fastest."""
+        self.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     @torch.inference_mode()
-    def forward_over(self, source, indices, targets):
-        """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d), (B,)."""
+    def forward_over(self, source: Any, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d),
+        (B,).
+        """
         self.eval()
         for images, labels in source.batches(indices, targets, self.config.batch_size):
             with self.autocast():
                 features = self.extract(images)
             yield features.float(), labels
 
-    def features(self, indices):
+    def features(self, indices: np.ndarray) -> np.ndarray:
         """Features of training samples: float32 numpy (n, d)."""
         parts = [f for f, _ in self.forward_over(self.train_source, indices, self.manager.train_targets)]
         return torch.cat(parts).cpu().numpy()
 
-    def class_means(self, num_seen):
-        """Normalised mean of each class's normalised exemplar features, (num_seen, d), or None while a class has no exemplar."""
+    def class_means(self, num_seen: int) -> np.ndarray | None:
+        """Normalised mean of each class's normalised exemplar features: (num_seen, d).
+
+        None while a class has no exemplar.
+        """
         memory = self.memory.classes
         if any(len(memory.get(c, ())) == 0 for c in range(num_seen)):
             return None
@@ -297,15 +319,15 @@ class BaseLearner(nn.Module):
         features, targets = normalise(self.features(indices)), self.manager.train_targets[indices]
         return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
 
-    def trained_state(self):
-        """What training the first task gave, in a form that every network of the same backbone can take."""
+    def trained_state(self) -> dict[str, Any]:
+        """What training the first task gave, in a form that every network with the same backbone can load."""
         return {
             "tensors": self._first_task_tensors(),
             "images_trained": self.images_trained,
             "train_flops": self.train_flops,
         }
 
-    def load_trained_state(self, state):
+    def load_trained_state(self, state: Mapping[str, Any]) -> None:
         for mine, trained in zip(self._first_task_tensors(), state["tensors"], strict=True):
             mine.copy_(trained)
         self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
@@ -313,13 +335,13 @@ class BaseLearner(nn.Module):
     def _first_task_tensors(self):
         return [tensor for part in self.network.first_parts() for tensor in part.state_dict().values()]
 
-    def get_extra_state(self):
+    def get_extra_state(self) -> dict[str, Any]:
         return {
             "memory": self.memory.state_dict(),
             "images_trained": self.images_trained,
             "train_flops": self.train_flops,
         }
 
-    def set_extra_state(self, state):
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
         self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]

@@ -1,10 +1,14 @@
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import seeding
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.keys import key
 from pycil_wsc.learners.wa import WA
@@ -21,11 +25,12 @@ from pycil_wsc.registry import register_learner
     milestones=[60, 100, 140],
 )
 class BiC(WA):
-    """Bias correction (Wu et al., 2019): a second phase learns a scale and a shift for the newest task's logits on held-out samples.
+    """Bias correction (Wu et al., 2019): a second phase learns a scale and a shift for the newest task's logits.
 
-    WA's loss in the first phase, on corrected logits. The option ``validation`` says how many samples of each class are held
-    out: ``pycil`` is split_ratio x memory_size / old classes, whatever the memory; ``per_class`` is split_ratio x
-    memory_per_class. Never more than the smallest old class has, or half of a new one; where that is none, there is no second phase.
+    The first phase has WA's loss, on corrected logits; the second trains on held-out samples. The option ``validation``
+    says how many samples of each class are held out: ``pycil`` is split_ratio x memory_size / old classes, whatever the
+    memory; ``per_class`` is split_ratio x memory_per_class. Never more than the smallest old class has, or half of a
+    new one; if that is none, there is no second phase.
     """
 
     @dataclass(frozen=True)
@@ -35,21 +40,22 @@ class BiC(WA):
         )
         validation: str = key(
             "pycil",
-            "what `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or memory_per_class (`per_class`)",
+            "what `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or memory_per_class "
+            "(`per_class`)",
             choices=("pycil", "per_class"),
             decides="later tasks",
         )
 
     one_phase = False
 
-    def build(self):
+    def build(self) -> nn.Module:
         return BiasCorrectedNet(self.config.convnet_type, self.config.convnet_options)
 
     @classmethod
-    def also_reads(cls, config):
+    def also_reads(cls, config: Any) -> set[str]:
         return {"memory_size" if config.options.validation == "pycil" else "memory_per_class"}
 
-    def phases(self, task):
+    def phases(self, task: Task) -> Iterator[Phase]:
         held_out = self.held_out(task)
         main = self.main_phase(task, [*self.network.backbone.parameters(), *self.network.head.parameters()])
         main.indices = np.setdiff1d(main.indices, held_out)
@@ -66,7 +72,7 @@ class BiC(WA):
                 "bias correction",
             )
 
-    def held_out(self, task):
+    def held_out(self, task: Task) -> np.ndarray:
         """As many samples of every class, at random, for the second phase: int64 (n,)."""
         if not task.index:
             return np.empty(0, np.int64)
@@ -79,12 +85,14 @@ class BiC(WA):
         rng = np.random.default_rng(seeding.derived_seed(c.seed, "validation", task.index))
         return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])
 
-    def correction_loss(self, images, targets):
-        """Cross-entropy of the softmax of the softmax, as PyCIL has it; batch norm sees these images in training mode."""
+    def correction_loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the softmax of the softmax, as PyCIL has it; batch norm sees these images in training
+        mode.
+        """
         with torch.no_grad():
             features = self.network.extract(images)
         logits = self.network.classify(features)
         return cross_entropy(logits.softmax(1), targets), logits
 
-    def end_task(self, task):
+    def end_task(self, task: Task) -> None:
         """No alignment: the correction takes its place."""

@@ -43,7 +43,9 @@ def consolidated(learner: type[BaseLearner]) -> type[BaseLearner]:
 
 
 class Consolidated(BaseLearner):
-    """Mixed in before a learner: each later task trains under a :class:`WeightSpaceConsolidation` with keys ``wsc.*``."""
+    """Mixed in before a learner: each later task trains under a :class:`WeightSpaceConsolidation` with keys
+    ``wsc.*``.
+    """
 
     consolidates = True
     consolidation: WeightSpaceConsolidation | None = None  # of the current task; so are the next four
@@ -80,7 +82,7 @@ class Consolidated(BaseLearner):
                 self._consolidate(task, phase)
             yield phase
 
-    # ---- the beginning of a task ---------------------------------------------------------------------------------------
+    # ---- the beginning of a task -------------------------------------------------------------------------------------
 
     def _consolidate(self, task, phase):
         options = self.config.wsc
@@ -167,7 +169,9 @@ class Consolidated(BaseLearner):
         return masks
 
     def _fresh(self, task) -> dict[str, Tensor]:
-        """New initial values of the network's parameters, {name: tensor}: those that the learner has by another seed."""
+        """New initial values of the network's parameters, {name: tensor}: those that the learner has by another
+        seed.
+        """
         assert self.consolidation is not None
         seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets)
         other = type(self)(replace(self.config, seed=seed), self.manager, self.train_source, self.device)
@@ -175,7 +179,7 @@ class Consolidated(BaseLearner):
             other.grow_for(each)
         return dict(other.network.named_parameters())
 
-    # ---- during and after it -------------------------------------------------------------------------------------------
+    # ---- during and after it -----------------------------------------------------------------------------------------
 
     def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
         super().after_epoch(task, phase, epoch, loss)

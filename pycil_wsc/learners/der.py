@@ -1,7 +1,9 @@
 from dataclasses import dataclass
 
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import newest_task_targets
@@ -11,10 +13,11 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("der", epochs=170, milestones=[80, 120, 150])
 class DER(BaseLearner):
-    """Dynamically expandable representation (Yan et al., 2021) without masks, as in PyCIL: a new backbone for each task.
+    """Dynamically expandable representation (Yan et al., 2021) without masks, as in PyCIL: a new backbone for each
+    task.
 
-    The old ones no longer learn; an auxiliary head makes the newest tell the new classes apart from all old ones as one.
-    After the task the head is aligned as in WA.
+    The old ones no longer learn; an auxiliary head makes the newest tell the new classes apart from all old ones as
+    one. After the task the head is aligned as in WA.
     """
 
     @dataclass(frozen=True)
@@ -23,15 +26,15 @@ class DER(BaseLearner):
 
     plain_first_task = True
 
-    def build(self):
+    def build(self) -> nn.Module:
         return ExpandingNet(self.config.convnet_type, self.config.convnet_options)
 
-    def grow(self, task):
+    def grow(self, task: Task) -> None:
         self.num_old = task.num_old
         self.network.grow(task.num_seen, task.num_new + 1)
         self.network.blocks[:-1].requires_grad_(False)
 
-    def loss(self, images, targets):
+    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         features = self.network.extract(images)
         logits = self.network.classify(features).float()
         loss = cross_entropy(logits, targets)
@@ -42,6 +45,6 @@ class DER(BaseLearner):
             )
         return loss, logits
 
-    def end_task(self, task):
+    def end_task(self, task: Task) -> None:
         if task.index:
             self.network.head.align(task.num_old)

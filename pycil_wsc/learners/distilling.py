@@ -1,18 +1,28 @@
-"""What learners with a teacher share: the network of before the task, which no longer learns."""
+"""What learners with a teacher share: the network as it was before the task, which no longer learns."""
 
 import copy
 
+from torch import Tensor, nn
+
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.learners.base import BaseLearner
 
 
 class DistillingLearner(BaseLearner):
-    """``teacher`` is the network as the task before left it, or None in the first task; its forward pass builds no graph."""
+    """``teacher``: the network after the previous task, or None in the first task; its forward pass builds no graph."""
 
-    def grow(self, task):
+    teacher: nn.Module | None
+    num_old: int
+    num_seen: int
+
+    def grow(self, task: Task) -> None:
         self.num_old, self.num_seen = task.num_old, task.num_seen
         self.teacher = copy.deepcopy(self.network).requires_grad_(False) if task.index else None
         super().grow(task)
 
-    def teach(self, images):
-        """The teacher's logits (B, old classes), or None in the first task. Ask before the network, whose activations stay until the backward pass."""
+    def teach(self, images: Tensor) -> Tensor | None:
+        """The teacher's logits (B, old classes), or None in the first task.
+
+        Call it before the network, whose activations stay until the backward pass.
+        """
         return None if self.teacher is None else self.teacher(images)

@@ -1,10 +1,15 @@
 import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.phase import Phase
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import balanced_weights, distillation
@@ -19,10 +24,10 @@ from pycil_wsc.registry import register_learner
     weight_decay=5e-4,
 )
 class FOSTER(BaseLearner):
-    """FOSTER (Wang et al., 2022): a second backbone is boosted on what the first cannot do, then both are compressed into one.
+    """FOSTER (Wang et al., 2022): a second backbone is boosted on what the first cannot do, then both are compressed.
 
-    ``network`` is the teacher with two backbones, which is tested and chooses exemplars; the student, ``network``'s first
-    backbone of the next task, is tested beside it.
+    ``network`` is the teacher with two backbones, which is tested and chooses exemplars; the student, ``network``'s
+    first backbone of the next task, is tested beside it.
     """
 
     @dataclass(frozen=True)
@@ -47,14 +52,16 @@ class FOSTER(BaseLearner):
             1.0, "the alignment's factor, to the power of old classes / new classes", above=0, decides="later tasks"
         )
 
+    student: Any
+    old_head: Any
     plain_first_task = True
     epoch_keys = ("epochs", "compression_epochs")
     one_phase = False
 
-    def build(self):
+    def build(self) -> nn.Module:
         return ExpandingNet(self.config.convnet_type, self.config.convnet_options)
 
-    def grow(self, task):
+    def grow(self, task: Task) -> None:
         self.num_old, self.num_seen = task.num_old, task.num_seen
         if task.index > 1:
             self.network = self.student
@@ -73,10 +80,10 @@ class FOSTER(BaseLearner):
             student.head.bias[: task.num_old] = self.old_head.bias
         return student
 
-    def also_tested(self):
+    def also_tested(self) -> dict[str, Callable[[Tensor], Tensor]]:
         return {"student": self.student or self.network}
 
-    def phases(self, task):
+    def phases(self, task: Task) -> Iterator[Phase]:
         options = self.config.options
         boosting = self.main_phase(task)
         if not task.index:
@@ -98,7 +105,7 @@ class FOSTER(BaseLearner):
         if options.is_student_wa:
             self.student.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
 
-    def loss(self, images, targets):
+    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         features = self.network.extract(images)
         logits = self.network.classify(features).float()
         if not self.num_old:
@@ -108,13 +115,13 @@ class FOSTER(BaseLearner):
         old = distillation(logits[:, : self.num_old], self.old_head(features[:, : self.network.out_dim]), options.T)
         return cross_entropy(logits / self.weights, targets) + newest + options.lambda_okd * old, logits
 
-    def compression_loss(self, images, targets):
+    def compression_loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             soft = self.network(images)
         logits = self.student(images).float()
         return distillation(logits, soft, self.config.options.T, self.weights), logits
 
-    def after_step(self):
+    def after_step(self) -> None:
         self._silence()
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.keys import key
@@ -10,7 +11,7 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("icarl", epochs=170, milestones=[80, 120])
 class ICaRL(DistillingLearner):
-    """iCaRL (Rebuffi et al., 2017) with PyCIL's softmax losses: cross-entropy, and distillation of the old classes' logits."""
+    """iCaRL (Rebuffi et al., 2017) with PyCIL's softmax losses: cross-entropy, and distillation of the old logits."""
 
     @dataclass(frozen=True)
     class Options:
@@ -19,7 +20,7 @@ class ICaRL(DistillingLearner):
 
     plain_first_task = True
 
-    def loss(self, images, targets):
+    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         soft, logits = self.teach(images), self.network(images).float()
         loss = cross_entropy(logits, targets)
         if soft is not None:

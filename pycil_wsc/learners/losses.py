@@ -1,9 +1,10 @@
 """Losses that several methods share: float32 logits (B, classes) -> scalar."""
 
 import torch
+from torch import Tensor
 
 
-def distillation(logits, teacher_logits, temperature, weights=None):
+def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy between the two softmaxes at ``temperature``, without its square as a factor, as in PyCIL.
 
     ``weights``: (classes,), re-weights the teacher's probabilities, which then sum to one again (FOSTER).
@@ -15,8 +16,9 @@ def distillation(logits, teacher_logits, temperature, weights=None):
     return -(soft * (logits / temperature).log_softmax(1)).sum(1).mean()
 
 
-def balanced_weights(counts, beta):
-    """Weights (classes,) inverse to the effective number of samples (Cui et al., 2019), summing to the number of classes.
+def balanced_weights(counts: Tensor, beta: float) -> Tensor:
+    """Weights (classes,) inverse to the effective number of samples (Cui et al., 2019), summing to the number of
+    classes.
 
     ``counts``: samples of each class, int (classes,); 0 counts as 1.
     """
@@ -25,6 +27,6 @@ def balanced_weights(counts, beta):
     return (weights * len(counts) / weights.sum()).float()
 
 
-def newest_task_targets(targets, num_old):
+def newest_task_targets(targets: Tensor, num_old: int) -> Tensor:
     """Targets of an auxiliary head that tells the new classes apart and calls every old one 0: (B,) -> (B,)."""
     return torch.where(targets < num_old, 0, targets - num_old + 1)

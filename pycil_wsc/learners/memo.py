@@ -1,5 +1,8 @@
 from dataclasses import dataclass
 
+from torch import nn
+
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.learners.der import DER
 from pycil_wsc.networks.nets import ExpandingNet
@@ -19,10 +22,10 @@ class MEMO(DER):
         )
         train_adaptive: bool = key(False, "the blocks of earlier tasks learn too", decides="later tasks")
 
-    def build(self):
+    def build(self) -> nn.Module:
         return ExpandingNet(self.config.convnet_type, self.config.convnet_options, share_trunk=True)
 
-    def grow(self, task):
+    def grow(self, task: Task) -> None:
         super().grow(task)
         self.network.trunk.requires_grad_(self.config.options.train_base or not task.index)
         self.network.blocks.requires_grad_(True)

@@ -1,3 +1,4 @@
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.learners.base import BaseLearner
@@ -10,6 +11,6 @@ class Replay(BaseLearner):
 
     plain_first_task = True
 
-    def loss(self, images, targets):
+    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.network(images)
         return cross_entropy(logits.float(), targets), logits

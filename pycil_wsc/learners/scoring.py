@@ -1,4 +1,4 @@
-"""What a learner adds to the importance of weights: scores that pass over its data again, and the time that ranking takes."""
+"""What a learner adds to the importance of weights: scores that pass over its data, and the cost of ranking."""
 
 import contextlib
 import functools
@@ -56,7 +56,8 @@ class UnaugmentedBatches:
 
     def __init__(self, learner: "Consolidated", task: Task):
         self.learner, self.images = learner, 0
-        self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, learner.consolidation.resets)
+        resets = learner.consolidation.resets if learner.consolidation else 0
+        self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, resets)
         indices, wanted = learner.training_indices(task), learner.config.wsc.importance_samples
         self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
 

@@ -1,7 +1,9 @@
 from dataclasses import dataclass
 
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.learners.distilling import DistillingLearner
 from pycil_wsc.learners.losses import distillation
@@ -10,7 +12,10 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("wa", epochs=170, milestones=[60, 100, 140])
 class WA(DistillingLearner):
-    """Weight aligning (Zhao et al., 2020): distillation weighted by the share of old classes, then equal mean norms in the head."""
+    """Weight aligning (Zhao et al., 2020): distillation weighted by the share of old classes, then a balanced head.
+
+    After the task the head's new rows are scaled to the mean norm of the old ones.
+    """
 
     @dataclass(frozen=True)
     class Options:
@@ -18,7 +23,7 @@ class WA(DistillingLearner):
 
     plain_first_task = True
 
-    def loss(self, images, targets):
+    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         soft, logits = self.teach(images), self.network(images).float()
         loss = cross_entropy(logits, targets)
         if soft is not None:
@@ -26,6 +31,6 @@ class WA(DistillingLearner):
             loss = (1 - old) * loss + old * distillation(logits[:, : self.num_old], soft, self.config.options.T)
         return loss, logits
 
-    def end_task(self, task):
+    def end_task(self, task: Task) -> None:
         if task.index:
             self.network.head.align(task.num_old)

@@ -9,20 +9,20 @@ from torch import nn
 class IncrementalHead(nn.Linear):
     """A linear classifier whose old rows survive growth exactly.
 
-    What is new is uniform in +-sqrt(3 / in_features) with zero bias: Kaiming's bound for a linear output, as in PyCIL, which
-    is 1.73 times ``nn.Linear``'s.
+    What is new is uniform in +-sqrt(3 / in_features) with zero bias: Kaiming's bound for a linear output, as in PyCIL,
+    which is 1.73 times ``nn.Linear``'s.
     """
 
-    def __init__(self, in_features, out_features=0):
+    def __init__(self, in_features: int, out_features: int = 0):
         with torch.no_grad():
             super().__init__(in_features, 0)
         self.grow(out_features)
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         pass  # rows are initialised when they are added
 
     @torch.no_grad()
-    def grow(self, num_classes, in_features=None):
+    def grow(self, num_classes: int, in_features: int | None = None) -> None:
         """Grow to ``num_classes`` rows, and to ``in_features`` columns if given; what was there stays to the bit."""
         rows, columns = self.out_features, self.in_features
         wide = in_features or columns
@@ -38,7 +38,7 @@ class IncrementalHead(nn.Linear):
         self.out_features, self.in_features = num_classes, wide
 
     @torch.no_grad()
-    def align(self, num_old, factor=1.0):
-        """Scale the rows from ``num_old`` on so that their mean norm is ``factor`` times the old rows' (Zhao et al., 2020)."""
+    def align(self, num_old: int, factor: float = 1.0) -> None:
+        """Scale the rows from ``num_old`` on to ``factor`` times the mean norm of the old rows (Zhao et al., 2020)."""
         norms = self.weight.norm(dim=1)
         self.weight[num_old:] *= factor * norms[:num_old].mean() / norms[num_old:].mean()

@@ -6,14 +6,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.registry import backbones, check_backbone_options
 
 
-def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> nn.Module:
+def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """The backbone ``name`` with the keyword arguments ``options``; a UserError says what is wrong with them."""
     check_backbone_options(name, options)
     try:
@@ -30,22 +30,22 @@ class IncrementalNet(nn.Module):
         self.backbone = make_backbone(convnet_type, convnet_options)
         self.head = IncrementalHead(self.backbone.out_dim)
 
-    def grow(self, num_classes):
+    def grow(self, num_classes: int) -> None:
         self.head.grow(num_classes)
 
-    def first_parts(self):
+    def first_parts(self) -> list[nn.Module]:
         """What the first task trains, in the same order for every network: the backbone's parts, the head."""
         return [self.backbone, self.head]
 
-    def extract(self, images):
+    def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, d) features."""
         return self.backbone(images)
 
-    def classify(self, features):
+    def classify(self, features: Tensor) -> Tensor:
         """(B, d) features -> (B, classes) logits."""
         return self.head(features)
 
-    def forward(self, images):
+    def forward(self, images: Tensor) -> Tensor:
         return self.classify(self.extract(images))
 
 
@@ -55,23 +55,23 @@ class BiasCorrectedNet(IncrementalNet):
     def __init__(self, convnet_type: str, convnet_options: Mapping[str, Any] = MappingProxyType({})):
         super().__init__(convnet_type, convnet_options)
         self.corrections = nn.ParameterList()  # (2,) for each task: scale, shift
-        self.sizes = []
+        self.sizes: list[int] = []
 
-    def grow(self, num_classes):
+    def grow(self, num_classes: int) -> None:
         self.sizes.append(num_classes - self.head.out_features)
         super().grow(num_classes)
         self.corrections.append(nn.Parameter(torch.tensor([1.0, 0.0])))
 
-    def classify(self, features):
+    def classify(self, features: Tensor) -> Tensor:
         parts = self.head(features).float().split(self.sizes, 1)
         return torch.cat([scale * part + shift for part, (scale, shift) in zip(parts, self.corrections)], 1)
 
 
 class ExpandingNet(nn.Module):
-    """A new block for each task over a shared trunk, one head over all their features, and an auxiliary one over the newest's.
+    """A new block for each task over a shared trunk, one head over all features and an auxiliary one over the newest.
 
-    Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the backbone's last stage (MEMO). A new
-    block starts as a copy of the one before it. Parts whose parameters do not learn stay in evaluation mode.
+    Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the backbone's last stage (MEMO). A
+    new block starts as a copy of the one before it. Parts whose parameters do not learn stay in evaluation mode.
     """
 
     def __init__(
@@ -84,52 +84,58 @@ class ExpandingNet(nn.Module):
         backbone = make_backbone(convnet_type, convnet_options)
         if share_trunk and not hasattr(backbone, "split"):
             raise UserError(
-                f"convnet_type: '{convnet_type}' has no split() into a shared trunk and a block per task, which MEMO needs; "
-                "use another backbone or another learner"
+                f"convnet_type: '{convnet_type}' has no split() into a shared trunk and a block per task, which MEMO "
+                "needs; use another backbone or another learner"
             )
-        self.out_dim = backbone.out_dim  # of one block
+        self.out_dim: int = backbone.out_dim  # of one block
         self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
         self.blocks = nn.ModuleList([block])
-        self.head, self.aux_head = IncrementalHead(self.out_dim), None
+        self.head = IncrementalHead(self.out_dim)
+        self.aux_head: IncrementalHead | None = None
 
-    def grow(self, num_classes, aux_classes):
-        """Room for ``num_classes`` in all; a block is added unless the head is still empty. The auxiliary head is a fresh one."""
+    def grow(self, num_classes: int, aux_classes: int) -> None:
+        """Make room for ``num_classes`` in all, in a new block unless the head is empty, and renew the auxiliary
+        head.
+        """
         if self.head.out_features:
             self.blocks.append(copy.deepcopy(self.blocks[-1]).requires_grad_(True))
         self.head.grow(num_classes, self.out_dim * len(self.blocks))
         self.aux_head = IncrementalHead(self.out_dim, aux_classes)
 
-    def first_parts(self):
+    def first_parts(self) -> list[nn.Module]:
         return [self.trunk, self.blocks[0], self.head]
 
-    def extract(self, images):
+    def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, blocks x d) features, the oldest block's first."""
         shared = self.trunk(images)
         return torch.cat([block(shared) for block in self.blocks], 1)
 
-    def classify(self, features):
+    def classify(self, features: Tensor) -> Tensor:
         """Features -> (B, classes) logits."""
         return self.head(features)
 
-    def classify_newest(self, features):
+    def classify_newest(self, features: Tensor) -> Tensor:
         """Features -> (B, aux_classes) logits from the newest block's share of them."""
+        assert self.aux_head is not None
         return self.aux_head(features[:, -self.out_dim :])
 
-    def forward(self, images):
+    def forward(self, images: Tensor) -> Tensor:
         return self.classify(self.extract(images))
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> "ExpandingNet":
         super().train(mode)
         for part in [self.trunk, *self.blocks]:
             part.train(mode and any(p.requires_grad for p in part.parameters()))
         return self
 
 
-def inner_units(network):
-    """Names of (layer, batch norm, next layer) for the units that one layer makes and one reads: in a residual network those inside basic blocks."""
-    names = ("conv1", "bn1", "conv2")
+def inner_units(network: nn.Module) -> list[tuple[str, str, str]]:
+    """Names of (layer, batch norm, next layer) for units with one incoming and one outgoing layer.
+
+    In a residual network those are inside the basic blocks.
+    """
     return [
-        tuple(f"{place}.{name}" for name in names)
+        (f"{place}.conv1", f"{place}.bn1", f"{place}.conv2")
         for place, module in network.named_modules()
-        if set(names) <= dict(module.named_children()).keys()
+        if {"conv1", "bn1", "conv2"} <= dict(module.named_children()).keys()
     ]

@@ -1,1 +1,1 @@
-"""The consolidation inside other people's training loops. Each module is imported by who needs it, and by nothing here."""
+"""The consolidation inside other training loops; nothing in the package imports these modules."""

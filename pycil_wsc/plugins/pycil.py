@@ -2,12 +2,14 @@
 
     python -m pycil_wsc.plugins.pycil --pycil ~/PyCIL --config wsc.json
 
-The JSON file is one of PyCIL's. Its ``model_name`` may also be ``wsc`` (PyCIL's Replay, consolidated) or ``wsc_<learner>`` for any
-of PyCIL's learners that trains one network per task: ``wsc_icarl``, ``wsc_wa``, ``wsc_bic``, ... Options are ``"wsc.retain": 0.2`` or
-``"wsc": {"retain": 0.2}``, with the names and meanings of the keys ``wsc.*`` in the README. Data and logs are where PyCIL has them: in
-``data`` and ``logs`` of the folder in which the command is run.
+The JSON file is one of PyCIL's. Its ``model_name`` may also be ``wsc`` (PyCIL's Replay, consolidated) or
+``wsc_<learner>`` for any of PyCIL's learners that trains one network per task: ``wsc_icarl``, ``wsc_wa``, ``wsc_bic``,
+... Options are ``"wsc.retain": 0.2`` or ``"wsc": {"retain": 0.2}``, with the names and meanings of the keys ``wsc.*``
+in the README. Data and logs are where PyCIL has them: in ``data`` and ``logs`` of the folder in which the command is
+run.
 
-PyCIL's checkout comes first on ``sys.path``: its ``utils`` and ``convs`` are found there, whatever the current folder has.
+PyCIL's checkout comes first on ``sys.path``: its ``utils`` and ``convs`` are found there, whatever the current folder
+has.
 """
 
 import argparse
@@ -50,7 +52,7 @@ CHOICES = {
 
 
 class BadInput(Exception):
-    """What the user can mend, in one line."""
+    """What the user can fix, in one line."""
 
 
 def main(argv=None):
@@ -74,7 +76,7 @@ def run(checkout, config):
     factory.get_model = with_consolidation(factory.get_model, settings)
     factory.get_model(
         args["model_name"], args | {"device": [torch.device("cpu")]}
-    )  # before any data is loaded: may it be had?
+    )  # fail early, before any data is loaded
     trainer.train({"config": str(config)} | args)
 
 
@@ -109,7 +111,7 @@ class Settings:
         return int(self.warmup * epochs)
 
     def in_steps(self, epochs, per_epoch):
-        """Arguments of :class:`WeightSpaceConsolidation` for a task of ``epochs`` epochs of ``per_epoch`` optimiser steps."""
+        """Arguments of :class:`WeightSpaceConsolidation` for ``epochs`` epochs of ``per_epoch`` optimiser steps."""
         warmup = self.warmup_epochs(epochs) * per_epoch or int(
             self.warmup * epochs * per_epoch
         )  # less than an epoch: in steps
@@ -158,7 +160,8 @@ def _made(get_model, name, base, args):
         return get_model(base, args)
     except AssertionError:
         raise BadInput(
-            f"model_name: '{name}' is no learner of this checkout; give one of PyCIL's names, wsc, or wsc_<PyCIL's name>"
+            f"model_name: '{name}' is no learner of this checkout; "
+            "give one of PyCIL's names, wsc, or wsc_<PyCIL's name>"
         ) from None
     except KeyError as error:
         raise BadInput(f"model_name: '{name}' needs the key {error} in the JSON file; add it") from None
@@ -245,7 +248,7 @@ def _epochs(train, learner, args, named):
 
 
 def _old_rows(learner):
-    """{name: mask} of the head's parameters: False for the rows of new classes. A split head has those in its second part."""
+    """{name: mask} of the head: False for the rows of new classes, which a split head has in its second part."""
     known, masks = learner._known_classes, {}
     for name, p in learner._network.named_parameters():
         if name.removeprefix("module.").startswith("fc.fc2."):
@@ -256,8 +259,10 @@ def _old_rows(learner):
 
 
 class HeldRate:
-    """Stands in for a scheduler that is stepped after each epoch: from epoch ``start`` on the rate goes over to ``value`` along half a cosine
-    in ``anneal`` epochs and is held there. ``value="initial"``: the rate at the beginning. A rate of 0 stays 0."""
+    """Stands in for a scheduler that is stepped after each epoch: from epoch ``start`` on the rate goes over to
+    ``value`` along half a cosine in ``anneal`` epochs and is held there. ``value="initial"``: the rate at the
+    beginning. A rate of 0 stays 0.
+    """
 
     def __init__(self, scheduler, optimizer, start, value, anneal):
         self.scheduler, self.groups, self.start, self.anneal, self.epoch = (

@@ -1,4 +1,6 @@
-"""Backbones: torch only, plain keyword arguments. Every module of this package is imported here, so a new file registers itself."""
+"""Backbones: torch only, plain keyword arguments. Every module of this package is imported here, so a new file
+registers itself.
+"""
 
 import importlib
 import pkgutil

@@ -1,6 +1,7 @@
 """The CIFAR ResNets of He et al. (2016), with the parameter-free "option A" shortcut: 8, 20 or 32 layers, 64 features.
 
-ResNet-32 has 463,504 parameters. (PyCIL prints 464,154: its backbone carries a 64 -> 10 linear layer that is never used.)
+ResNet-32 has 463,504 parameters. (PyCIL prints 464,154: its backbone carries a 64 -> 10 linear layer that is never
+used.)
 """
 
 import math

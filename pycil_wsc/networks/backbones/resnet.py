@@ -38,7 +38,7 @@ class ResNet18(nn.Module):
             raise ValueError(f"stem='{stem}' is not one of {', '.join(STEMS)}")
         net = torchvision_resnet18(weights=None)
         self.stem = nn.Sequential(*STEMS[stem]())
-        nn.init.kaiming_normal_(self.stem[0].weight, mode="fan_out", nonlinearity="relu")
+        nn.init.kaiming_normal_(self.stem[0].get_parameter("weight"), mode="fan_out", nonlinearity="relu")
         self.stage1, self.stage2, self.stage3, self.stage4 = net.layer1, net.layer2, net.layer3, net.layer4
         self.pool = GlobalAverage()
 
