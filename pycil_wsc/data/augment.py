@@ -6,8 +6,6 @@ The rules for CIFAR are PyCIL's (torchvision on PIL images): zero padding and ra
 
 import torch
 
-MEMORY_FORMAT = torch.channels_last
-
 
 def random_crop_flip(images, padding, flip, generator):
     """Zero-pad, crop back to size at random and mirror at random: uint8 (B, H, W, C) -> the same shape.
