@@ -1,8 +1,11 @@
 """Which data a run was made with: the number of samples, and a hash of what they are.
 
-Of arrays the hash covers every pixel and label, but not the class names. Of image files it covers their paths below the data
-set's folder and their sizes in bytes, but not their contents: reading 150 GB of ImageNet before each run would take longer
-than the check is worth. An image that is replaced by another of exactly the same size goes unnoticed. Modification times do
+Of arrays the hash covers every pixel and label, but not the class names. Of image files it covers their paths below the
+data
+set's folder and their sizes in bytes, but not their contents: reading 150 GB of ImageNet before each run would take
+longer
+than the check is worth. An image that is replaced by another of exactly the same size goes unnoticed. Modification
+times do
 not count, because copying a folder to another machine changes them. The same data under another path have the same
 fingerprint.
 """
@@ -33,14 +36,15 @@ def fingerprint(train: Split, test: Split) -> dict[str, Any]:
     for split in (train, test):
         digest.update(repr(split.images.shape).encode())
         digest.update(split.targets.astype("<i8").tobytes())
-        digest.update(np.ascontiguousarray(split.images) if base is None else _listing(split.images, base))
+        digest.update(np.ascontiguousarray(split.images).data if base is None else _listing(split.images, base))
     return {"train": len(train), "test": len(test), "sha256": digest.hexdigest()[:16]}
 
 
 def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Split) -> dict[str, Any]:
     """The same for the arrays that were read from ``path``, kept beside it for as long as the file is not changed.
 
-    ``read``: the file's status when it was read. "Not changed" means: the same size and times. Where the folder cannot be
+    ``read``: the file's status when it was read. "Not changed" means: the same size and times. Where the folder cannot
+    be
     written, the hash is computed each time: a second for 500 MB.
     """
     cache = path.with_name(f".{path.name}.fingerprint")

@@ -1,6 +1,7 @@
 """Batches of (images, targets) on the device, already augmented and normalised.
 
-``ArraySource`` keeps the whole split as uint8 on the device and gathers by index. ``FolderSource`` decodes files in worker
+``ArraySource`` keeps the whole split as uint8 on the device and gathers by index. ``FolderSource`` decodes files in
+worker
 processes that live as long as the run. Both are asked in the same way::
 
     for images, targets in source.batches(indices, targets, batch_size, train=True, seed=7): ...
@@ -35,7 +36,8 @@ class ArraySource:
     def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True, join=False):
         """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
 
-        ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false, shuffled,
+        ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false,
+        shuffled,
         both from ``seed``. With ``join`` a last batch of one image is part of the one before.
         """
         order = epoch_order(indices, train and shuffle, seed)
@@ -57,7 +59,7 @@ class ArraySource:
 
 
 class FolderSource:
-    """A split read from image files. Files are decoded and cropped in workers, mirrored and normalised on the device."""
+    """A split read from image files. Workers decode and crop, the device mirrors and normalises."""
 
     def __init__(self, info, split, device, num_workers):
         self.info, self.device = info, device
@@ -133,9 +135,11 @@ def epoch_order(indices, shuffle, seed):
 
 
 def mixed_order(new, old, share, batch_size, seed):
-    """As many samples as ``new`` and ``old`` hold, in an order in which each batch has ``share`` of ``new`` ones, rounded, the rest of ``old``.
+    """As many samples as ``new`` and ``old`` hold, in an order in which each batch has ``share`` of ``new`` ones,
+    rounded, the rest of ``old``.
 
-    Both are gone through in random order, by ``seed``, again and again: of two samples of one kind neither comes more than once
+    Both are gone through in random order, by ``seed``, again and again: of two samples of one kind neither comes more
+    than once
     more often than the other. ``new`` and ``old``: int64 arrays with at least one sample each.
     """
     total, rng = len(new) + len(old), np.random.default_rng(seed)

@@ -6,12 +6,14 @@ import numpy as np
 class ExemplarMemory:
     """Which training samples are kept for replay.
 
-    ``fixed``: ``per_class`` exemplars of each class for good; otherwise ``total`` shared equally among the classes seen, the
+    ``fixed``: ``per_class`` exemplars of each class for good; otherwise ``total`` shared equally among the classes
+    seen, the
     old ones keeping their first. ``strategy``:
 
     * ``herding``: those whose running mean of normalised features follows the class mean best (Rebuffi et al., 2017);
     * ``random``: a uniform draw from each class;
-    * ``reservoir``: a uniform draw from the stream, whatever the class (Vitter, 1985): with ``fixed``, ``per_class`` times the
+    * ``reservoir``: a uniform draw from the stream, whatever the class (Vitter, 1985): with ``fixed``, ``per_class``
+    times the
       number of new classes out of the task's samples; otherwise ``total`` out of all samples ever seen.
 
     A quota above the size of a class keeps the whole class; 0 keeps nothing.
@@ -37,7 +39,8 @@ class ExemplarMemory:
     def update(self, task, targets, features, rng):
         """Choose exemplars of ``task``'s classes and, unless ``fixed``, let the old classes shrink.
 
-        ``targets``: (N,) of the whole training set. ``features``: indices -> float32 (n, d) array, called once, and only for
+        ``targets``: (N,) of the whole training set. ``features``: indices -> float32 (n, d) array, called once, and
+        only for
         herding. ``rng``: a ``numpy.random.Generator``.
         """
         if self.strategy == "reservoir":
@@ -82,7 +85,8 @@ def normalise(features):
 def herding(features, quota):
     """Greedy picks whose running mean of normalised features stays nearest to the class mean (Rebuffi et al., 2017).
 
-    ``features``: (n, d) of one class. Returns min(quota, n) row numbers in the order of choice, none twice; of equals the first.
+    ``features``: (n, d) of one class. Returns min(quota, n) row numbers in the order of choice, none twice; of equals
+    the first.
     """
     features = normalise(features)
     mean = features.mean(0)
@@ -100,7 +104,9 @@ def herding(features, quota):
 
 
 def _reservoir(held, seen, stream, capacity, rng):
-    """Vitter's algorithm R: ``held`` is a uniform sample of ``seen`` items; take in those of ``stream``, in random order."""
+    """Vitter's algorithm R: ``held`` is a uniform sample of ``seen`` items; take in those of ``stream``, in random
+    order.
+    """
     held = list(held)
     for count, item in enumerate(rng.permutation(stream), start=seen + 1):
         if len(held) < capacity:

@@ -7,9 +7,12 @@
                          class is named by its number
 =======================  =============================================================================
 
-Each class needs a training and a test sample. The arrays are read into memory rather than mapped: an ``np.savez`` to the
-same file cuts it to nothing first, and a process that then touches a mapped page of it is killed by SIGBUS without a word.
-Read, the file may change at any time: the run keeps the data that it began with. So each process that trains holds a copy
+Each class needs a training and a test sample. The arrays are read into memory rather than mapped: an ``np.savez`` to
+the
+same file cuts it to nothing first, and a process that then touches a mapped page of it is killed by SIGBUS without a
+word.
+Read, the file may change at any time: the run keeps the data that it began with. So each process that trains holds a
+copy
 of its own; what only plans runs can let it go.
 """
 
@@ -27,9 +30,11 @@ ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
-    """The arrays of an npz file by name (the four of ``ARRAYS``, and ``classes`` where it has them), and the file's status.
+    """The arrays of an npz file by name (the four of ``ARRAYS``, and ``classes`` where it has them), and the file's
+    status.
 
-    The checksum of each array is compared. :class:`UserError` for a file that is not there, not whole or holds other things.
+    The checksum of each array is compared. :class:`UserError` for a file that is not there, not whole or holds other
+    things.
     """
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -54,7 +59,8 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
         raise
     except Exception as error:  # of the archive, of its compression, or of numpy's parser of headers
         raise UserError(
-            f"{path}: not a whole npz file of plain arrays ({reason(error)}); make it again with np.savez, or copy it again"
+            f"{path}: not a whole npz file of plain arrays ({reason(error)}); make it again with np.savez, "
+            "or copy it again"
         ) from None
 
 
@@ -69,7 +75,9 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 def check_arrays(
     path: Path, arrays: dict[str, np.ndarray], num_classes: int | None = None
 ) -> tuple[tuple[str, ...], Split, Split]:
-    """(classes, training split, test split), checked. Without ``num_classes``, the names or else the largest label tell it."""
+    """(classes, training split, test split), checked. Without ``num_classes``, the names or else the largest label tell
+    it.
+    """
     names = arrays.get("classes")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U" or num_classes not in (None, len(names))):
         raise UserError(
@@ -113,7 +121,8 @@ def _check_split(path, part, arrays):
 
 
 def check_targets(place: str, targets: np.ndarray, names, absence: str) -> None:
-    """Labels lie in 0..C-1, C the length of ``names``, and each class has a sample; ``absence`` is the complaint about one
+    """Labels lie in 0..C-1, C the length of ``names``, and each class has a sample; ``absence`` is the complaint about
+    one
     without."""
     present = np.unique(targets)
     wrong = present[(present < 0) | (present >= len(names))]

@@ -22,9 +22,11 @@ QUALITY = 95  # of the JPEG files
 
 
 def resized(dataset, root, workers):
-    """``dataset`` with its image files replaced by copies below ``root``, whose short side is that of its test transform.
+    """``dataset`` with its image files replaced by copies below ``root``, whose short side is that of its test
+    transform.
 
-    Copies are made by ``workers`` processes where they are missing or older than the file; an image that is no larger is used as
+    Copies are made by ``workers`` processes where they are missing or older than the file; an image that is no larger
+    is used as
     it is. Arrays in memory stay as they are. Raises :class:`UserError` for a file that cannot be read or written.
     """
     if dataset.train.in_memory:

@@ -12,7 +12,8 @@ from pycil_wsc.errors import UserError
 def hold_out(dataset, share, seed):
     """``dataset`` with ``share`` of each class's training samples, drawn by ``seed``, in the place of its test split.
 
-    The share is rounded, but at least a sample is held out and one is left: :class:`UserError` for a class that has only one. The
+    The share is rounded, but at least a sample is held out and one is left: :class:`UserError` for a class that has
+    only one. The
     test split is gone, and was not looked at.
     """
     train, chosen = dataset.train, []
@@ -21,7 +22,8 @@ def hold_out(dataset, share, seed):
         samples = np.flatnonzero(train.targets == label)
         if len(samples) < 2:
             raise UserError(
-                f"validation_split: class '{name}' of {dataset.info.name} has {len(samples)} training sample, so none can be held out; give it more or set 0"
+                f"validation_split: class '{name}' of {dataset.info.name} has {len(samples)} training sample, "
+                "so none can be held out; give it more or set 0"
             )
         chosen.append(rng.permutation(samples)[: min(max(1, round(share * len(samples))), len(samples) - 1)])
     held = np.isin(np.arange(len(train)), np.concatenate(chosen))

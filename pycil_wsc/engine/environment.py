@@ -18,7 +18,9 @@ os.environ.setdefault(
 
 
 def resolved_device(name):
-    """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is none."""
+    """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is
+    none.
+    """
     gpus = torch.cuda.device_count()
     if name == "auto":
         return torch.device("cuda" if gpus else "cpu")
@@ -36,7 +38,9 @@ def resolved_device(name):
 
 
 def deterministic(wanted):
-    """Let torch use, or no longer use, only algorithms that give the same numbers each time; what has none raises RuntimeError."""
+    """Let torch use, or no longer use, only algorithms that give the same numbers each time; what has none raises
+    RuntimeError.
+    """
     torch.use_deterministic_algorithms(wanted)
 
 
@@ -68,7 +72,9 @@ def peak_memory(device):
 
 
 def commit():
-    """The commit of this code, with a mark if it was changed since; null outside a checkout. A cluster's nodes are told it."""
+    """The commit of this code, with a mark if it was changed since; null outside a checkout. A cluster's nodes are told
+    it.
+    """
     if known := os.environ.get("PYCIL_WSC_COMMIT"):
         return known
     here = Path(__file__).parent

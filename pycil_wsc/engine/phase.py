@@ -12,7 +12,8 @@ from torch import nn
 class Phase:
     """A stretch of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
 
-    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the part in
+    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the part
+    in
     training mode, all else being in evaluation mode; ``name`` is for the progress bar.
     """
 

@@ -6,7 +6,7 @@ import torch
 
 
 class Passes:
-    """(images, targets) -> (loss, number classified right), both on the device; gradients are in ``p.grad`` afterwards."""
+    """(images, targets) -> (loss, number classified right), both on the device; gradients are then in ``p.grad``."""
 
     def __init__(self, compute, optimizer):
         self.compute, self.optimizer = compute, optimizer
@@ -22,10 +22,13 @@ class Passes:
 
 
 class RecordedPasses(Passes):
-    """The same, replayed: for batches of the first one's size, after ``eager`` of them in which the libraries choose their algorithms.
+    """The same, replayed: for batches of the first one's size, after ``eager`` of them in which the libraries choose
+    their algorithms.
 
-    What is recorded reads its input from two buffers and leaves loss, count and gradients in others: they are good until the next call.
-    A loss that waits for the device cannot be recorded: then every step is computed as usual, and the log says so. Nothing is recorded
+    What is recorded reads its input from two buffers and leaves loss, count and gradients in others: they are good
+    until the next call.
+    A loss that waits for the device cannot be recorded: then every step is computed as usual, and the log says so.
+    Nothing is recorded
     in that process any more, since torch's allocator does not recover from it.
 
     ``record``: a function without arguments -> a function that does the same again, and has not been done yet.

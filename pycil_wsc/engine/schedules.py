@@ -14,7 +14,9 @@ def cosine_lr(base, epochs):
 
 
 def held_lr(schedule, start, value, anneal):
-    """``schedule`` until epoch ``start``; then over to ``value`` along half a cosine in ``anneal`` epochs, and held there."""
+    """``schedule`` until epoch ``start``; then over to ``value`` along half a cosine in ``anneal`` epochs, and held
+    there.
+    """
 
     def rate(epoch):
         if epoch < start:

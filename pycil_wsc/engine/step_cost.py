@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 class StepCost:
     """Floating-point operations per image of one phase's steps, counted once, in its first step.
 
-    Forward and backward passes through convolutions and matrix products, teachers and frozen parts included; a multiplication
+    Forward and backward passes through convolutions and matrix products, teachers and frozen parts included; a
+    multiplication
     and an addition are two.
     """
 

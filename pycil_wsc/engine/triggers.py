@@ -48,9 +48,9 @@ def held_out_counts(config, memory):
 
 @torch.inference_mode()
 def mean_loss(learner, indices):
-    """Mean cross-entropy over all classes seen, in evaluation mode, of these training samples with the test transform."""
+    """Mean cross-entropy over all classes seen of these training images, in evaluation mode with the test transform."""
     learner.eval()
-    total = 0.0
+    total = torch.zeros((), device=learner.device)
     for images, targets in learner.train_source.batches(
         indices, learner.manager.train_targets, learner.config.batch_size
     ):

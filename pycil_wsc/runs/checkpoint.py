@@ -13,7 +13,8 @@ PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "
 def read_checkpoint(path: Path, identity: dict[str, Any], data: dict[str, Any]) -> dict[str, Any] | None:
     """The contents of ``path``, or None where there is no such file.
 
-    :class:`UnusableRun` if it is damaged, or was made with another configuration or with other data than those of the run.
+    :class:`UnusableRun` if it is damaged, or was made with another configuration or with other data than those of the
+    run.
     """
     again = "delete it to start this run again"
     try:

@@ -21,7 +21,9 @@ def task_accuracies(predictions, targets, boundaries):
 
 
 def confusion_matrix(predictions, targets, num_classes):
-    """How often each true class (rows) was taken for each class (columns): (N, k) best first, (N,) -> int64 (classes, classes)."""
+    """How often each true class (rows) was taken for each class (columns): (N, k) best first, (N,) -> int64 (classes,
+    classes).
+    """
     return np.bincount(targets * num_classes + predictions[:, 0], minlength=num_classes**2).reshape(
         num_classes, num_classes
     )

@@ -15,7 +15,9 @@ INTERVAL = 0.25  # seconds
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. ``images`` are those behind it since its very beginning (or tokens, by ``unit``), ``speed`` is per second."""
+    """Where a run stands. ``images`` are those behind it since its very beginning (or tokens, by ``unit``), ``speed``
+    is per second.
+    """
 
     position: str
     images: int
@@ -26,7 +28,9 @@ class Progress:
 
 
 class TaskBar:
-    """Follows one task and calls ``report`` with a :class:`Progress` at each phase's start, now and then, and at the end."""
+    """Follows one task and calls ``report`` with a :class:`Progress` at each phase's start, now and then, and at the
+    end.
+    """
 
     def __init__(self, report, task, num_tasks):
         self.report, self.task = report, f"task {task.index + 1}/{num_tasks}"
@@ -81,9 +85,11 @@ class Row:
 
 
 class Overview:
-    """All runs of a sweep: on a terminal a few lines that stay in place, and anywhere a line per task and per finished run.
+    """All runs of a sweep: on a terminal a few lines that stay in place, and anywhere a line per task and per finished
+    run.
 
-    Jobs have a ``number`` and a ``title``. The time left is the images to go over the images per second of the whole sweep so
+    Jobs have a ``number`` and a ``title``. The time left is the images to go over the images per second of the whole
+    sweep so
     far, in which only what was trained by this command counts.
     """
 
@@ -130,7 +136,8 @@ class Overview:
         count = Counter(row.state for row in self.rows.values())
         failed = count["failed"] + count["retry"]
         left = f", {self.left()} left" if count["done"] + count["failed"] < len(self.rows) else ""
-        return f"done {count['done']}/{len(self.rows)}, running {count['running']}, waiting {count['waiting']}, failed {failed}{left}"
+        done = f"done {count['done']}/{len(self.rows)}"
+        return f"{done}, running {count['running']}, waiting {count['waiting']}, failed {failed}{left}"
 
     def left(self):
         """Time to the end of the sweep, or ``?`` while nothing is measured."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import signal
@@ -26,7 +27,9 @@ MARK = ".shared-"
 
 
 def run_on_cluster(schedule, address, per_device):
-    """Bring the runs of ``schedule`` to their end, ``per_device`` at a time on each GPU, or on each node where there is none."""
+    """Bring the runs of ``schedule`` to their end, ``per_device`` at a time on each GPU, or on each node where there is
+    none.
+    """
     schedule.data.forget()
     ray = connect(address)
     try:
@@ -66,10 +69,11 @@ def connect(address):
     package, on_sigterm = Path(__file__).parent.parent, signal.getsignal(signal.SIGTERM)
     environment = {"py_modules": [str(package)], "env_vars": {"PYCIL_WSC_COMMIT": commit() or ""}}
     try:
-        ray.init(address=address or None, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address or None, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"--ray {address}: no cluster there ({str(error).splitlines()[0]}); give the address that 'ray start' printed"
+            f"--ray {address}: no cluster there ({str(error).splitlines()[0]}); "
+            "give the address that 'ray start' printed"
         ) from None
     signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in place
     return ray
@@ -78,7 +82,8 @@ def connect(address):
 def check_reachable(address: str) -> None:
     """That something at ``address`` speaks HTTP/2, as Ray's ports do; Ray itself tries for minutes.
 
-    Sent: the preface of a connection and an empty frame of settings. A server answers with its own settings (RFC 9113, 3.4).
+    Sent: the preface of a connection and an empty frame of settings. A server answers with its own settings (RFC 9113,
+    3.4).
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -167,7 +172,8 @@ def fraction(share):
 
 
 def work_on_node(job, cwd, mark, files, threads, mailbox):
-    """Attempt a run, on a node: (outcome, {}), or (outcome, the run's files) where the driver's output folder is not to be seen.
+    """Attempt a run, on a node: (outcome, {}), or (outcome, the run's files) where the driver's output folder is not to
+    be seen.
 
     ``files`` is what the driver has of the run.
     """
@@ -190,7 +196,9 @@ datasets = functools.cache(Datasets)  # Ray uses a process for many runs
 
 
 def deliver(config, files):
-    """Write a run's ``files`` into its folder, unless another process finished it there. The result comes last: it ends the run."""
+    """Write a run's ``files`` into its folder, unless another process finished it there. The result comes last: it ends
+    the run.
+    """
     if not files:
         return
     folder = config.run_folder

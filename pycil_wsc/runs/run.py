@@ -42,7 +42,8 @@ class WrongPlan(Exception):
 class Run:
     """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
 
-    ``dataset`` is a :class:`pycil_wsc.data.datasets.Dataset`; ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
+    ``dataset`` is a :class:`pycil_wsc.data.datasets.Dataset`; ``report`` is called with each
+    :class:`pycil_wsc.runs.progress.Progress`.
     """
 
     def __init__(self, config, dataset, report=print_task):
@@ -111,7 +112,9 @@ class Run:
         return result
 
     def _learn(self, task, resume):
-        """Learn a task; the first from what another run trained, where there is such and none of this one's own is under way."""
+        """Learn a task; the first from what another run trained, where there is such and none of this one's own is
+        under way.
+        """
         if task.index or resume or not (self.config.cache_first_task and self.learner.plain_first_task):
             self.learner.learn(task, self, resume)
             return
@@ -153,7 +156,8 @@ class Run:
                 self.scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
         self.bar.take(self.learner.images_trained)
 
-    # ---- what the learner reports to -----------------------------------------------------------------------------------
+    # ---- what the learner reports to
+    # -----------------------------------------------------------------------------------
 
     def task_started(self, task):
         self.records.task_started(task)
@@ -203,13 +207,16 @@ class Run:
         self.records.task_trained(task)
 
     def _check(self, finite, what):
-        """``finite``: a flag on the device. A step that spoils everything may be the last: its loss, from before it, tells nothing."""
+        """``finite``: a flag on the device. A step that spoils everything may be the last: its loss, from before it,
+        tells nothing.
+        """
         if not finite.item():
             raise TrainingDiverged(
                 f"{what} are no longer finite numbers after {self.bar.task}; try a lower learning rate"
             )
 
-    # ---- saving and going on -------------------------------------------------------------------------------------------
+    # ---- saving and going on
+    # -------------------------------------------------------------------------------------------
 
     def _checkpoint(self, position, optimizer):
         self._tick()
@@ -254,7 +261,8 @@ class Run:
             self.clock[name] += seconds
         return seconds
 
-    # ---- testing -------------------------------------------------------------------------------------------------------
+    # ---- testing
+    # -------------------------------------------------------------------------------------------------------
 
     def _test(self, task):
         """The line of ``metrics.jsonl`` for the task just learned."""
@@ -363,7 +371,8 @@ def scores(predictions, targets, boundaries):
 
 def summary(line):
     nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
-    return f"{line['num_seen']} classes: CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}, {line['exemplars']} exemplars"
+    accuracy = f"CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}"
+    return f"{line['num_seen']} classes: {accuracy}, {line['exemplars']} exemplars"
 
 
 def planned_images(config, manager):

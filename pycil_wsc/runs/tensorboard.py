@@ -7,7 +7,8 @@ from pycil_wsc.runs import metrics
 class Scalars:
     """Event files in ``folder``: ``epochs`` counts the run's epochs from 0, ``tasks`` its tasks.
 
-    A run that goes on after ``epochs`` epochs and ``tasks`` tasks takes back what a stopped one wrote beyond them. What is
+    A run that goes on after ``epochs`` epochs and ``tasks`` tasks takes back what a stopped one wrote beyond them. What
+    is
     written is on the disk when the call returns, so it is there before the checkpoint is.
     """
 

@@ -24,9 +24,11 @@ Images = np.ndarray | torch.Tensor | list[str]
 
 
 def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> "Classifier":
-    """The :class:`Classifier` that a run with ``save_weights`` left in ``run_folder``; neither data set nor result is needed.
+    """The :class:`Classifier` that a run with ``save_weights`` left in ``run_folder``; neither data set nor result is
+    needed.
 
-    ``task``: as it was after this task, counted from 0 (for ``"every"``); None is the last that was kept. ``device``: as the
+    ``task``: as it was after this task, counted from 0 (for ``"every"``); None is the last that was kept. ``device``:
+    as the
     configuration's. :class:`UserError` tells where there are no weights, or none that can be used.
     """
     path = _find(Path(run_folder), task)
@@ -64,9 +66,12 @@ def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
 class Classifier(nn.Module):
     """A trained learner that takes images as they come: called, it is :meth:`logits`; :meth:`predict` gives labels.
 
-    ``labels``: the data set's own labels of the classes seen, rising, one for each column of the logits; ``class_names[label]``
-    is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side`` that the network was trained
-    for; of a ``folder:`` data set, file names as well. They get the transform of the run's test, in batches of its size.
+    ``labels``: the data set's own labels of the classes seen, rising, one for each column of the logits;
+    ``class_names[label]``
+    is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side`` that the network was
+    trained
+    for; of a ``folder:`` data set, file names as well. They get the transform of the run's test, in batches of its
+    size.
     """
 
     def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int]) -> None:
@@ -81,7 +86,9 @@ class Classifier(nn.Module):
         return self.logits(images)
 
     def predict(self, images: Images) -> np.ndarray:
-        """The likeliest class of each image: labels of the data set, int64 numpy (B,). Of equal logits the run's choice."""
+        """The likeliest class of each image: labels of the data set, int64 numpy (B,). Of equal logits the run's
+        choice.
+        """
         return self.learned[best_classes(self._logits(images))[:, 0].cpu().numpy()]
 
     def logits(self, images: Images) -> torch.Tensor:
@@ -175,6 +182,7 @@ def _find(folder, task):
         )
     if (folder / "result.json").exists():
         raise UserError(
-            f'{folder}: no weights were kept of this finished run; move the folder away and run again with "save_weights": true'
+            f"{folder}: no weights were kept of this finished run; move the folder away and "
+            'run again with "save_weights": true'
         )
     raise UserError(f'{folder}: no weights there (yet); name the folder of a run that ended with "save_weights": true')

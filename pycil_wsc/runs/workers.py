@@ -16,7 +16,9 @@ STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 
 def run_in_processes(schedule, count):
-    """Bring the runs of ``schedule`` to their end, ``count`` at a time. A worker that dies has failed its run and is replaced."""
+    """Bring the runs of ``schedule`` to their end, ``count`` at a time. A worker that dies has failed its run and is
+    replaced.
+    """
     schedule.data.forget()
     workers = [Worker(number, max(1, cores() // count)) for number in range(count)]
     try:
@@ -72,7 +74,9 @@ class Worker:
         return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
 
     def end(self, outcome):
-        """The run is over; returns its job. A failure may have spoiled the process (a CUDA error does), so it is not used again."""
+        """The run is over; returns its job. A failure may have spoiled the process (a CUDA error does), so it is not
+        used again.
+        """
         job, self.job = self.job, None
         if outcome.failure:
             self.stop()
@@ -106,7 +110,7 @@ class Worker:
 
 
 def work(pipe, ending, number, threads, start_method):
-    """The life of a worker process: attempt the run that comes through the pipe, send progress and outcome, and again."""
+    """The life of a worker process: attempt each run that comes through the pipe, send progress and outcome."""
     multiprocessing.set_start_method(start_method, force=True)  # image decoders start as they do without workers
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
     if torch.cuda.device_count() > 1:
