@@ -34,8 +34,8 @@ def held_out_exemplars(learner, task):
     counts = held_out_counts(learner.config, learner.memory)
     if not counts:
         raise UserError(
-            f"wsc.trigger: 'held_out' has no class with two exemplars in task {task.index + 1}, so none can be held out;"
-            " keep more, or use 'training_loss'"
+            f"wsc.trigger: 'held_out' has no class with two exemplars in task {task.index + 1}, "
+            "so none can be held out; keep more, or use 'training_loss'"
         )
     return np.concatenate([rng.permutation(learner.memory.classes[c])[:count] for c, count in counts.items()])
 
