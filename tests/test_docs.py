@@ -188,7 +188,7 @@ def check_installation(arguments):
 
 
 def run_benchmark(script, arguments):
-    """Minutes each, some on a GPU: their options are there. (``tests/test_machine.py`` and others run what is in them.)"""
+    """Minutes each, some on a GPU: their options are there. ``test_the_pages_benchmarks_run`` runs each script."""
     text = options_of(script)
     for option in (argument for argument in arguments if argument.startswith("--")):
         assert option in text, (script, option)
@@ -412,6 +412,29 @@ def test_the_pages_analysis_is_recorded(extended, tmp_path):
     (path,) = (tmp_path / "runs").rglob("analyses.jsonl")
     norms = [json.loads(line)["norms"]["norm"] for line in path.read_text().splitlines()]
     assert len(norms) == 3 and min(norms) > 1
+
+
+# ---- the benchmarks --------------------------------------------------------------------------------------------------------
+
+SMALL = {  # by script: options that make it quick
+    "throughput": "--images 128 --epochs 1 --repeats 1",
+    "engine_ablation": "--images 128 --epochs 1 --repeats 1 --parts whole memory",
+    "run_cost": "--epochs 1 --images 5 --repeats 1 --methods replay",
+    "peak_memory": "--methods replay --tasks 2 --batch-size 8",
+    "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_the_pages_benchmarks_run(name, tmp_path):
+    python(ROOT / f"benchmarks/{name}.py", *SMALL[name].split(), "--out", tmp_path / "record.json")
+    assert {"commit", "device", "torch"} <= set(json.loads((tmp_path / "record.json").read_text()))
+
+
+def test_every_benchmark_of_the_pages_on_speed_is_among_them():
+    text = (ROOT / "docs/speed.md").read_text() + (ROOT / "docs/wsc.md").read_text()
+    assert set(re.findall(r"benchmarks/(\w+)\.py", text)) == set(SMALL)
 
 
 # ---- links, and what is generated ------------------------------------------------------------------------------------------
