@@ -56,11 +56,10 @@ def known_keys() -> dict[str, Key]:
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     known = {*known_keys(), *DIRECTIVES}
-    groups = {name.partition(".")[0] for name in known if "." in name}
+    groups = {name.partition(".")[0] for name in (*known, BACKBONE_OPTION) if "." in name}
     for name in names:
         if name in groups:
-            inner = min(key for key in known if key.startswith(f"{name}."))
-            raise UserError(f"{name}: a group of keys, not a key; give one of them, such as {inner}, or an object")
+            raise UserError(f"{name}: a group of keys, not a key; give one of them as {name}.KEY, or an object of them")
         if name not in known:
             pycil.refuse_alias(name)
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")

@@ -3,6 +3,7 @@
 import functools
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,8 @@ class Job:
     wait: bool = False
 
     @property
-    def title(self):
+    def title(self) -> str:
+        """The run in a line of the overview."""
         folder = self.config.run_folder
         return f"[{self.number}/{self.total}] {self.config.method} {folder.parent.name} seed {self.config.seed}"
 
@@ -51,7 +53,7 @@ class Outcome:
     error: str = ""
 
 
-def attempt(job, data, report):
+def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) -> Outcome:
     """Work on a run until it ends. One process at a time works in a run's folder; a finished run is not trained again.
 
     ``data`` is a :class:`Datasets`; ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
@@ -75,7 +77,7 @@ def attempt(job, data, report):
         return failed(job, f"{type(error).__name__}: {what} (traceback in log.txt)", error=error)
 
 
-def failed(job, reason, again=True, error=None):
+def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:
     """The outcome of a failed attempt, recorded in the run's folder: in ``failed.json``, and a defect in the log."""
     folder, trace = job.config.run_folder, "".join(traceback.format_exception(error)) if error else ""
     record = {"reason": reason, "traceback": trace.splitlines()[-TRACEBACK_LINES:], "attempt": job.attempt}
@@ -88,7 +90,7 @@ def failed(job, reason, again=True, error=None):
     return Outcome(failure=reason, again=again)
 
 
-def finished(config, dataset):
+def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
     """The ``result.json`` of a finished run, or None; it must be whole, of this configuration and of these data.
 
     Results of earlier versions and of language models do not say which data they were made with: they are taken as they

@@ -1,19 +1,21 @@
-"""Many runs: skip the finished, go on with the stopped, keep going when one fails."""
+"""Many runs: finished ones are skipped, stopped ones resumed, and a failed one stops no other."""
 
 import sys
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pycil_wsc import registry, report
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.attempt import Datasets, Job, attempt
+from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.runs.progress import Overview
 
 
-def sweep(configs, workers=None, ray=None):
+def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = None) -> int:
     """Bring every run to its end and print the table.
 
     ``workers`` runs go on at a time, each in a process of its own; with ``ray`` (a cluster's address, or "" to look for
@@ -45,7 +47,7 @@ def sweep(configs, workers=None, ray=None):
     return finish(configs, schedule.results, schedule.failures)
 
 
-def check(configs, workers, ray):
+def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
     """Raise a :class:`UserError` for what is not possible on this machine."""
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
@@ -54,7 +56,7 @@ def check(configs, workers, ray):
             resolved_device(device)
 
 
-def is_finished(config):
+def is_finished(config: Any) -> bool:
     """Whether the folder of a run has its result."""
     try:
         (config.run_folder / "result.json").stat()
@@ -67,13 +69,13 @@ def is_finished(config):
     return True
 
 
-def run_here(schedule):
+def run_here(schedule: "Schedule") -> None:
     """One run after another in this process."""
     while job := schedule.next():
         schedule.ended(job, attempt(job, schedule.data, partial(schedule.overview.progress, job)))
 
 
-def finish(configs, results, failures):
+def finish(configs: Sequence[Any], results: Mapping[Path, Any], failures: Mapping[Path, str]) -> int:
     """What there is to see at the end; ``results`` and ``failures`` are by run folder. Returns the exit code."""
     if results:
         print(
@@ -88,7 +90,7 @@ def finish(configs, results, failures):
     return 1 if failures else 0
 
 
-def write_report(folder):
+def write_report(folder: str) -> None:
     """Tables and figures of all runs in ``folder``, those of other commands too. Errors cost no result."""
     try:
         print(f"Report: {report.write_report(folder)}")
@@ -102,7 +104,7 @@ class Schedule:
     First the runs in their order, then once more those that failed, then those that another process was at work on.
     """
 
-    def __init__(self, configs):
+    def __init__(self, configs: Sequence[Any]) -> None:
         self.data, self.results, self.failures = Datasets(), {}, {}
         self.fresh, self.retries, self.taken = deque(), deque(), deque()
         self.overview = Overview()
@@ -119,12 +121,12 @@ class Schedule:
         if self.results:
             self.overview.say(f"{len(self.results)} of {len(configs)} runs finished before")
 
-    def next(self):
+    def next(self) -> Job | None:
         """The next job, or None if there is none at present: one that is under way may fail and come back."""
         queue = self.fresh or self.retries or self.taken
         return queue.popleft() if queue else None
 
-    def ended(self, job, outcome):
+    def ended(self, job: Job, outcome: Outcome) -> None:
         """An attempt is over."""
         folder = job.config.run_folder
         if outcome.error:
@@ -142,7 +144,7 @@ class Schedule:
             self.failures[folder] = outcome.failure
             self.overview.ended(job, "failed", f"FAILED: {outcome.failure}")
 
-    def _skip(self, job):
+    def _skip(self, job: Job) -> None:
         outcome = attempt(job, self.data, None)
         if outcome.result:
             self.results[job.config.run_folder] = outcome.result
@@ -156,11 +158,12 @@ class Schedule:
             self.ended(job, outcome)
 
 
-def kind_of(config):
+def kind_of(config: Any) -> registry.Kind:
+    """The kind of a run."""
     return registry.kinds[config.kind]
 
 
-def dry_run(configs, workers=None, ray=None):
+def dry_run(configs: Sequence[Any], workers: int | None = None, ray: str | None = None) -> int:
     """Print the runs and what each costs in training images, or tokens. What :func:`sweep` refuses is refused."""
     check(configs, workers, ray)
     data, total = Datasets(), Counter()
