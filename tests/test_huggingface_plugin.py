@@ -164,3 +164,32 @@ def test_what_would_undo_the_average_is_refused(tmp_path):
     trainer.args.load_best_model_at_end = True
     with pytest.raises(ValueError, match="load_best_model_at_end=True would replace the average by a checkpoint"):
         trainer.train()
+
+
+def test_each_checkpoint_after_the_reset_has_the_average_beside_it_and_the_last_one_is_the_model(tmp_path):
+    model, callback = tiny_model(), WSCCallback(warmup=0.3, average=Average(every=4))  # reset after step 6, of 20
+    trainer_for(model, tmp_path, callback, save_strategy="steps", save_steps=5).train()
+    assert not (tmp_path / "checkpoint-5" / "average").exists()
+    last = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20" / "average")
+    torch.testing.assert_close(weights(last), weights(model))
+    raw = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20")
+    assert not torch.allclose(raw.lm_head.weight, model.lm_head.weight)
+    plain = tiny_model()
+    trainer_for(plain, tmp_path / "none", WSCCallback(warmup=0.3, average=Average(every=4))).train()
+    assert_same(weights(plain), weights(model))
+
+
+def test_evaluations_are_of_the_average_where_that_is_asked_for(tmp_path):
+    def losses(**options):
+        model, callback = tiny_model(), WSCCallback(warmup=0.3, average=Average(every=4), **options)
+        trainer = trainer_for(model, tmp_path, callback)
+        trainer.eval_dataset = trainer.train_dataset
+        trainer.args.eval_strategy, trainer.args.eval_steps = transformers.IntervalStrategy.STEPS, 5
+        trainer.train()
+        rows = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+        return rows, trainer.evaluate()["eval_loss"], weights(model)
+
+    (raw, end, one), (average, same, other) = losses(), losses(evaluate_average=True)
+    assert raw[0] == average[0] and raw[1:] != average[1:], "the first is in the warm-up"
+    assert average[-1] == pytest.approx(end) == pytest.approx(same)
+    assert_same(one, other)

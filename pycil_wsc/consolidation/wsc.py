@@ -1,6 +1,7 @@
 """Weight Space Consolidation as an object that follows an optimiser through one task."""
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -195,6 +196,32 @@ class WeightSpaceConsolidation:
             local(self._tensors[name]).copy_(mean)
         self._finished = True
         self._previous, self._average, self._tracker = {}, {}, None
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within, the weights are the average, with what :meth:`finish` would add now; after, as before, to the bit.
+
+        To evaluate or save the average while training goes on. Takes a copy of the weights. Raises RuntimeError in the
+        warm-up, when there is no average yet.
+        """
+        if self.average is None or self.phase != "averaging":
+            raise RuntimeError(f"applied() in phase '{self.phase}': there is no average; ask for it after the reset")
+        tensors = {name: local(self._tensors[name]) for name in self._average or self._params}
+        own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        late = self.average.last and not self.average.due(self.steps, self.warmup_steps)
+        with torch.no_grad():
+            for name, tensor in tensors.items() if self._average else ():
+                mean = self._average[name]
+                if late:
+                    mean = mean.clone()
+                    average_([mean], [tensor], self.average.n(self.steps, self._averaged))
+                tensor.copy_(mean)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(own[name])
 
     def check_fits(self, steps: int) -> None:
         """Raise ValueError if a task of ``steps`` optimiser steps could not be finished."""

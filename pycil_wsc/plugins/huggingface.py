@@ -1,5 +1,6 @@
 """Weight Space Consolidation for ``transformers.Trainer``: a callback. Needs requirements-hf.txt."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from transformers import TrainerCallback
 from pycil_wsc.consolidation import Average, Importance, WeightSpaceConsolidation, moment_score
 
 logger = logging.getLogger(__name__)
-FILE = "wsc.pt"  # in each checkpoint's folder
+FILE, AVERAGE = "wsc.pt", "average"  # in each checkpoint's folder
 
 
 class WSCCallback(TrainerCallback):
@@ -22,7 +23,8 @@ class WSCCallback(TrainerCallback):
     >>> trainer.save_model()  # the average  # doctest: +SKIP
 
     Its state is saved with each checkpoint, and ``train(resume_from_checkpoint=...)`` resumes exactly. The checkpoints
-    themselves hold the weights as they were; the average becomes the weights when training ends. One callback may serve
+    themselves hold the weights as they were, and from the reset on the average beside them, in ``average/``, for
+    ``from_pretrained``; it becomes the weights when training ends. One callback may serve
     several tasks in turn, each with a new ``Trainer``. If the learning rate falls to 0, the average is of weights that
     no longer move: prefer a constant one.
 
@@ -34,6 +36,7 @@ class WSCCallback(TrainerCallback):
         importance: what weights are ranked by. The default reads the moments of the Trainer's Adam, which takes no
             memory; ``moment_score()`` works with any optimiser.
         average: when the weights are averaged, in optimiser steps.
+        evaluate_average: evaluations in the course of training, from the reset on, are of the average.
         options: of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``.
 
     Raises:
@@ -46,12 +49,14 @@ class WSCCallback(TrainerCallback):
         warmup: float = 0.25,
         importance: Importance | Callable = moment_score(source="optimizer"),
         average: Average | None = Average(every=20),
+        evaluate_average: bool = False,
         **options: Any,
     ):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
         self.warmup, self.options = warmup, {"importance": importance, "average": average} | options
         self.wsc: WeightSpaceConsolidation | None = None
+        self.evaluate_average, self._evaluation = evaluate_average, contextlib.ExitStack()
         # Bad options raise now, not when training begins.
         WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options)
 
@@ -68,11 +73,32 @@ class WSCCallback(TrainerCallback):
             self.wsc.load_state_dict(_saved(args, state.global_step))
         self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it and steps the inner one
 
-    def on_save(self, args, state, control, **others) -> None:
-        if state.is_world_process_zero and self.wsc:
-            torch.save(self.wsc.state_dict(), _folder(args, state.global_step) / FILE)
+    def on_step_end(self, args, state, control, **others) -> None:
+        if self.evaluate_average and control.should_evaluate and self._averages():
+            self._evaluation.close()
+            self._evaluation.enter_context(self.wsc.applied())
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(self, args, state, control, **others) -> None:
+        self._evaluation.close()  # a checkpoint follows
+
+    def on_save(self, args, state, control, model=None, processing_class=None, **others) -> None:
+        if not state.is_world_process_zero or not self.wsc:
+            return
+        folder = _folder(args, state.global_step)
+        torch.save(self.wsc.state_dict(), folder / FILE)
+        if self._averages() and hasattr(model, "save_pretrained"):
+            with self.wsc.applied():
+                model.save_pretrained(folder / AVERAGE)
+            if processing_class is not None:
+                processing_class.save_pretrained(folder / AVERAGE)
+
+    def _averages(self):
+        return self.wsc and self.wsc.average and self.wsc.phase == "averaging"
 
     def on_train_end(self, args, state, control, **others) -> None:
+        self._evaluation.close()
         if not self.wsc:
             return
         self.wsc.detach()
