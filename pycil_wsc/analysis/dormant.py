@@ -1,4 +1,8 @@
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pycil_wsc.analysis.observer import Observer
@@ -20,7 +24,7 @@ class Dormant(Observer):
     threshold = 0.025
     samples = 2000
 
-    def task_trained(self, task):
+    def task_trained(self, task: Any) -> dict[str, Any]:
         layers = mean_activations(
             self.learner.predict, (images for images, _ in self.batches(self.sample(task, self.samples)))
         )
@@ -36,7 +40,7 @@ class Dormant(Observer):
 
 
 @torch.no_grad()
-def mean_activations(network, batches):
+def mean_activations(network: Callable[[Tensor], Any], batches: Iterable[Tensor]) -> list[Tensor]:
     """The mean output of each channel, float64 (channels,), for each application of ReLU in ``network(images)``."""
     totals, images_seen = [], 0
     for images in batches:

@@ -1,7 +1,12 @@
 from collections import defaultdict
+from typing import Any
+
+from torch import Tensor
 
 from pycil_wsc.analysis.observer import Observer
 from pycil_wsc.registry import register_analysis
+
+Weights = dict[str, Tensor]
 
 
 @register_analysis("drift")
@@ -16,17 +21,17 @@ class Drift(Observer):
 
     watches_epochs = True
 
-    def task_started(self, task):
+    def task_started(self, task: Any) -> None:
         self.state |= {"last": self.weights(), "epochs": [], "path": {}}
 
-    def epoch_ended(self, task):
+    def epoch_ended(self, task: Any) -> None:
         weights = self.weights()
         layers = layer_norms(differences(weights, self.state["last"]))
         self.state["epochs"].append(whole(layers))
         self.state["path"] = {name: self.state["path"].get(name, 0.0) + distance for name, distance in layers.items()}
         self.state["last"] = weights
 
-    def task_trained(self, task):
+    def task_trained(self, task: Any) -> dict[str, Any]:
         weights, previous = self.weights(), self.state.get("previous")
         record = {
             "between": between(weights, previous) if previous else None,
@@ -35,17 +40,17 @@ class Drift(Observer):
         self.state = {"previous": weights}
         return record
 
-    def weights(self):
+    def weights(self) -> Weights:
         return {name: parameter.detach().clone() for name, parameter in self.learner.network.named_parameters()}
 
 
-def between(weights, previous):
+def between(weights: Weights, previous: Weights) -> dict[str, Any]:
     layers, before = layer_norms(differences(weights, previous)), layer_norms(previous)
     relative = {name: distance / before[name] if before[name] else None for name, distance in layers.items()}
     return {"norm": whole(layers), "layers": layers, "relative": relative}
 
 
-def differences(weights, previous):
+def differences(weights: Weights, previous: Weights) -> Weights:
     """By name, in the part that both have: a head or a layer may have grown."""
     common = {
         name: tuple(slice(min(sizes)) for sizes in zip(weights[name].shape, previous[name].shape))
@@ -55,7 +60,7 @@ def differences(weights, previous):
     return {name: weights[name][part] - previous[name][part].to(weights[name].device) for name, part in common.items()}
 
 
-def layer_norms(tensors):
+def layer_norms(tensors: Weights) -> dict[str, float]:
     """{layer: Euclidean norm}, the tensors of one module being a layer."""
     squares = defaultdict(float)
     for name, tensor in tensors.items():
@@ -63,5 +68,5 @@ def layer_norms(tensors):
     return {layer: square**0.5 for layer, square in squares.items()}
 
 
-def whole(layers):
+def whole(layers: dict[str, float]) -> float:
     return sum(distance**2 for distance in layers.values()) ** 0.5

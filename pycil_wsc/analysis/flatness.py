@@ -1,4 +1,9 @@
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from pycil_wsc import seeding
 from pycil_wsc.analysis.observer import Observer, finite
@@ -21,7 +26,7 @@ class Flatness(Observer):
     distances = (-1.0, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0)
     samples = 2000
 
-    def task_trained(self, task):
+    def task_trained(self, task: Any) -> dict[str, Any]:
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         solution = [p.detach().clone() for p in parameters]
         indices, seed, losses = self.sample(task, self.samples), self.learner.config.seed, []
@@ -35,18 +40,25 @@ class Flatness(Observer):
             move(parameters, solution)
         return {"distance": list(self.distances), "loss": losses}
 
-    def loss_at(self, parameters, solution, direction, distance, indices):
+    def loss_at(
+        self,
+        parameters: list[Tensor],
+        solution: list[Tensor],
+        direction: list[Tensor],
+        distance: float,
+        indices: np.ndarray,
+    ) -> float | None:
         move(parameters, torch._foreach_add(solution, direction, alpha=distance))
         return finite(self.mean_loss(indices))
 
 
 @torch.no_grad()
-def move(parameters, values):
+def move(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     for parameter, value in zip(parameters, values):
         parameter.copy_(value)
 
 
-def filter_normalised(weights, generator):
+def filter_normalised(weights: list[Tensor], generator: torch.Generator) -> list[Tensor]:
     """A normal random direction for each of ``weights``, with each filter d_i scaled to d_i |w_i| / |d_i|.
 
     Biases and scales (one dimension) have direction 0.

@@ -1,4 +1,8 @@
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from pycil_wsc.analysis.observer import Observer, finite
 from pycil_wsc.registry import register_analysis
@@ -15,7 +19,7 @@ class Gradients(Observer):
     Without exemplars there is no rho.
     """
 
-    def task_started(self, task):
+    def task_started(self, task: Any) -> None:
         past, share = self.learner.memory.indices, self.share_of_new(task)
         new, old = self.mean_gradient(task.train_indices), self.mean_gradient(past) if len(past) else None
         record = {
@@ -33,10 +37,10 @@ class Gradients(Observer):
             }
         self.state["record"] = record
 
-    def task_trained(self, task):
+    def task_trained(self, task: Any) -> dict[str, Any]:
         return self.state["record"]
 
-    def mean_gradient(self, indices):
+    def mean_gradient(self, indices: np.ndarray) -> Tensor:
         """Of the mean loss over these training samples: float64 (parameters that learn,)."""
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=self.learner.device)

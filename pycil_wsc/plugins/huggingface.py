@@ -60,7 +60,7 @@ class WSCCallback(TrainerCallback):
         # Bad options raise now, not when training begins.
         WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options)
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **others) -> None:
+    def on_train_begin(self, args, state, control, model: Any = None, optimizer: Any = None, **others) -> None:
         _check(args)
         if self.wsc:
             self.wsc.detach()  # of a training that was interrupted

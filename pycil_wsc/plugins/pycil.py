@@ -21,8 +21,10 @@ import json
 import logging
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,7 +57,7 @@ class BadInput(Exception):
     """What the user can fix, in one line."""
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pycil", required=True, type=Path, metavar="FOLDER", help="a checkout of PyCIL")
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="JSON file of PyCIL's kind")
@@ -68,10 +70,11 @@ def main(argv=None):
     return 0
 
 
-def run(checkout, config):
+def run(checkout: Path, config: Path) -> None:
     """Run PyCIL's ``trainer.train`` on the JSON file ``config``, its factory knowing the consolidated learners too."""
     args, settings = load(config)
     enter(checkout)
+    factory: Any
     factory, trainer = importlib.import_module("utils.factory"), importlib.import_module("trainer")
     factory.get_model = with_consolidation(factory.get_model, settings)
     factory.get_model(
@@ -107,10 +110,10 @@ class Settings:
     bn_update: str = "recompute"
     first_task: bool = False
 
-    def warmup_epochs(self, epochs):
+    def warmup_epochs(self, epochs: int) -> int:
         return int(self.warmup * epochs)
 
-    def in_steps(self, epochs, per_epoch):
+    def in_steps(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         """Arguments of :class:`WeightSpaceConsolidation` for ``epochs`` epochs of ``per_epoch`` optimiser steps."""
         warmup = self.warmup_epochs(epochs) * per_epoch or int(
             self.warmup * epochs * per_epoch
@@ -139,7 +142,7 @@ class Settings:
         }
 
 
-def with_consolidation(get_model, settings):
+def with_consolidation(get_model: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
     """PyCIL's ``get_model``, with ``wsc`` and ``wsc_<learner>`` beside its own names."""
 
     def get(name, args):
@@ -183,7 +186,7 @@ def _unfit(learner):
     return None if any(hasattr(learner, phase) for phase in PHASES) else "does not train its network in each task"
 
 
-def consolidated(learner_class, settings):
+def consolidated(learner_class: type, settings: Settings) -> type:
     """A subclass whose training of a task is followed by a consolidation: before exemplars, alignment and test."""
     phases = {
         phase: _followed(getattr(learner_class, phase), settings)
@@ -286,7 +289,7 @@ class HeldRate:
             group["lr"] = rate and target + (rate - target) * (1 + math.cos(math.pi * done)) / 2
 
 
-def enter(checkout):
+def enter(checkout: Path) -> None:
     """From here on ``utils``, ``convs``, ``models`` and ``trainer`` are PyCIL's. Nothing is written into the checkout.
 
     The checkout comes first on ``sys.path``, before a current folder that may have modules of these names, and those
@@ -303,7 +306,7 @@ def enter(checkout):
     sys.path.insert(0, str(checkout.resolve()))
 
 
-def load(path):
+def load(path: Path) -> tuple[dict[str, Any], Settings]:
     """-> PyCIL's arguments, and the :class:`Settings` that the file gives beside them."""
     try:
         raw = json.loads(path.read_text())
@@ -331,7 +334,7 @@ def load(path):
     return raw, settings
 
 
-def _checked(name, value):
+def _checked(name: str, value: Any) -> Any:
     """``value`` with the type of option ``name``."""
     kinds = {f.name: f.default for f in fields(Settings)}
     if name not in kinds:
