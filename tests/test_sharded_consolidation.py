@@ -89,3 +89,12 @@ def test_an_optimiser_that_was_replaced_is_named_at_the_end():
     train(model, torch.optim.AdamW(model.parameters()), range(4))
     with pytest.raises(RuntimeError, match="before any step of the optimizer that attach\\(\\) follows"):
         wsc.finish()
+
+
+def test_an_optimiser_with_quantised_moments_is_refused_at_once():
+    model = new_model()
+    kind = type("AdamW8bit", (torch.optim.AdamW,), {"__module__": "torchao.optim.adam"})
+    _, wsc = follow(model, "optimizer")
+    with pytest.raises(ValueError, match="AdamW8bit keeps its moments quantised"):
+        wsc.attach(kind(model.parameters()))
+    follow(model, "own")[1].attach(kind(model.parameters()))

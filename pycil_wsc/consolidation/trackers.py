@@ -13,6 +13,7 @@ from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.sharded import like, local, part_of
 
 Params = Mapping[str, Tensor]
+QUANTISED = ("torchao", "bitsandbytes")  # packages whose optimisers keep moments in 8 or 4 bits
 
 
 class MomentRule(Protocol):
@@ -158,6 +159,11 @@ class OptimizerMoments(Tracker):
             raise ValueError(
                 f"source='optimizer' reads Adam's moments, {_kind(optimizer)} has none: "
                 "use Adam or AdamW, or source='own'"
+            )
+        if type(optimizer).__module__.partition(".")[0] in QUANTISED:
+            raise ValueError(
+                f"{_kind(optimizer)} keeps its moments quantised, which cannot be ranked by: use torch's AdamW, or "
+                "source='own'"
             )
         longest = max((float(state["step"]) for state in self._states(optimizer).values()), default=0)
         if longest > steps and not self.carried:
