@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 
 from pycil_wsc.errors import UserError
+
+
+RESULT_SCHEMA = 1  # of result.json: counts up when a reader of the version before would misread it
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> None:
@@ -62,6 +64,8 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def save_tensors(path: str | Path, state: Any) -> None:
     """``torch.save``, atomically, and with a full disk reported as any other."""
+    import torch  # takes seconds, and most who write files have no tensors
+
     buffer = io.BytesIO()
     torch.save(state, buffer)
     write_atomically(path, buffer.getvalue())

@@ -127,6 +127,7 @@ def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path):
         assert text in page
     assert {path.suffix for path in (tmp_path / "report" / "figures").iterdir()} == {
         ".svg",
+        ".pdf",
         ".png",
     } and "another version" not in page
 

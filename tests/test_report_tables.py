@@ -123,8 +123,8 @@ COLUMNS = {
     "scoring, MiB": lambda result: result["importance_bytes"] / 1024 / 1024,
     "scoring, passes": lambda result: result["importance_passes"],
 }
-ALL_TABLES = {f"{study}-{HERE}" for study in MEMBERS} | {
-    f"{study}-cifar100-b5-inc5-resnet32" for study in ("accuracy", "measures", "cost")
+ALL_TABLES = {f"{study}-{HERE}" for study in (*MEMBERS, "difference")} | {
+    f"{study}-cifar100-b5-inc5-resnet32" for study in ("accuracy", "difference", "measures", "cost")
 }
 
 
@@ -139,7 +139,7 @@ def test_the_runs_of_all_studies_fill_all_tables(made):
     }
 
 
-@pytest.mark.parametrize("slug", sorted(ALL_TABLES))
+@pytest.mark.parametrize("slug", sorted(slug for slug in ALL_TABLES if not slug.startswith("difference")))
 def test_every_number_of_a_table_is_computed_from_the_runs(made, slug):
     folder, results = made
     study, _, increment = split(slug)
@@ -158,12 +158,42 @@ def test_every_number_of_a_table_is_computed_from_the_runs(made, slug):
         assert int(line["averaged_over"]) == len(values)
         if values:
             assert float(line["mean"]) == pytest.approx(mean(values), rel=1e-9)
+            if not line["column"].startswith("scoring"):
+                assert seeds_of(line) == pytest.approx({r["config"]["seed"]: read(r) for r in members})
             error = standard_error(values)
             assert (
                 line["standard_error"] == ""
                 if error is None
                 else float(line["standard_error"]) == pytest.approx(error, rel=1e-6, abs=1e-9)
             )
+
+
+def seeds_of(line):
+    """What a line of a table has for each seed."""
+    return {int(key.removeprefix("seed_")): float(line[key]) for key in line if key.startswith("seed_") and line[key]}
+
+
+def paired(ours, theirs):
+    """Mean of the differences over equal seeds, its standard error (None of one seed) and their number."""
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    return mean(differences), standard_error(differences), len(differences)
+
+
+@pytest.mark.parametrize("slug", [f"difference-{HERE}", "difference-cifar100-b5-inc5-resnet32"])
+def test_differences_from_replay_are_over_equal_seeds(made, slug):
+    folder = made[0]
+    accuracies = {
+        (line["method"], line["column"]): seeds_of(line)
+        for line in lines_of(folder, slug.replace("difference", "accuracy"))
+    }
+    lines = lines_of(folder, slug)
+    assert {line["method"] for line in lines} == {name for name, _ in accuracies} - {"replay"}
+    for line in lines:
+        difference, error, seeds = paired(
+            accuracies[line["method"], line["column"]], accuracies["replay", line["column"]]
+        )
+        assert float(line["mean"]) == pytest.approx(difference) and int(line["averaged_over"]) == seeds
+        assert line["standard_error"] == "" if error is None else float(line["standard_error"]) == pytest.approx(error)
 
 
 @pytest.mark.parametrize("study", ["measures", "cost"])
@@ -204,19 +234,44 @@ class Tables(html.parser.HTMLParser):
             self.rows[-1][-1] += data
 
 
+NAMES = {
+    "der": "DER",
+    "replay": "Replay",
+    "bic": "BiC",
+    "wsc": "WSC",
+    "icarl": "iCaRL",
+    "icarl+wsc": "iCaRL + WSC",
+    "finetune": "Finetune",
+    "joint": "Joint",
+    "wa": "WA",
+}
+
+
+def as_shown(label, corner="method"):
+    """A row's name as the page has it: the method as its paper writes it."""
+    method, _, rest = label.partition(" ")
+    return f"{NAMES[method]} {rest}".strip() if corner == "method" else label
+
+
 def printed(folder, slug, form):
-    """``{labels: cells as text}`` of one table in one of its forms."""
+    """``{labels: cells as text}`` of one table in one of its forms. LaTeX has the paper's numbers in a row of their own."""
     if form == "html":
         rows = Tables((folder / "index.html").read_text()).tables[f"table-{slug}"]
     else:
-        mark, end, between = {"md": ("| ", " |", " | "), "tex": ("", r" \\", " & ")}[form]
         text = (folder / "tables" / f"{slug}.{form}").read_text()
-        rows = [
-            line.removeprefix(mark).removesuffix(end).split(between) for line in text.splitlines() if line.endswith(end)
-        ]
+        row = r"^\| (.*) \|$" if form == "md" else r"^(.*) \\\\(?:\[2pt\])?$"
+        rows = [re.split(r" ?& ?" if form == "tex" else r" \| ", line) for line in re.findall(row, text, re.MULTILINE)]
     labels = 3 if slug.startswith(("measures", "cost")) else 1
-    clean = [[re.sub(r"†|\$\^\\dagger\$|\\(?=[_])", "", cell).strip() for cell in row[:labels]] for row in rows]
-    return {tuple(label): row[labels:] for label, row in zip(clean, rows)}
+    found = {}
+    for row in rows:
+        cleaned = [
+            re.sub(r"†|\$\^\\dagger\$|\\(?=[_\[\]])|[{}](?=\[)|(?<=\[)}", "", cell).strip() for cell in row[:labels]
+        ]
+        if any(cleaned):
+            last = found[tuple(cleaned)] = row[labels:]
+        elif form == "tex" and "multicolumn" not in " ".join(row):
+            last[:] = [f"{own} {paper}" for own, paper in zip(last, row[labels:], strict=True)]
+    return found
 
 
 @pytest.mark.parametrize("form", ["md", "tex", "html"])
@@ -232,8 +287,12 @@ def test_every_form_of_a_table_shows_the_same_numbers(made, slug, form):
         if label[0] in ("method", "wsc.importance", "wsc.reset", "wsc.reset_every", "wsc.retain")
     )
     for line in lines_of(made[0], slug):
-        shown = rows[tuple(list(line.values())[:labels])][header.index(line["column"])]
-        numbers = [f"{float(line['mean']):,.{decimals}f}"] if line["mean"] else []
+        corner, *_ = line
+        label = (as_shown(line[corner], corner), *list(line.values())[1:labels])
+        shown = rows[label][header.index(line["column"])]
+        numbers = [f"{abs(float(line['mean'])):,.{decimals}f}"] if line["mean"] else []
+        if study == "difference":
+            assert re.search(r"[+-]", shown)[0] == ("-" if float(line["mean"]) < 0 else "+")
         if line["standard_error"] and line["column"] not in ("training images", "parameters"):
             numbers.append(f"{float(line['standard_error']):,.{decimals}f}")
         if line["paper_mean"]:
@@ -251,7 +310,8 @@ def test_every_form_of_a_table_shows_the_same_numbers(made, slug, form):
 
 
 @pytest.mark.parametrize(
-    "slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "retain-rate")))
+    "slug",
+    sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "retain-rate", "difference"))),
 )
 def test_the_papers_number_stands_beside_and_a_difference_beyond_both_errors_is_marked(made, slug):
     study, place, _ = split(slug)
@@ -287,22 +347,29 @@ def test_the_papers_numbers_are_the_papers():
     assert tables["cifar100-b10-inc10"]["ablation"]["wsc without reset"]["80"] == {"mean": 65.01}
 
 
-@pytest.mark.parametrize("slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost"))))
-def test_the_best_of_each_column_that_does_not_expand_is_bold(made, slug):
+@pytest.mark.parametrize(
+    "slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "difference")))
+)
+def test_the_best_of_each_column_and_all_that_are_not_apart_from_it_are_bold(made, slug):
     columns = {}
     for line in lines_of(made[0], slug):
         columns.setdefault(line["column"], []).append(line)
     for lines in (lines for column, lines in columns.items() if not column.startswith("scoring")):
-        best = max(float(line["mean"]) for line in lines if line["mean"] and line["expands"] == "0")
-        assert [line["best"] == "1" for line in lines] == [
-            line["expands"] == "0" and line["mean"] != "" and float(line["mean"]) == best for line in lines
-        ]
+        seeds = {place: seeds_of(line) for place, line in enumerate(lines) if line["expands"] == "0"}
+        seeds = {place: values for place, values in seeds.items() if len(values) > 1}
+        top = max(seeds, key=lambda place: mean(seeds[place].values())) if len(seeds) > 1 else None
+        for place, line in enumerate(lines):
+            bold = place == top
+            if top is not None and place in seeds and not bold:
+                difference, error, _ = paired(seeds[top], seeds[place])
+                bold = difference <= error
+            assert line["best"] == str(int(bold)), line
         assert {next(iter(line.values())) for line in lines if line["expands"] == "1"} <= {"der", "foster", "memo"}
 
 
 def test_expanding_methods_are_marked(made):
     text = (made[0] / "tables" / f"accuracy-{HERE}.md").read_text()
-    assert "| der † |" in text and "replay †" not in text and "† marks those that do" in text
+    assert "| DER † |" in text and "Replay †" not in text and "† marks methods whose network grows" in text
 
 
 def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
@@ -314,7 +381,7 @@ def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
     assert (line["paper_mean"], line["compared"], line["differs_by"]) == ("48.63", "0", "")
     text = (folder / "tables" / f"accuracy-{HERE}.md").read_text()
     assert (
-        "a shorter schedule than the paper's (20 epochs for the first task and 5 for each later one, not 200 and 70)"
+        "a shorter schedule than the paper's, 20 epochs for the first task and 5 for each later one (the paper has 200 and 70)"
         in text
     )
     assert "(48.63 ± 1.1)" in text
@@ -329,8 +396,7 @@ def rows_of(*results):
 
 def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_as_tell_them_apart():
     short = {"init_epoch": 20, "init_milestones": [5], "epochs": 5, "milestones": [2]}
-    assert rows_of(synthetic.result("replay"), synthetic.result("replay", **short), synthetic.result("der")) == [
-        "der",
+    assert rows_of(synthetic.result("replay"), synthetic.result("replay", **short)) == [
         "replay init_epoch=200",
         "replay init_epoch=20",
     ]
@@ -363,12 +429,13 @@ def test_time_that_a_run_was_spared_has_a_column_of_its_own(tmp_path, undrawn):
 
 def test_settings_have_tables_of_their_own():
     text = report.accuracy_table([synthetic.result(), synthetic.result(dataset="digits", convnet_type="resnet8")])
-    assert "CIFAR-100, 10 tasks of 10 classes, resnet32" in text and "digits, 10 tasks of 10 classes, resnet8" in text
+    assert "CIFAR-100, 10 tasks of 10 classes, resnet32" in text and "Digits, 10 tasks of 10 classes, resnet8" in text
 
 
 def test_a_run_found_twice_counts_once_and_is_named(tmp_path, undrawn):
-    synthetic.write(tmp_path / "a", synthetic.result())
-    (again,) = synthetic.write(tmp_path / "b", synthetic.result(prefix="copy"))
+    one = synthetic.result()
+    synthetic.write(tmp_path / "a", one)
+    (again,) = synthetic.write(tmp_path / "b", one | {"config": one["config"] | {"prefix": "copy"}})
     page = report.write_report(tmp_path)
     assert lines_of(page.parent, f"accuracy-{HERE}")[0]["averaged_over"] == "1"
     assert f"<code>{again}</code>: the same run as" in page.read_text()
@@ -382,11 +449,11 @@ def test_a_sweep_with_one_unusual_value_still_has_its_main_table(tmp_path, undra
 
 def test_the_records_of_the_repository_are_reported_with_their_own_numbers(tmp_path):
     folder = report.write_report(RECORDS, out=tmp_path).parent
-    lines = {(line["method"], line["column"]): line for line in lines_of(folder, f"accuracy-{HERE}")}
+    lines = {(line["method"].split()[0], line["column"]): line for line in lines_of(folder, f"accuracy-{HERE}")}
     shown = printed(folder, f"accuracy-{HERE}", "html")
     for path in RECORDS.glob("*.json"):
         record = json.loads(path.read_text())
         name, memory = record["config"]["model_name"], str(record["config"]["memory_per_class"])
         assert float(lines[name, memory]["mean"]) == record["avg_acc"]
-        assert f"{record['avg_acc']:.2f}" in shown[name,][["20", "200"].index(memory)]
+        assert f"{record['avg_acc']:.2f}" in shown[NAMES[name],][["20", "200"].index(memory)]
         assert not list(RECORDS.glob("report*"))

@@ -1,73 +1,79 @@
-"""Runs -> tables and figures. Reads ``result.json`` and ``metrics.jsonl`` and nothing else.
+"""Runs -> tables and figures. Reads ``result.json``, ``metrics.jsonl`` and ``analyses.jsonl`` and nothing else.
 
-Drawing needs matplotlib and is imported only where something is drawn: the table that a sweep prints needs neither.
+Drawing needs matplotlib, which is imported only where something is drawn: the table that a sweep prints does without.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.report.groups import group_runs, label
+from pycil_wsc.report.formats import to_text
+from pycil_wsc.report.groups import Group, group_runs
 from pycil_wsc.report.language import score_table
-from pycil_wsc.report.measures import of_a_language_model
-from pycil_wsc.report.runs import Record, find_runs, read_result
-from pycil_wsc.report.tables import Cell, Column, Row, Table, mean_and_error, to_text
+from pycil_wsc.report.options import USUAL, Options
+from pycil_wsc.report.runs import Found, Record, find_runs, of_a_language_model, read_result
+from pycil_wsc.report.stats import mean_and_error
+from pycil_wsc.report.tables import Cell, Column, Row, Table
 
-__all__ = ["accuracy_table", "find_runs", "mean_and_error", "read_result", "result_table", "write_report"]
+__all__ = ["Options", "accuracy_table", "find_runs", "mean_and_error", "read_result", "result_table", "write_report"]
 
 
-def result_table(results):
+def result_table(results: Iterable[dict[str, Any]]) -> str:
     """What a sweep prints of its runs: :func:`accuracy_table`, and of language models the scores on each task."""
     results = list(results)
-    images, language = ([result for result in results if of_a_language_model(result) is kind] for kind in (False, True))
-    return "\n\n".join(
-        [accuracy_table(images)] * bool(images or not language) + [score_table(language)] * bool(language)
-    )
+    images = [result for result in results if not of_a_language_model(result)]
+    language = [result for result in results if of_a_language_model(result)]
+    tables = [accuracy_table(images)] if images or not language else []
+    return "\n\n".join([*tables, *([score_table(language)] if language else [])])
 
 
-def accuracy_table(results):
-    """Average accuracy of each method (rows) at each memory size (columns), as text: mean and standard error over seeds."""
+def accuracy_table(results: Iterable[dict[str, Any]]) -> str:
+    """Average accuracy of each method (rows) at each memory size (columns) as text, with its standard error over the seeds."""
     groups, _ = group_runs([Record(result) for result in results])
-    return (
-        "\n\n".join(
-            _group_text(group, group.title if len(groups) > 1 or group.setting.validation_split else "")
-            for group in groups
-        )
-        or "No run has ended."
-    )
+    titled = len(groups) > 1
+    texts = [_group_text(group, group.title if titled or group.setting.validation_split else "") for group in groups]
+    return "\n\n".join(texts) or "No run has ended."
 
 
-def _group_text(group, title):
-    names = label(group.records, lambda record: record.method)
+def _group_text(group: Group, title: str) -> str:
+    names = group.names(group.records)
     memories = sorted({record.memory for record in names})
-    values = {
-        name: [tuple(r.data["avg_acc"] for r in names if (names[r], r.memory) == (name, memory)) for memory in memories]
+    lines = {
+        name: [
+            Cell({r.seed: r.average for r in names if (names[r], r.memory) == (name, memory)}) for memory in memories
+        ]
         for name in dict.fromkeys(names.values())
     }
-    seeds = sorted({len(cell) for row in values.values() for cell in row if cell})
-    header = f"Average accuracy (CNN, top-1 %), mean ± standard error over {'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
-    columns = tuple(
-        Column(f"{memory}/class" if group.setting.fixed_memory else f"{memory} in all") for memory in memories
-    )
-    rows = tuple(Row((name,), False, tuple(map(Cell, row))) for name, row in values.items())
-    return to_text(Table("", header, title, ("exemplars",), columns, rows))
+    seeds = sorted({len(cell.seeds) for line in lines.values() for cell in line if cell.seeds})
+    over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
+    header = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
+    columns = [f"{memory}/class" if group.setting.fixed_memory else f"{memory} in all" for memory in memories]
+    rows = tuple(Row((name,), False, tuple(line)) for name, line in lines.items())
+    return to_text(Table("", header, title, ("exemplars",), tuple(map(Column, columns)), rows))
 
 
-def write_report(*folders, out=None):
+def write_report(*folders: str | Path, out: str | Path | None = None, options: Options = USUAL) -> Path:
     """Write ``index.html``, ``tables/`` and ``figures/`` of the runs below ``folders``; returns the path of ``index.html``.
 
-    ``out``: where to; else ``report`` in the folder given. Data that cannot be used are named in the report, skipped, and left as they are.
+    ``out``: where to; else ``report`` in the folder given. Data that cannot be used are named in the report, skipped, and left
+    as they are. :class:`UserError`: nothing can be written there, or matplotlib is not installed.
     """
-    return write_found(find_runs(folders), folders, Path(out) if out else Path(folders[0]) / "report")
+    return write_found(find_runs(folders), folders, Path(out) if out else Path(folders[0]) / "report", options)
 
 
-def write_found(found, folders, out):
+def write_found(found: Found, folders: Iterable[str | Path], out: Path, options: Options = USUAL) -> Path:
     """:func:`write_report` of what :func:`find_runs` has found."""
+    folders = list(folders)
     try:
         from pycil_wsc.report.page import write_page
     except ModuleNotFoundError as error:
         raise UserError(
-            f"the report needs {error.name}: pip install -r requirements.txt, then python -m pycil_wsc.report {' '.join(map(str, folders))}"
+            f"the report needs {error.name}: pip install -r requirements.txt, then "
+            f"python -m pycil_wsc.report {' '.join(map(str, folders))}"
         ) from None
     with locked(out):  # two sweeps that share a folder may end at the same time
-        return write_page(found, folders, out)
+        return write_page(found, folders, out, options)

@@ -1,48 +1,96 @@
 """python -m pycil_wsc.report FOLDER...: tables and figures of the runs below the folders."""
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.report import find_runs, write_found
+from pycil_wsc.report.names import clean
+from pycil_wsc.report.options import Options
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m pycil_wsc.report", description="Write tables and figures of the runs below some folders."
-    )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="where result.json files are, at any depth")
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="where the report goes (default: report, in the folder or in the one that holds all the folders)",
-    )
-    args = parser.parse_args(argv)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report; returns the exit code: 0, or 2 for bad input."""
+    args = _parse(argv)
     try:
-        print(f"Report: {run(args.folders, args.out)}")
+        labels = tuple(map(_label, args.label))
+        path = run(args.folders, args.out, Options(args.spread, args.baseline or "replay", labels, args.paper))
+        print(f"Report: {clean(path)}")
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def run(folders, out):
-    if absent := [folder for folder in folders if not Path(folder).exists()]:
-        raise UserError(f"{absent[0]}: there is no such folder")
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pycil_wsc.report", description="Write tables and figures of the runs below some folders."
+    )
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        metavar="FOLDER",
+        help="where result.json files are, at any depth; or such files themselves",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the report goes (default: report, in the folder or in the one that holds all the folders)",
+    )
+    parser.add_argument(
+        "--spread",
+        choices=("se", "sd"),
+        default="se",
+        help="what ± and error bars show: standard error of the mean, or standard deviation (default: se)",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="the method that the others are compared with over equal seeds (default: replay, if there are runs of it)",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="PATTERN=NAME",
+        help="show methods or data sets that fit the pattern under this name (repeatable, the first that fits counts), "
+        "as in --label 'wsc=WSC (ours)' --label 'npz:*/pets.npz=Pets'",
+    )
+    parser.add_argument(
+        "--no-paper", dest="paper", action="store_false", help="leave out the numbers of the paper beside ours"
+    )
+    return parser.parse_args(argv)
+
+
+def _label(text: str) -> tuple[str, str]:
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern or not name.strip():
+        raise UserError(f"--label {clean(text)}: expected PATTERN=NAME")
+    return pattern, name
+
+
+def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
+    if absent := [folder for folder in folders if not os.path.lexists(folder)]:
+        raise UserError(f"{clean(absent[0])}: there is no such file or folder")
     found = find_runs(folders)
     for path, reason in found.problems:
-        print(f"skipped: {path}: {reason}", file=sys.stderr)
+        print(f"skipped: {clean(path)}: {clean(reason)}", file=sys.stderr)
     if not found.records and not found.language:
         raise UserError(
-            f"{', '.join(folders)}: no finished run below (no usable result.json); name the folder that a sweep wrote, runs/<prefix>"
+            f"{clean(', '.join(folders))}: no finished run below (no usable result.json); name the folder that a sweep wrote, "
+            "runs/<prefix>"
         )
-    return write_found(
-        found,
-        folders,
-        Path(out) if out else Path(os.path.commonpath([os.path.abspath(folder) for folder in folders])) / "report",
-    )
+    return write_found(found, folders, Path(out) if out else _beside(folders), options)
+
+
+def _beside(folders: Sequence[str]) -> Path:
+    common = Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
+    return (common if common.is_dir() else common.parent) / "report"
 
 
 if __name__ == "__main__":

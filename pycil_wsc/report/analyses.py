@@ -1,21 +1,28 @@
 """Figures of what ``analyse`` recorded: why memory helps and hurts, and what each method does about it."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 
-from pycil_wsc.report.curves import concatenated, curves, mean_series
-from pycil_wsc.report.series import Plot
+from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.style import PAGE, key, new_figure
 
+WIDE = "Every task is one unit wide, however many epochs it has."
 
-def analyses(series):
-    """Every :class:`Plot` that the runs' records fill, even in part."""
-    yield from gradients(series)
+
+def drift_curves(series: Series) -> Iterator[Plot]:
+    """How far each task moved the weights: in all, layer by layer, and in each epoch."""
     yield from curves(
         series,
         "drift",
         "Parameter drift between tasks",
         drift,
-        lambda records: numbered([[line["norm"] for line in drift(r)] for r in records], 2),
+        lambda records: numbered([[line["norm"] for line in drift(record) or ()] for record in records], 2),
         ("task", "distance from the weights before (norm)"),
         markers=True,
         from_zero=True,
@@ -25,7 +32,7 @@ def analyses(series):
         "drift-layers",
         "Parameter drift between tasks, layer by layer",
         layer_drift,
-        lambda records: numbered(list(map(layer_drift, records)), 1),
+        lambda records: numbered([layer_drift(record) or [] for record in records], 1),
         ("layer, from the input on", "drift (over the layer's norm before)"),
         ("Mean over the tasks. Batch norm counts as a layer.",),
         from_zero=True,
@@ -37,9 +44,13 @@ def analyses(series):
         lambda record: of_tasks(record, "drift"),
         epoch_drift,
         ("tasks learned", "distance covered in the epoch (norm)"),
-        ("Every task is one unit wide, however many epochs it has.",),
+        (WIDE,),
         from_zero=True,
     )
+
+
+def flatness_curves(series: Series) -> Iterator[Plot]:
+    """The training loss on random lines through the last weights."""
     yield from curves(
         series,
         "flatness",
@@ -48,21 +59,25 @@ def analyses(series):
         loss_around,
         ("step (over the weights' norm)", "mean training loss (nats)"),
         ("Mean over the random, filter-normalised directions.",),
-        True,
+        markers=True,
     )
+
+
+def dormant_curves(series: Series) -> Iterator[Plot]:
+    """The share of units that answer to no image."""
     yield from curves(
         series,
         "dormant",
         "Dormant units after each task",
         dormant,
-        lambda records: numbered(list(map(dormant, records)), 1),
+        lambda records: numbered([dormant(record) or [] for record in records], 1),
         ("task", "dormant units (%)"),
         markers=True,
         from_zero=True,
     )
 
 
-def gradients(series):
+def gradients(series: Series) -> Iterator[Plot]:
     """How alike the gradients of new and past data are, over memory and the share of new data; and the paper's drift with its bound."""
     shown = {name: style for name, style in series.styles.items() if series.of(name, alignment)}
     if not shown:
@@ -76,12 +91,12 @@ def gradients(series):
         axes[0].plot(
             list(found),
             [
-                np.mean([line["cosine"] for record in records for line in alignment(record)])
+                np.mean([line["cosine"] for record in records for line in alignment(record) or ()])
                 for records in found.values()
             ],
             **small,
         )
-        lines = [line for records in found.values() for record in records for line in alignment(record)]
+        lines = [line for records in found.values() for record in records for line in alignment(record) or ()]
         shares = [100 * line["share_new"] for line in lines]
         axes[1].plot(shares, [line["cosine"] for line in lines], **small | {"linestyle": "none"})
         axes[2].plot(shares, [line["norm"] / line["norm_new"] for line in lines], **small | {"linestyle": "none"})
@@ -99,7 +114,7 @@ def gradients(series):
     axes[2].set(xlabel="share of new data (%)", ylabel="mean gradient (norm over that of new data)")
     if moved:
         axes[3].set(xlabel="share of new data (%)", ylabel="distance from the weights before (norm)")
-    key(figure, shown)
+    key(figure, shown, series.shown)
     notes = [
         "Where a task's training starts. Left: means over tasks; else a marker for each task and run.",
         "The grey line is the paper's bound.",
@@ -107,10 +122,13 @@ def gradients(series):
     yield Plot("gradients", "Gradients of new and of past data", figure, series.notes(*notes, read=alignment))
 
 
+ANALYSES = (gradients, drift_curves, flatness_curves, dormant_curves)
+
+
 # ---- what a run has recorded -------------------------------------------------------------------------------------------
 
 
-def of_tasks(record, name):
+def of_tasks(record: Record, name: str) -> list[dict[str, Any]] | None:
     """One analysis, a dict per task, if every task of the run has it; else None."""
     lines = [
         line[name] | {"task": line["task"], "share_new": line["share_new"]}
@@ -120,7 +138,7 @@ def of_tasks(record, name):
     return lines if [line["task"] for line in lines] == list(range(len(record.data["curve"]))) else None
 
 
-def alignment(record):
+def alignment(record: Record) -> list[dict[str, Any]] | None:
     """Of the tasks with past data."""
     lines = of_tasks(record, "gradients") or ()
     return [
@@ -128,38 +146,42 @@ def alignment(record):
     ] or None
 
 
-def drift(record):
+def drift(record: Record) -> list[dict[str, Any]] | None:
     """From the second task on."""
     lines = of_tasks(record, "drift") or ()
     return [line["between"] | {"share_new": line["share_new"]} for line in lines if line["between"]] or None
 
 
-def layer_drift(record):
+def layer_drift(record: Record) -> list[float] | None:
     """Mean over the tasks of each layer's relative drift: of those layers that the first of them has."""
     lines = drift(record)
     if not lines:
         return None
     values = {layer: [line["relative"].get(layer) for line in lines] for layer in lines[0]["relative"]}
-    return [np.mean([value for value in line if value is not None] or [0.0]) for line in values.values()]
+    return [float(np.mean([value for value in line if value is not None] or [0.0])) for line in values.values()]
 
 
-def dormant(record):
+def dormant(record: Record) -> list[float] | None:
+    """Percent of the units, after each task."""
     lines = of_tasks(record, "dormant") or ()
     return [100 * line["share"] for line in lines if line["share"] is not None] or None
 
 
-def epoch_drift(records):
+def epoch_drift(records: list[Record]) -> Curve:
+    """How far the weights moved in each epoch."""
     return concatenated(
         [
             mean_series(epochs)
-            for epochs in zip(*([line["within"]["norm"] for line in of_tasks(record, "drift")] for record in records))
+            for epochs in zip(
+                *([line["within"]["norm"] for line in of_tasks(record, "drift") or ()] for record in records)
+            )
         ]
     )
 
 
-def loss_around(records):
+def loss_around(records: list[Record]) -> Curve:
     """After the last task, over the random directions; a loss that is no finite number is a gap."""
-    last = [of_tasks(record, "flatness")[-1] for record in records]
+    last = [lines[-1] for record in records if (lines := of_tasks(record, "flatness"))]
     losses = np.array(
         [direction for line in last for direction in line["loss"] if line["distance"] == last[0]["distance"]],
         dtype=float,
@@ -167,7 +189,7 @@ def loss_around(records):
     return last[0]["distance"], losses.mean(0)
 
 
-def numbered(values, first):
+def numbered(values: Sequence[Sequence[float]], first: int) -> Curve:
     """Means over the runs, at first, first + 1, ..."""
     means = mean_series(values)
     return np.arange(first, first + len(means)), means

@@ -1,16 +1,35 @@
 """Figures with a panel per memory size and a line per method, and what their axes need."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from pycil_wsc.report.series import Plot
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.series import Plot, Read, Series
 from pycil_wsc.report.style import key, panels
 
+Curve = tuple[Any, Any] | tuple[Any, Any, Any]  # places, values, and how far they spread
 
-def curves(series, slug, title, read, curve, labels, notes=(), markers=False, from_zero=False):
-    """A :class:`Plot` of ``curve(records)``, (places, values), over the records in which ``read`` finds something; none where there are none.
 
-    ``labels``: of the two axes.
+def curves(
+    series: Series,
+    slug: str,
+    title: str,
+    read: Read,
+    curve: Callable[[list[Record]], Curve],
+    labels: tuple[str, str],
+    notes: Sequence[str] = (),
+    markers: bool = False,
+    from_zero: bool = False,
+) -> Iterator[Plot]:
+    """A :class:`Plot` of ``curve(records)`` over the records in which ``read`` finds something; none where there are none.
+
+    ``labels``: of the two axes. A third part of the curve is drawn as a band.
     """
     memories = [memory for memory in series.memories if any(memory in series.of(name, read) for name in series.methods)]
     if not memories:
@@ -21,37 +40,41 @@ def curves(series, slug, title, read, curve, labels, notes=(), markers=False, fr
         for name, style in series.styles.items()
         if series.of(name, read)
     }
+    banded = False
     for memory, ax in zip(memories, axes):
         for name, style in styles.items():
             if records := series.of(name, read).get(memory):
-                ax.plot(
-                    *curve(records),
-                    **style | ({"markersize": style.get("markersize", 5) - 1.5} if markers else {"linewidth": 1}),
-                )
+                places, values, *spread = curve(records)
+                smaller = {"markersize": style.get("markersize", 5) - 1.5} if markers else {"linewidth": 1}
+                ax.plot(places, values, **style | smaller)
+                if spread and np.any(spread[0]):
+                    banded = True
+                    low, high = values - spread[0], values + spread[0]
+                    ax.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0)
         ax.set_title(f"{memory:,} {series.group.memory_title}")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if from_zero:
         axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # of all panels, once all lines are there
     label_outside(axes, *labels)
-    key(figure, styles)
-    yield Plot(slug, title, figure, series.notes(*notes, read=read))
+    key(figure, styles, series.shown)
+    yield Plot(slug, title, figure, series.notes(*notes, read=read, errors="bands" * banded))
 
 
-def concatenated(tasks):
+def concatenated(tasks: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
     """Each task's values one after another, every task one unit wide: (places, values)."""
     places = [task + (np.arange(len(values)) + 1) / len(values) for task, values in enumerate(tasks)]
     return np.concatenate(places), np.concatenate(tasks)
 
 
-def mean_series(series):
+def mean_series(series: Sequence[Sequence[float]]) -> np.ndarray:
     """Mean of some lists of numbers, place by place, as far as all of them go."""
     shortest = min(map(len, series))
     return np.mean([values[:shortest] for values in series], axis=0)
 
 
-def label_outside(axes, x, y):
+def label_outside(axes: Sequence[Axes], x: str, y: str) -> None:
     """Labels at the panels of the left and bottom edge only."""
-    columns = axes[0].get_gridspec().ncols
+    columns = axes[0].get_gridspec().ncols  # type: ignore[union-attr]
     for number, ax in enumerate(axes):
         below = number + columns < len(axes)
         ax.set_ylabel("" if number % columns else y)

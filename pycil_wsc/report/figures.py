@@ -1,156 +1,224 @@
 """Which figures there are, and what of the runs they show."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from pycil_wsc.report.analyses import analyses
-from pycil_wsc.report.curves import concatenated, curves, mean_series
-from pycil_wsc.report.groups import position, unusual
+from pycil_wsc.report.analyses import ANALYSES
+from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
+from pycil_wsc.report.groups import Group, position, unusual
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
+from pycil_wsc.report.runs import Record
 from pycil_wsc.report.series import Plot, Series
+from pycil_wsc.report.stats import mean_and_error
 from pycil_wsc.report.studies import retain_row
-from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, key, new_figure
-from pycil_wsc.report.tables import mean_and_error
+from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, key, new_figure, wrapped
+from pycil_wsc.report.tables import Failed
 
 
-def figures(group):
-    """Every :class:`Plot` that the runs of a group fill, even in part; drawn one at a time."""
+def figures(group: Group) -> Iterator[Plot | Failed]:
+    """Every :class:`Plot` that the runs of a group fill, even in part; drawn one at a time. One that fails costs no other."""
     if group.setting.validation_split:
         return  # to choose by, not to show
+    parts: list[Callable[[Series], Iterable[Plot]]] = [accuracy_curves, over_memory, accuracy_over_time]
+    parts += [retain_rates, loss_curves, *ANALYSES, cost_dots, matrix_maps, confusion_maps]
+    yield from drawn(group, parts)
+
+
+def drawn(group: Any, parts: Iterable[Callable[[Series], Iterable[Plot]]]) -> Iterator[Plot | Failed]:
+    """The plots of each of ``parts``, and what fails."""
     series = Series(group)
-    if series.records:
-        yield accuracy_over_time(series)
-        if any(series.memories):
-            yield from (against_memory(series, *measure) for measure in AGAINST_MEMORY)
-    yield from retain_rates(group)
-    if series.records:
-        yield from accuracy_curves(series)
-        yield from loss_curves(series)
-        yield from analyses(series)
-        yield cost_dots(series)
-        yield from matrix_maps(series)
-        yield from confusion_maps(series)
+    for part in parts:
+        try:
+            yield from part(series)
+        except Exception as error:
+            name = getattr(part, "__name__", "a figure").replace("_", " ")
+            yield Failed(f"{name} of {group.title}", f"{type(error).__name__}: {error}")
 
 
 # ---- accuracy, time and memory -----------------------------------------------------------------------------------------
 
 
-def average(record):
-    return record.data["avg_acc"]
+class Quantity(NamedTuple):
+    """A number of each run, and how figures name it. ``seconds``: in the unit that suits them."""
+
+    slug: str
+    title: str
+    axis: str
+    read: Callable[[Record], float]
+    seconds: bool = False
 
 
-def seconds(record):
+def average(record: Record) -> float:
+    return record.average
+
+
+def seconds(record: Record) -> float:
     return record.data["train_seconds"]
 
 
-AGAINST_MEMORY = (
-    ("accuracy-memory", "Average accuracy against memory size", "average accuracy (%)", average),
-    (
-        "forgetting-memory",
-        "Forgetting against memory size",
-        "forgetting (percentage points)",
-        lambda record: record.data["forgetting"],
+TIME = Quantity("time", "Training time", "training time", seconds, True)
+ACCURACIES = (
+    Quantity("accuracy", "Average accuracy", "average accuracy (%)", average),
+    Quantity("forgetting", "Forgetting", "forgetting (percentage points)", lambda record: record.data["forgetting"]),
+    Quantity("new-task", "Accuracy on the newest task", "newest task (%)", lambda record: record.data["new_acc"]),
+    TIME,
+)
+SCORES = (
+    Quantity("score", "Average score", "average score (%)", average),
+    Quantity(
+        "vram",
+        "Relative VRAM usage",
+        "relative VRAM usage (minutes x models)",
+        lambda record: record.data["relative_vram_minutes"],
     ),
-    (
-        "new-task-memory",
-        "Accuracy on the newest task against memory size",
-        "accuracy on the newest task (%)",
-        lambda record: record.data["new_acc"],
-    ),
-    ("time-memory", "Training time against memory size", "training time", seconds),
 )
 
 
-def accuracy_over_time(series):
+def over_memory(series: Series, quantities: Sequence[Quantity] = ACCURACIES) -> Iterator[Plot]:
+    """Each quantity against the memory size; of a single size, all of them as bars."""
+    if len(series.memories) == 1:
+        yield bars(series, quantities)
+    elif any(series.memories):
+        for quantity in quantities:
+            yield against_memory(series, quantity)
+
+
+def scores_over_memory(series: Series) -> Iterator[Plot]:
+    """The same of language models."""
+    yield from over_memory(series, SCORES)
+
+
+def bars(series: Series, quantities: Sequence[Quantity]) -> Plot:
+    """A bar for each method, with a point for each seed."""
+    names = list(series.styles)[::-1]
+    labels = [wrapped(series.shown(name), 34) for name in names]
+    heights = np.array([1 + 0.55 * label.count("\n") for label in labels])
+    places = np.cumsum(heights) - heights / 2
+    figure = new_figure(PAGE, 1.0 + 0.3 * heights.sum())
+    axes = figure.subplots(1, len(quantities), sharey=True, squeeze=False)[0]
+    for ax, quantity in zip(axes, quantities):
+        unit, size = _unit(quantity, series.records)
+        for place, name in zip(places, names):
+            (records,) = series.of(name).values()
+            values, style = [quantity.read(record) / size for record in records], series.styles[name]
+            hollow = style["markerfacecolor"] != style["color"]
+            ax.barh(
+                place,
+                np.mean(values),
+                0.62,
+                xerr=series.spread(values) or None,
+                color=SURFACE if hollow else style["color"],
+                edgecolor=style["color"],
+                linestyle="--" if hollow else "-",
+                alpha=0.85,
+                error_kw={"elinewidth": 0.9},
+            )
+            if len(values) > 1:
+                spots = place + 0.3 * (np.arange(len(values)) / (len(values) - 1) - 0.5)
+                ax.plot(
+                    values, spots, "o", color=SURFACE, markeredgecolor="#24292f", markersize=3.2, markeredgewidth=0.7
+                )
+        ax.set_xlabel(f"{quantity.axis} ({unit})" if unit else quantity.axis)
+        ax.grid(axis="y", visible=False)
+        ax.tick_params(axis="y", length=0)
+    axes[0].set_yticks(places, labels)
+    axes[0].set_ylim(0, heights.sum())
+    (memory,) = series.memories
+    points = ["Each point is a seed."] if max(map(len, series.cells.values())) > 1 else []
+    title = (
+        f"{', '.join(quantity.title if i == 0 else quantity.title.lower() for i, quantity in enumerate(quantities))}"
+    )
+    return Plot(
+        "bars", f"{title}: {memory:,} {series.group.memory_title}", figure, series.notes(*points, errors="error bars")
+    )
+
+
+def against_memory(series: Series, quantity: Quantity) -> Plot:
+    """A quantity over the number of exemplars, with its spread."""
+    figure = new_figure(COLUMN, 3.5)
+    axes = figure.subplots()
+    unit, size = _unit(quantity, series.records)
+    shown = {name: style for name, style in series.styles.items() if any(series.of(name))}
+    for name, style in shown.items():
+        values = {
+            memory: [quantity.read(record) / size for record in records]
+            for memory, records in series.of(name).items()
+            if memory
+        }
+        means = [float(np.mean(line)) for line in values.values()]
+        axes.errorbar(list(values), means, list(map(series.spread, values.values())), **style | {"elinewidth": 0.8})
+    memory_axis(axes, [memory for memory in series.memories if memory], series.group.memory_title)
+    axes.set_ylabel(f"{quantity.axis} ({unit})" if unit else quantity.axis)
+    if unit:
+        axes.set_ylim(bottom=0)
+    key(figure, shown, series.shown)
+    without = ["Runs without memory have no place on this axis."] if 0 in series.memories else []
+    return Plot(
+        f"{quantity.slug}-memory",
+        f"{quantity.title} against memory size",
+        figure,
+        series.notes(*without, errors="error bars"),
+    )
+
+
+def accuracy_over_time(series: Series) -> Iterator[Plot]:
     """The paper's first figure: a marker for each memory size, larger for a larger one."""
+    if not series.records:
+        return
     figure = new_figure(COLUMN, 4.2)
     axes = figure.subplots()
     unit, size = time_unit(series.records)
     marks = marker_sizes(series.memories)
     for name, style in series.styles.items():
         points = {
-            memory: (
-                mean_and_error([seconds(r) / size for r in records])[0],
-                *mean_and_error(list(map(average, records))),
-            )
+            memory: (np.mean([seconds(r) / size for r in records]), np.mean(values), series.spread(values))
             for memory, records in series.of(name).items()
+            if (values := list(map(average, records)))
         }
         times, accuracies, errors = zip(*points.values())
         axes.plot(times, accuracies, **style | {"marker": "", "linewidth": 1.1})
         for memory, time, accuracy, error in zip(points, times, accuracies, errors):
-            axes.errorbar(
-                time,
-                accuracy,
-                error,
-                **style
-                | {
-                    "markersize": marks[memory] * (1.4 if style["marker"] == "*" else 1),
-                    "linestyle": "none",
-                    "elinewidth": 0.8,
-                },
-            )
+            mark = marks[memory] * (1.4 if style["marker"] == "*" else 1)
+            axes.errorbar(time, accuracy, error, **style | {"markersize": mark, "linestyle": "none", "elinewidth": 0.8})
     if spread(times := [seconds(record) / size for record in series.records]):
         log_scale(axes, times)
     axes.set(xlabel=f"training time ({unit})", ylabel="average accuracy (%)")
-    key(figure, series.styles)
+    key(figure, series.styles, series.shown)
     size_key(figure, series, marks)
-    return Plot("accuracy-time", "Average accuracy against training time", figure, series.notes(errors=True))
+    yield Plot("accuracy-time", "Average accuracy against training time", figure, series.notes(errors="error bars"))
 
 
-def against_memory(series, slug, title, axis, read):
-    """A measure over the number of exemplars, with standard errors."""
-    figure = new_figure(COLUMN, 3.5)
-    axes = figure.subplots()
-    unit, size = time_unit(series.records) if read is seconds else ("", 1)
-    shown = {name: style for name, style in series.styles.items() if any(series.of(name))}
-    for name, style in shown.items():
-        values = {
-            memory: [read(record) / size for record in records] for memory, records in series.of(name).items() if memory
-        }
-        means, errors = zip(*map(mean_and_error, values.values()))
-        axes.errorbar(list(values), means, [error or 0 for error in errors], **style | {"elinewidth": 0.8})
-    memory_axis(axes, [memory for memory in series.memories if memory], series.group.memory_title)
-    axes.set_ylabel(f"{axis} ({unit})" if unit else axis)
-    if unit:
-        axes.set_ylim(bottom=0)
-    key(figure, shown)
-    without = ["Runs without memory have no place on this axis."] if 0 in series.memories else []
-    return Plot(slug, title, figure, series.notes(*without, errors=True))
-
-
-def retain_rates(group):
+def retain_rates(series: Series) -> Iterator[Plot]:
     """Accuracy over the share of parameters that keep their weights: a line per memory size, with averaging and without."""
-    lines = {}
+    group, found = series.group, {}
     for record in group.records:
         if record.memory and retain_row(record, unusual(record)) is not None:
-            line = lines.setdefault((record.memory, not position(record, "wsc.average")), {})
+            line = found.setdefault((record.memory, not position(record, "wsc.average")), {})
             line.setdefault(position(record, "wsc.retain"), []).append(average(record))
-    lines = {key: line for key, line in lines.items() if len(line) > 1}
+    lines = {place: line for place, line in sorted(found.items()) if len(line) > 1}
     if not lines:
         return
     figure = new_figure(COLUMN, 3.5)
     axes = figure.subplots()
-    memories = sorted({memory for memory, _ in lines})
-    styles = {}
-    for (memory, last), line in sorted(lines.items()):
+    memories, styles = sorted({memory for memory, _ in lines}), {}
+    for (memory, last), line in lines.items():
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
         name = f"{memory:,}" + (" without averaging" if last else "")
-        styles[name] = {
-            "color": colour,
-            "marker": "o",
-            "linestyle": ":" if last else "-",
-            "markerfacecolor": SURFACE if last else colour,
-        }
+        face = SURFACE if last else colour
+        styles[name] = {"color": colour, "marker": "o", "linestyle": ":" if last else "-", "markerfacecolor": face}
         rates = sorted(line)
         means, errors = zip(*(mean_and_error(line[rate]) for rate in rates))
-        axes.errorbar(
-            [100 * rate for rate in rates],
-            means,
-            [error or 0 for error in errors],
-            **styles[name] | {"elinewidth": 0.8},
-        )
+        bars = [error or 0 for error in errors]
+        axes.errorbar([100 * rate for rate in rates], means, bars, **styles[name] | {"elinewidth": 0.8})
     axes.set(
         xlabel="parameters that keep their weights at the reset (%)", ylabel="average accuracy (%)", xlim=(-3, 103)
     )
@@ -158,61 +226,67 @@ def retain_rates(group):
     rates = sorted({rate for line in lines.values() for rate in line})
     gaps = [
         f"{name} at {', '.join(f'{rate:.0%}' for rate in rates if rate not in line)}"
-        for name, (_, line) in zip(styles, sorted(lines.items()))
+        for name, line in zip(styles, lines.values())
         if len(line) < len(rates)
     ]
-    bars = (
-        ["Bars: one standard error."]
-        if any(len(values) > 1 for line in lines.values() for values in line.values())
-        else ["One seed."]
-    )
-    notes = [*bars, *([f"Missing: {'; '.join(gaps)}."] if gaps else [])]
+    several = any(len(values) > 1 for line in lines.values() for values in line.values())
+    notes = ["Error bars: ± standard error." if several else "One seed."]
+    notes += [f"Missing: {'; '.join(gaps)}."] if gaps else []
     yield Plot("retain-rate", "WSC: average accuracy over the retain rate", figure, tuple(notes))
 
 
 # ---- over the tasks ----------------------------------------------------------------------------------------------------
 
 
-def accuracy_curves(series):
+def accuracy_curves(series: Series) -> Iterator[Plot]:
     """Accuracy on all classes seen so far."""
-
-    def curve(records):
-        means = mean_series([record.data["curve"] for record in records])
-        return range(1, len(means) + 1), means
-
-    yield from curves(
-        series,
-        "curves",
-        "Accuracy after each task",
-        average,
-        curve,
-        ("task", "accuracy on all classes seen (%)"),
-        markers=True,
-    )
+    yield from _over_tasks(series, "Accuracy after each task", "accuracy on all classes seen (%)")
 
 
-def loss_curves(series):
+def score_curves(series: Series) -> Iterator[Plot]:
+    """A language model's mean score on the tasks seen so far."""
+    yield from _over_tasks(series, "Average score after each task", "average score (%)")
+
+
+def _over_tasks(series: Series, title: str, axis: str) -> Iterator[Plot]:
+    def curve(records: list[Record]) -> Curve:
+        means, width = series.mean_and_spread([record.curve for record in records])
+        return np.arange(1, len(means) + 1), means, width
+
+    yield from curves(series, "curves", title, average, curve, ("task", axis), markers=True)
+
+
+def loss_curves(series: Series) -> Iterator[Plot]:
     """Mean training loss of each epoch."""
+
+    def curve(records: list[Record]) -> Curve:
+        return concatenated([mean_series(losses) for losses in zip(*map(training_loss, records))])
+
     yield from curves(
         series,
         "training-loss",
         "Training loss, mean of each epoch",
         training_loss,
-        lambda records: concatenated([mean_series(losses) for losses in zip(*map(training_loss, records))]),
+        curve,
         ("tasks learned", "mean training loss (nats)"),
         ("Every task is one unit wide, however many epochs it has.",),
         from_zero=True,
     )
 
 
-def training_loss(record):
+def training_loss(record: Record) -> Any:
     return record.data.get("train_loss")
 
 
-def cost_dots(series):
+def cost_dots(series: Series) -> Iterator[Plot]:
     """A row per method: what a run costs in seconds, images and memory."""
+    if not series.records:
+        return
     names = list(series.styles)[::-1]
-    figure = new_figure(PAGE, 1.5 + 0.32 * len(names))
+    labels = [wrapped(series.shown(name), 34) for name in names]
+    heights = np.array([1 + 0.5 * label.count("\n") for label in labels])
+    places = np.cumsum(heights) - heights / 2
+    figure = new_figure(PAGE, 1.5 + 0.32 * heights.sum())
     marks = marker_sizes(series.memories)
     unit, size = time_unit(series.records)
     measures = {
@@ -222,31 +296,34 @@ def cost_dots(series):
     }
     axes = figure.subplots(1, 3, sharey=True)
     for ax, (title, read) in zip(axes, measures.items()):
-        for row, name in enumerate(names):
+        for place, name in zip(places, names):
             style = series.styles[name]
             points = {memory: np.mean(list(map(read, records))) for memory, records in series.of(name).items()}
-            ax.plot(list(points.values()), [row] * len(points), **style | {"marker": "", "linewidth": 1})
+            ax.plot(list(points.values()), [place] * len(points), **style | {"marker": "", "linewidth": 1})
             for memory, value in points.items():
-                ax.plot(value, row, **style | {"markersize": marks[memory] * (1.4 if style["marker"] == "*" else 1)})
+                mark = marks[memory] * (1.4 if style["marker"] == "*" else 1)
+                ax.plot(value, place, **style | {"markersize": mark})
         values = [read(record) for record in series.records]
         if spread(values):
             log_scale(ax, values)
         else:
-            ax.set_xlim(0, 1.08 * max(values))
-        ax.set(xlabel=title, ylim=(-0.7, len(names) - 0.3))
-    axes[0].set_yticks(range(len(names)), names)
+            ax.set_xlim(0, 1.08 * max(values) or 1)
+        ax.set(xlabel=title, ylim=(0, heights.sum()))
+    axes[0].set_yticks(places, labels)
     size_key(figure, series, marks)
-    return Plot("cost", "What a run costs: seconds, images and memory", figure, series.notes())
+    yield Plot("cost", "What a run costs: seconds, images and memory", figure, series.notes())
 
 
 # ---- axes and keys -----------------------------------------------------------------------------------------------------
 
 
-def marker_sizes(memories):
+def marker_sizes(memories: Sequence[float]) -> dict[float, float]:
     return {memory: 3.5 + 7 * place / max(1, len(memories) - 1) for place, memory in enumerate(memories)}
 
 
-def size_key(figure, series, marks):
+def size_key(figure: Figure, series: Series, marks: dict[float, float]) -> None:
+    if len(marks) < 2:
+        return
     dots = [
         Line2D(
             [],
@@ -270,7 +347,7 @@ def size_key(figure, series, marks):
     )
 
 
-def memory_axis(axes, memories, title):
+def memory_axis(axes: Axes, memories: Sequence[float], title: str) -> None:
     """Logarithmic, with a tick at each size."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(memories))
@@ -281,12 +358,12 @@ def memory_axis(axes, memories, title):
     axes.tick_params(axis="x", labelsize=8.5 if len(memories) < 6 else 7.5)
 
 
-def spread(values):
+def spread(values: Sequence[float]) -> bool:
     """Whether a logarithmic axis suits the values."""
     return min(values) > 0 and max(values) > 8 * min(values)
 
 
-def log_scale(axes, values):
+def log_scale(axes: Axes, values: Sequence[float]) -> None:
     """A logarithmic x axis with plain numbers at 1, 2 and 5."""
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 1.4, max(values) * 1.4)
@@ -295,7 +372,11 @@ def log_scale(axes, values):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
-def time_unit(records):
+def time_unit(records: Sequence[Record]) -> tuple[str, int]:
     """(unit, seconds in it) that suits the longest training."""
     longest = max(map(seconds, records))
     return ("hours", 3600) if longest >= 10 * 3600 else ("minutes", 60) if longest >= 180 else ("seconds", 1)
+
+
+def _unit(quantity: Quantity, records: Sequence[Record]) -> tuple[str, int]:
+    return time_unit(records) if quantity.seconds else ("", 1)

@@ -1,153 +1,317 @@
-"""Runs of one setting, the places they take in the paper's studies, and the names that tell them apart."""
+"""Runs that may be compared: one setting, one way of training; and the names that tell them apart."""
+
+from __future__ import annotations
 
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pycil_wsc.config.options import INCIDENTAL
 from pycil_wsc.report import paper
+from pycil_wsc.config.options import KEYS
+from pycil_wsc.report.identity import MEMORY, distinct, frozen, variants
+from pycil_wsc.report.names import clean, dataset_names, method_name
+from pycil_wsc.report.options import USUAL, Options
+from pycil_wsc.report.runs import STUDIED, Problem, Record
 
-SAME_ROW = INCIDENTAL | {"model_name", "consolidate", "memory_size", "memory_per_class", "fixed_memory", "seed"}
-STUDIED = {
-    "wsc.importance": "moment",
-    "wsc.reset": "blend",
-    "wsc.reset_every": "once",
-    "wsc.average": True,
-    "wsc.retain": 0.2,
-    "exemplars": "herding",
-}
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
+SCHEDULE = ("init_epoch", "epochs")
+OF_THE_METHOD = {  # keys for which methods have defaults of their own; what differs in them is the method, not the comparison
+    *("init_milestones", "init_weight_decay", "milestones", "weight_decay", "scheduler", "nme"),
+}
+
+
+class Setting(NamedTuple):
+    """What runs must share to stand in one table. ``fixed_memory``: memory is counted per class, otherwise in all."""
+
+    dataset: str
+    init_cls: int
+    increment: int
+    convnet_type: str
+    fixed_memory: bool
+    validation_split: float  # the share of the training data that was tested on in place of the test set
+    data: str  # a hash of the data's content, "" where no run recorded it
+
+
+Variants = Mapping[Record, Mapping[str, Any]]
 
 
 class Group:
-    """The runs of one :class:`~pycil_wsc.report.runs.Setting`. A study varies one key of ``STUDIED``; other runs have its usual value."""
+    """Runs of one setting that may be compared: their training differs in the method alone, and in what a study varies.
 
-    not_named = ()  # keys that never name a run, beside SAME_ROW
-    alone = True  # no other group was tested on held-out training data
+    ``conditions``: keys that the other groups of the setting have other values of. ``variants``: what a method was trained with
+    in all these ways, where no other method was; it has no conditions.
+    """
 
-    def __init__(self, setting, records):
-        self.setting, self.records = (
-            setting,
-            sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.config["seed"])),
-        )
+    def __init__(
+        self,
+        setting: Setting,
+        comparison: Comparison,
+        variant_of: Variants,
+        options: Options = USUAL,
+    ) -> None:
+        self.setting, self.variant_of, self.options = setting, variant_of, options
+        records, self.conditions, self.variants_of = comparison
+        self.records = sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.seed))
+        self.dataset_name, self.number, self.alone = clean(setting.dataset), 1, True
         self.usual = {name: self._usual(name) for name in STUDIED}
-        self.reference = paper.tables(setting)
+        self.reference = paper.tables(setting) if options.paper and not self.variants_of else {}
+        self.own_names = _own_names(self.records, variant_of)
 
-    def _usual(self, name):
+    def _usual(self, name: str) -> Hashable:
         """The paper's value where there is a run with it, else the value that most runs have."""
         values = Counter(position(record, name) for record in self.records if name in record.config)
         return STUDIED[name] if STUDIED[name] in values or not values else values.most_common(1)[0][0]
 
-    def deviations(self, record):
+    def deviations(self, record: Record) -> set[str]:
         """The studied keys in which ``record`` is not as usual."""
         return {name for name in STUDIED if name in record.config and position(record, name) != self.usual[name]}
 
-    def base(self):
+    def base(self) -> list[Record]:
         """The runs that belong to no study: what the main tables and figures show."""
         return [record for record in self.records if not self.deviations(record)]
 
+    def names(
+        self, records: Iterable[Record], base: Callable[[Record], str | None] | None = None, studied: Iterable[str] = ()
+    ) -> dict[Record, str]:
+        """``{record: name}``: the ``base`` name, and the keys that tell apart runs of one base name.
+
+        Without ``base`` it is the label of the run's configuration, or its method. ``studied`` keys are in the base name.
+        """
+        return label(records, base or self.name_of, self.variant_of, studied)
+
+    def name_of(self, record: Record) -> str:
+        return self.own_names.get((record.method, frozen(self.variant_of[record])), record.method)
+
+    def shown(self, name: str) -> str:
+        """A row's or line's name as a reader sees it."""
+        if any(name == own or name.startswith(f"{own} ") for own in self.own_names.values()):
+            return clean(name)
+        return method_name(name, self.options.labels)
+
+    def rest(self, record: Record, studied: Iterable[str]) -> Hashable:
+        """What decides the result beside the ``studied`` keys, the method, the memory size and the seed."""
+        return frozen({name: value for name, value in self.variant_of[record].items() if name not in studied})
+
     @property
-    def slug(self):
+    def slug(self) -> str:
         """Names the files of the group."""
         share = 100 * self.setting.validation_split
-        dataset, convnet = (
-            re.sub(r"[^\w.]+", "-", name).strip("-.")[-60:]
-            for name in (self.setting.dataset, self.setting.convnet_type)
-        )
-        return f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{convnet}{'' if self.setting.fixed_memory else '-total'}{f'-validation{share:g}' if share else ''}"
+        dataset, convnet = (_slug(name) for name in (self.setting.dataset, self.setting.convnet_type))
+        parts = [f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{convnet}"]
+        parts += ["" if self.setting.fixed_memory else "-total", f"-validation{share:g}" if share else ""]
+        parts += [f"-{_slug(f'{name}{_plain(value)}', 40)}" for name, value in self.conditions.items()]
+        parts += ["-variants"] * bool(self.variants_of)
+        return "".join(parts) + (f"-{self.number}" if self.number > 1 else "")
 
     @property
-    def title(self):
-        setting, tasks = (
-            self.setting,
-            Counter(len(record.data["curve"]) for record in self.records).most_common(1)[0][0],
-        )
-        first = f", the first of {setting.init_cls}" if setting.init_cls != setting.increment else ""
-        name = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100"}.get(
-            setting.dataset, setting.dataset
-        )
-        held_out = (
-            f", tested on {100 * setting.validation_split:g} % held out of the training data"
-            if setting.validation_split
-            else ""
-        )
-        return f"{name}, {tasks} tasks of {setting.increment} classes{first}, {setting.convnet_type}{held_out}"
+    def title(self) -> str:
+        setting, share = self.setting, 100 * self.setting.validation_split
+        tasks = Counter(len(record.data["curve"]) for record in self.records).most_common(1)[0][0]
+        parts = [self.dataset_name, f"{tasks} task{'s' * (tasks != 1)} of {setting.increment} classes"]
+        parts += [f"the first of {setting.init_cls}"] if setting.init_cls != setting.increment else []
+        parts += [clean(setting.convnet_type)]
+        parts += [f"tested on {share:g} % held out of the training data"] if share else []
+        parts += [f"{name}={clean(_plain(value))}" for name, value in self.conditions.items()]
+        parts += [f"variants of {', '.join(map(self.shown, self.variants_of))}"] if self.variants_of else []
+        return ", ".join(parts)
 
     @property
-    def memory_title(self):
+    def memory_title(self) -> str:
         return "exemplars per class" if self.setting.fixed_memory else "exemplars in all"
 
 
-def group_runs(records):
-    """One :class:`Group` for each setting, and what was left out: ``(groups, [(path, why)])``. The same run twice counts once."""
-    settings, doubles = defaultdict(list), []
-    for record in records:
-        settings[record.setting].append(record)
+def group_runs(records: Iterable[Record], options: Options = USUAL) -> tuple[list[Group], list[Problem]]:
+    """The groups of runs that may be compared, and the results that were left out because they are there already."""
+    variant_of = variants(records)
+    kept, problems = distinct(variant_of)
+    settings = defaultdict(list)
+    for record, setting in _settings(kept).items():
+        settings[setting].append(record)
     groups = []
     for setting, found in sorted(settings.items(), key=lambda item: (item[0].dataset, -item[0].increment, item[0])):
-        first = {}
-        for record, name in label(found, lambda record: record.method).items():
-            same = first.setdefault((name, record.memory, record.config["seed"]), record)
-            if same is not record:
-                doubles.append((record.path, f"the same run as {same.path}; counted once"))
-        groups.append(Group(setting, first.values()))
+        one = [Comparison(found)]  # to choose among trials, whatever they vary
+        parts = one if setting.validation_split else _comparisons(found, variant_of)
+        groups += [Group(setting, part, variant_of, options) for part in parts]
+    names = dataset_names((group.setting.dataset for group in groups), options.labels)
+    slugs: Counter[str] = Counter()
     for group in groups:
+        group.dataset_name = names[group.setting.dataset]
         group.alone = sum(bool(setting.validation_split) for setting in settings) < 2
-    return groups, doubles
+        slugs[group.slug] += 1
+        group.number = slugs[group.slug]
+    return groups, problems
 
 
-def label(records, base, studied=()):
-    """``{record: name}``: the ``base`` name, and the keys that tell apart runs of one base name. ``studied`` keys are in the base name."""
-    alike = defaultdict(list)
+def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
+    """Each run's setting. Data of one content are the same under every path; runs that did not record it join those that did."""
+    contents: dict[str, set[str]] = defaultdict(set)
+    first: dict[str, str] = {}
+    for record in records:
+        if content := _content(record):
+            first.setdefault(content, record.config["dataset"])
+            contents[record.config["dataset"]].add(content)
+    settings = {}
+    for record in records:
+        config, known = record.config, contents[record.config["dataset"]]
+        content = _content(record) or (next(iter(known)) if len(known) == 1 else "")
+        dataset = first.get(content) or config["dataset"]
+        numbers = (config[name] for name in ("init_cls", "increment", "convnet_type", "fixed_memory"))
+        settings[record] = Setting(dataset, *numbers, config.get("validation_split") or 0.0, content)
+    return settings
+
+
+def _content(record: Record) -> str:
+    data = record.data.get("data")
+    return str(data.get("sha256", "")) if isinstance(data, dict) else ""
+
+
+# ---- what may be compared ----------------------------------------------------------------------------------------------
+
+
+class Comparison(NamedTuple):
+    """Runs of a setting that stand together, and why: see :class:`Group`."""
+
+    records: list[Record]
+    conditions: Mapping[str, Any] = {}
+    variants_of: Sequence[str] = ()
+
+
+def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison]:
+    """What of a setting's runs may be compared.
+
+    The runs of a group share the schedule and every key that is not a method's own. Where a single method was trained in some
+    way, its runs stand in a further group with all its other ones.
+    """
+    schedule = _schedules(records)
+    shared = {name for record in records for name in variant_of[record] if _is_shared(name)}
+    values = {name: {json.dumps(variant_of[record].get(name)) for record in records} for name in shared}
+    varying = [name for name in variant_of[records[0]] if name in shared and len(values[name]) > 1]
+    members: dict[tuple[tuple[int, int], Hashable], list[Record]] = defaultdict(list)
+    for record in records:
+        way = tuple(json.dumps(variant_of[record].get(name)) for name in varying)
+        members[schedule[record], way].append(record)
+    if len(members) == 1:
+        return [Comparison(records)]
+    together = {key: found for key, found in members.items() if len({record.method for record in found}) > 1}
+    groups = []
+    for (epochs, _), found in sorted(together.items(), key=lambda item: -len(item[1])):
+        conditions = dict(zip(SCHEDULE, epochs)) if len(set(schedule.values())) > 1 else {}
+        conditions |= {name: variant_of[found[0]].get(name) for name in varying}
+        groups.append(Comparison(found, conditions))
+    told = set(telling_keys([group.conditions for group in groups], set()))
+    groups = [group._replace(conditions={k: v for k, v in group.conditions.items() if k in told}) for group in groups]
+    alone = {record.method for key, found in members.items() if key not in together for record in found}
+    rest = [record for record in records if record.method in alone]
+    return [*groups, Comparison(rest, variants_of=sorted(alone, key=method_rank))] if rest else groups
+
+
+def _is_shared(name: str) -> bool:
+    """Whether runs that differ in this key cannot be compared, whatever their methods."""
+    own = name.startswith("wsc.") or name in OF_THE_METHOD or name in MEMORY or name not in KEYS
+    return not own and name not in STUDIED and name not in SCHEDULE and name not in Setting._fields
+
+
+def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:
+    """The schedule that each run's is taken for.
+
+    Methods have epochs of their own, so schedules differ only where one method has several. Then those of the method with the
+    most count, and each other run goes with the one that has its epochs, or as large a share of the paper's, or its epochs of
+    the first task.
+    """
+    own = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}
+    by_method: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for record, epochs in own.items():
+        by_method[record.method][epochs] += 1
+    anchor = max(by_method, key=lambda method: (len(by_method[method]), sum(by_method[method].values())))
+    known = sorted(by_method[anchor], reverse=True)
+    if len(known) == 1:
+        return dict.fromkeys(records, known[0])
+
+    def taken_for(method: str, epochs: tuple[int, int]) -> tuple[int, int]:
+        share = paper.share_of_schedule(method, epochs)
+        tests: list[Callable[[tuple[int, int]], bool]] = [
+            lambda other: other == epochs,
+            lambda other: share is not None and share == paper.share_of_schedule(anchor, other),
+            lambda other: other[0] == epochs[0],
+        ]
+        return next((other for test in tests for other in known if test(other)), epochs)
+
+    return {record: taken_for(record.method, epochs) for record, epochs in own.items()}
+
+
+# ---- names -------------------------------------------------------------------------------------------------------------
+
+
+def label(
+    records: Iterable[Record],
+    base: Callable[[Record], str | None],
+    variant_of: Variants,
+    studied: Iterable[str] = (),
+) -> dict[Record, str]:
+    """``{record: name}``: the ``base`` name, and the keys that tell apart runs of one base name; None leaves a record out."""
+    alike: dict[str, dict[Hashable, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         if (name := base(record)) is not None:
-            alike[name].append(record)
-    names = {}
+            alike[name][frozen(variant_of[record])].append(record)
+    names, studied = {}, set(studied)
     for name, members in alike.items():
-        keys = telling_keys(members, SAME_ROW | set(studied))
-        for record in members:
-            keys_here = {*keys, *unusual(record) - set(studied)}
-            shown = [key for key in record.config if key in keys_here]
-            names[record] = " ".join([name, *(f"{key}={_plain(record.config[key])}" for key in shown)])
+        first = [found[0] for found in members.values()]
+        keys = telling_keys([variant_of[record] for record in first], studied)
+        for found in members.values():
+            variant, shown = variant_of[found[0]], {*keys, *unusual(found[0]) - studied}
+            told = [f"{key}={_plain(variant[key])}" for key in variant if key in shown]
+            names |= dict.fromkeys(found, " ".join([name, *told]))
     return names
 
 
-def telling_keys(records, skipped):
-    """The fewest keys, in the configuration's order, that tell the records' configurations apart. A record of an older version may lack a key."""
-    keys, parts = [], {record: () for record in records}
-    names = dict.fromkeys(name for record in records for name in record.config)
-    for name in names:
-        values = {record: json.dumps(record.config[name]) if name in record.config else None for record in records}
-        if name in skipped or len(set(values.values()) - {None}) < 2:
+def telling_keys(variants: Sequence[Mapping[str, Any]], skipped: set[str]) -> list[str]:
+    """The fewest keys, in the configuration's order, that tell the variants apart."""
+    keys: list[str] = []
+    parts: list[tuple[str, ...]] = [()] * len(variants)
+    for name in dict.fromkeys(name for variant in variants for name in variant):
+        if name in skipped:
             continue
-        finer = {record: (*parts[record], values[record]) for record in records}
-        if len(set(finer.values())) > len(set(parts.values())):
+        values = [json.dumps(variant.get(name)) for variant in variants]
+        finer = [(*part, value) for part, value in zip(parts, values)]
+        if len(set(finer)) > len(set(parts)):
             keys, parts = [*keys, name], finer
     return keys
 
 
-def position(record, name):
+def _own_names(records: Iterable[Record], variant_of: Variants) -> dict[Hashable, str]:
+    """The names that ``label`` in a configuration gives: ``{(method, variant): name}``."""
+    names: dict[Hashable, str] = {}
+    for record in records:
+        if isinstance(own := record.config.get("label"), str) and own:
+            names.setdefault((record.method, frozen(variant_of[record])), clean(own))
+    return names
+
+
+def position(record: Record, name: str) -> Any:
     """The value of a studied key; exemplars chosen at random are no study of the paper."""
     value = record.config.get(name, STUDIED[name])
-    return (
-        STUDIED[name]
-        if (name, value) == ("exemplars", "random")
-        else _plain(value)
-        if isinstance(value, (list, dict))
-        else value
-    )
+    if (name, value) == ("exemplars", "random"):
+        return STUDIED[name]
+    return value if isinstance(value, Hashable) else json.dumps(value)
 
 
-def unusual(record):
+def unusual(record: Record) -> set[str]:
     """The studied keys in which ``record`` is not as the paper's method is."""
     return {name for name, value in STUDIED.items() if position(record, name) != value}
 
 
-def method_rank(method):
+def method_rank(method: str) -> tuple[Any, ...]:
     """The paper's order: expanding methods first, then the others, consolidated ones and WSC last."""
     base = method.removesuffix("+wsc")
     return (ORDER.index(base) if base in ORDER else len(ORDER), method != base, method)
 
 
-def _plain(value):
+def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _slug(text: str, longest: int = 60) -> str:
+    """``text`` as part of a file's name."""
+    return re.sub(r"[^\w.=-]+", "-", text, flags=re.ASCII).strip("-.")[-longest:]

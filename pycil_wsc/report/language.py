@@ -1,238 +1,256 @@
 """Runs of language models: their tables and their figures. Scores are shown in percent."""
 
+from __future__ import annotations
+
 import re
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+from pycil_wsc.report.formats import to_text
 from pycil_wsc.report.groups import label
-from pycil_wsc.report.measures import COSTS, MEASURES, backward_transfer, overall
+from pycil_wsc.report.identity import distinct
+from pycil_wsc.report.names import clean, method_name
+from pycil_wsc.report.options import USUAL, Options
 from pycil_wsc.report.paper import PAPER
-from pycil_wsc.report.runs import Record
-from pycil_wsc.report.tables import Cell, Column, Row, Table, to_text
+from pycil_wsc.report.runs import Problem, Record
+from pycil_wsc.report.tables import Cell, Column, Row, Table, measured
 
-NOT_NAMED = {
+Measure = Callable[[Mapping[str, Any]], Any]
+
+MEASURES: Mapping[Column, Measure] = {
+    Column("average"): lambda result: 100 * result["avg_score"],
+    Column("new task"): lambda result: 100 * result["scores"]["trace"]["new_score"],
+    Column("forgetting"): lambda result: 100 * result["scores"]["trace"]["forgetting"],
+    Column("backward transfer"): lambda result: backward_transfer(result["scores"]["trace"]["matrix"]),
+    Column("minutes", 1): lambda result: result["train_minutes"],
+    Column("relative VRAM", 1): lambda result: result["relative_vram_minutes"],
+}
+FIXED: Mapping[Column, Measure] = {  # the same measures by the fixed metrics
+    Column("average"): lambda result: 100 * result["scores"]["fixed"]["last_average"],
+    Column("new task"): lambda result: 100 * result["scores"]["fixed"]["new_score"],
+    Column("forgetting"): lambda result: 100 * result["scores"]["fixed"]["forgetting"],
+    Column("backward transfer"): lambda result: backward_transfer(result["scores"]["fixed"]["matrix"]),
+}
+COSTS: Mapping[Column, Measure] = {
+    Column("models resident", 2, True): lambda result: result["models_resident"],
+    Column("streamed", 2, True): lambda result: result["models_resident_streamed"],
+    Column("relative VRAM, streamed", 1): lambda result: result["relative_vram_minutes_streamed"],
+    Column("peak memory (MiB)", 0): lambda result: result["peak_memory_bytes"] / 2**20,
+    Column("tokens trained", 0, True): lambda result: result["tokens_trained"],
+    Column("tokens per second", 0): lambda result: result["tokens_per_second"],
+    Column("padding (%)", 1): lambda result: 100 * result["padding"],
+}
+NOT_DECISIVE = {"seed", "prefix", "device", "threads", "data_root", "out", "save_weights", "label"} | {
     f"llm.{name}"
     for name in (
-        "method",
-        "replay_ratio",
-        "micro_tokens",
-        "padding",
-        "eval_batch",
-        "attn_implementation",
-        "gradient_checkpointing",
-        "shard",
-        "timeout_minutes",
-        "checkpoint_minutes",
-        "pool",
+        *("data", "model", "method", "replay_ratio", "pool", "micro_tokens", "padding", "eval_batch"),
+        *("attn_implementation", "gradient_checkpointing", "shard", "timeout_minutes", "checkpoint_minutes"),
     )
 }
 # the paper's, after the model that was not trained
 ORDER = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
 
 
-@dataclass(frozen=True, eq=False)
 class LanguageRecord(Record):
     @cached_property
-    def method(self):
+    def method(self) -> str:
         return self.config["llm.method"]
 
     @cached_property
-    def memory(self):
+    def memory(self) -> float:
         """Percent of each earlier task that is replayed."""
         return round(100 * self.config["llm.replay_ratio"], 6)
+
+    @property
+    def curve(self) -> list[float]:
+        """The mean score on the tasks seen so far after each, in percent."""
+        return overall(self.data["scores"]["trace"]["matrix"])
+
+    @property
+    def average(self) -> float:
+        """The mean score after the last task, in percent."""
+        return 100 * self.data["avg_score"]
 
 
 class LanguageGroup:
     """The runs on the same tasks of the same data with the same model."""
 
-    not_named, memory_title = NOT_NAMED, "% of each earlier task replayed"
+    memory_title = "% of each earlier task replayed"
 
-    def __init__(self, data, model, tasks, records):
-        self.data, self.model, self.tasks = data, model, tasks
-        self.records = sorted(
-            records,
-            key=lambda record: (
-                ORDER.index(record.method) if record.method in ORDER else len(ORDER),
-                record.memory,
-                record.config["seed"],
-            ),
-        )
-        self.reference = (
-            PAPER["trace"]["scores"] if list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model else {}
-        )
+    def __init__(
+        self,
+        data: str,
+        model: str,
+        tasks: tuple[str, ...],
+        records: Iterable[Record],
+        variant_of: Mapping[Record, Mapping[str, Any]],
+        options: Options = USUAL,
+    ) -> None:
+        self.data, self.model, self.tasks = clean(data), clean(model), [clean(task) for task in tasks]
+        self.variant_of, self.options = variant_of, options
+        self.records = sorted(records, key=lambda record: (_rank(record.method), record.memory, record.seed))
+        the_papers = options.paper and list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model
+        self.reference = PAPER["trace"]["scores"] if the_papers else {}
 
-    def base(self):
+    def base(self) -> list[Record]:
         return self.records
 
-    @property
-    def slug(self):
-        return re.sub(r"[^\w.]+", "-", f"{self.data}-{self.model}-{len(self.tasks)}").strip("-.")[-80:]
+    def names(self, records: Iterable[Record]) -> dict[Record, str]:
+        return label(records, lambda record: clean(record.config.get("label") or record.method), self.variant_of)
+
+    def shown(self, name: str) -> str:
+        return method_name(name, self.options.labels)
 
     @property
-    def title(self):
-        return f"{self.data}, {len(self.tasks)} task{'s' * (len(self.tasks) != 1)}, {self.model}"
+    def slug(self) -> str:
+        name = f"{self.data}-{self.model}-{len(self.tasks)}"
+        return re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-.")[-80:]
+
+    @property
+    def title(self) -> str:
+        data, model = (method_name(name, self.options.labels) for name in (self.data, self.model))
+        return f"{data}, {len(self.tasks)} task{'s' * (len(self.tasks) != 1)}, {model}"
 
 
-def language_groups(records):
-    """One :class:`LanguageGroup` for each setting."""
-    settings = {}
+def overall(matrix: Sequence[Sequence[float]]) -> list[float]:
+    """Overall performance after each task, in percent: the mean score on the tasks so far. ``matrix``: 0 to 1, by rows."""
+    return [100 * sum(row) / len(row) for row in matrix]
+
+
+def backward_transfer(matrix: Sequence[Sequence[float]]) -> float:
+    """The mean over all tasks of (last score - score when learned), in percentage points; the newest task's is 0."""
+    return sum(100 * (last - row[-1]) for last, row in zip(matrix[-1], matrix)) / len(matrix)
+
+
+def _rank(method: str) -> int:
+    return ORDER.index(method) if method in ORDER else len(ORDER)
+
+
+def language_groups(records: Iterable[Record], options: Options = USUAL) -> tuple[list[LanguageGroup], list[Problem]]:
+    """One :class:`LanguageGroup` for each setting, and the results that were left out because they are there already."""
+    variants: dict[Record, dict[str, Any]] = {}
     for record in (LanguageRecord(record.data, record.path) for record in records):
-        settings.setdefault(
-            (record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])), []
-        ).append(record)
-    return [LanguageGroup(*setting, members) for setting, members in sorted(settings.items())]
+        variants[record] = {name: value for name, value in record.config.items() if name not in NOT_DECISIVE}
+    settings: dict[Any, list[Record]] = defaultdict(list)
+    for record in variants:
+        settings[record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])].append(record)
+    groups, problems = [], []
+    for (data, model, tasks), found in sorted(settings.items()):
+        kept, doubles = distinct({record: variants[record] for record in found})
+        groups.append(LanguageGroup(data, model, tasks, kept, variants, options))
+        problems += doubles
+    return groups, problems
 
 
-def score_table(results):
+def score_table(results: Iterable[dict[str, Any]]) -> str:
     """What a sweep prints, as text."""
-    return "\n\n".join(to_text(_scores(group, MEASURES)) for group in language_groups(map(Record, results)))
+    return "\n\n".join(to_text(_scores(group, MEASURES)) for group in language_groups(map(Record, results))[0])
 
 
-def language_tables(group):
-    """The tables of a group: scores by either version of the metrics, scores after each task, costs."""
-    return [_scores(group, MEASURES), _scores(group, MEASURES[:4], "fixed"), _stages(group), _costs(group)]
+def language_tables(group: LanguageGroup) -> list[Table]:
+    """Scores by either version of the metrics, scores after each task, costs."""
+    return [_scores(group, MEASURES), _scores(group, FIXED, "fixed"), _stages(group), _costs(group)]
 
 
-def _scores(group, measures, version="trace"):
+def _scores(group: LanguageGroup, measures: Mapping[Column, Measure], version: str = "trace") -> Table:
     """The paper's big table: scores on each task after the last, and ``measures``."""
     rows = []
-    for name, memory, records in _cells(group):
+    for (name, memory), records in _cells(group).items():
         paper = group.reference.get(name, {}).get(f"{memory:g}", {}) if version == "trace" else {}
         cells = [
             _cell(records, lambda result, i=i: 100 * result["scores"][version]["matrix"][-1][i], paper.get(task))
             for i, task in enumerate(group.tasks)
         ]
-        cells += [
-            _cell(records, value if version == "trace" else _fixed(column), paper.get(column.label))
-            for column, value in measures
-        ]
+        cells += [_cell(records, read, paper.get(column.label)) for column, read in measures.items()]
         rows.append(Row((name, f"{memory:g}"), False, tuple(cells)))
-    title = (
-        f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'metrics as they should be'}"
-    )
-    columns = (*map(Column, group.tasks), *(column for column, _ in measures))
     return Table(
         f"scores-{version}-{group.slug}",
-        title,
+        f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'fixed metrics'}",
         group.title,
         ("method", "memory"),
-        columns,
+        (*map(Column, group.tasks), *measures),
         tuple(rows),
         _notes(group, version),
+        spread=group.options.spread,
+        shown=group.shown,
     )
 
 
-def _fixed(column):
-    """The measure of that name by the fixed metrics."""
-    if column.label == "backward transfer":
-        return lambda result: backward_transfer(result["scores"]["fixed"]["matrix"])
-    key = {"average": "last_average", "new task": "new_score", "forgetting": "forgetting"}[column.label]
-    return lambda result: 100 * result["scores"]["fixed"][key]
-
-
-def _stages(group):
+def _stages(group: LanguageGroup) -> Table:
     """Scores on each task after each task, and their mean: TRACE's overall performance and backward transfer on the way."""
     rows = []
-    for name, memory, records in _cells(group):
+    for (name, memory), records in _cells(group).items():
         for stage, task in enumerate(group.tasks):
 
-            def after(value, stage=stage):
+            def after(value: Callable[[Any], float], stage: int = stage) -> Measure:
                 return lambda result: value(result["scores"]["trace"]["matrix"][: stage + 1])
 
             cells = [
                 _cell(records, after(lambda matrix, i=i: 100 * matrix[-1][i])) if i <= stage else Cell()
                 for i in range(len(group.tasks))
             ]
-            measures = (lambda matrix: overall(matrix)[-1], backward_transfer)
-            cells += [_cell(records, after(measure)) for measure in measures]
+            cells += [_cell(records, after(read)) for read in (lambda matrix: overall(matrix)[-1], backward_transfer)]
             rows.append(Row((name, f"{memory:g}", f"{stage + 1} {task}"), False, tuple(cells)))
-    columns = (*map(Column, group.tasks), Column("overall"), Column("backward transfer"))
     return Table(
         f"stages-{group.slug}",
         "Scores after each task (%), TRACE’s metrics",
         group.title,
         ("method", "memory", "after task"),
-        columns,
+        (*map(Column, group.tasks), Column("overall"), Column("backward transfer")),
         tuple(rows),
+        spread=group.options.spread,
+        shown=group.shown,
     )
 
 
-def _costs(group):
+def _costs(group: LanguageGroup) -> Table:
     rows = [
-        Row((name, f"{memory:g}"), False, tuple(_cell(records, value) for _, value in COSTS))
-        for name, memory, records in _cells(group)
+        Row((name, f"{memory:g}"), False, tuple(_cell(records, read) for read in COSTS.values()))
+        for (name, memory), records in _cells(group).items()
     ]
-    note = "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge at the end keep one model per task), and as they are needed here (streamed)."
+    note = (
+        "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge at the "
+        "end keep one model per task), and as they are needed here (streamed)."
+    )
     return Table(
         f"cost-{group.slug}",
         "Cost",
         group.title,
         ("method", "memory"),
-        tuple(column for column, _ in COSTS),
+        tuple(COSTS),
         tuple(rows),
         (note,),
+        spread=group.options.spread,
+        shown=group.shown,
     )
 
 
-def _cells(group):
-    """(name, memory, records) of every method at every memory size."""
-    cells = {}
-    for record, name in label(group.records, lambda record: record.method, NOT_NAMED).items():
-        cells.setdefault((name, record.memory), []).append(record)
-    return [(*place, records) for place, records in cells.items()]
+def _cells(group: LanguageGroup) -> dict[tuple[str, float], list[Record]]:
+    """The runs of every method at every memory size."""
+    cells: dict[tuple[str, float], list[Record]] = defaultdict(list)
+    for record, name in group.names(group.records).items():
+        cells[name, record.memory].append(record)
+    return cells
 
 
-def _cell(records, value, paper=None):
-    return Cell(tuple(value(record.data) for record in records), tuple(paper) if paper else None)
+def _cell(records: list[Record], read: Measure, paper: list[float] | None = None) -> Cell:
+    return Cell(measured(read, records), (paper[0], paper[1]) if paper else None)
 
 
-def _notes(group, version):
-    trivial = group.records[0].data["trivial"][version]
+def _notes(group: LanguageGroup, version: str) -> tuple[str, ...]:
+    data = group.records[0].data
     guesses = "; ".join(
         f"{task}: " + ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
-        for task, scores in trivial.items()
+        for task, scores in data.get("trivial", {}).get(version, {}).items()
     )
-    return (
-        f"Answers that need no learning score (%): {guesses}.",
-        *(f"Data: {line}" for line in group.records[0].data["warnings"]),
-    )
+    notes = [f"Answers that need no learning score (%): {guesses}."] if guesses else []
+    return (*notes, *(f"Data: {line}" for line in data.get("warnings", ())))
 
 
-def language_figures(group):
-    """Overall performance after each task; score and relative VRAM against the memory."""
-    from pycil_wsc.report.curves import curves
-    from pycil_wsc.report.figures import against_memory  # matplotlib, only where something is drawn
-    from pycil_wsc.report.series import Series
+def language_figures(group: LanguageGroup) -> Iterator[Any]:
+    """The score after each task, and score and relative VRAM against the memory."""
+    from pycil_wsc.report import figures  # matplotlib, only where something is drawn
 
-    series = Series(group)
-    yield from curves(
-        series,
-        "score-tasks",
-        "Average score after each task",
-        lambda record: record.data["scores"]["trace"]["matrix"],
-        _overall_curve,
-        ("tasks learned", "average score (%)"),
-        markers=True,
-    )
-    if any(series.memories):
-        yield against_memory(
-            series,
-            "score-memory",
-            "Average score against memory",
-            "average score (%)",
-            lambda record: 100 * record.data["avg_score"],
-        )
-        vram = "relative VRAM usage (minutes x models)"
-        yield against_memory(
-            series,
-            "vram-memory",
-            "Relative VRAM usage against memory",
-            vram,
-            lambda record: record.data["relative_vram_minutes"],
-        )
-
-
-def _overall_curve(records):
-    """(tasks learned, mean over the records of the overall performance)."""
-    series = [overall(record.data["scores"]["trace"]["matrix"]) for record in records]
-    return range(1, len(series[0]) + 1), [sum(values) / len(values) for values in zip(*series)]
+    yield from figures.drawn(group, [figures.score_curves, figures.scores_over_memory])

@@ -1,26 +1,41 @@
-"""Heat maps: accuracy of each task after each task, and which classes are taken for which. A figure per memory size, a panel per method."""
+"""Heat maps: accuracy of each task after each task, and which classes are taken for which.
+
+A figure per memory size, a panel per method.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.series import Plot
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.series import Plot, Read, Series
 from pycil_wsc.report.style import PAGE, arranged, new_figure
 from pycil_wsc.report.tables import DAGGER
 
 COLOURS = colormaps["viridis"]
 NUMBERED = 10  # tasks: more have no room for numbers
 NAMED = 20  # classes: more have no room for names
+LONG = 18  # characters of a class name: longer ones are cut
 
 
-def matrix_maps(series):
+def matrix_maps(series: Series) -> Iterator[Plot]:
     """Accuracy on each task's classes (columns) after each task (rows)."""
     yield from _maps(
         series,
         "matrix",
         "Accuracy on each task's classes",
+        lambda record: record.data["matrix"],
         lambda record: _lower(record.data["matrix"]),
         Normalize(0, 100),
         ("classes of task", "after task"),
@@ -30,13 +45,14 @@ def matrix_maps(series):
     )
 
 
-def confusion_maps(series):
+def confusion_maps(series: Series) -> Iterator[Plot]:
     """Of each class's test images (rows), the share taken for each class (columns), after the last task."""
     yield from _maps(
         series,
         "confusion",
         "Confusion after the last task",
-        lambda record: _shares(record.data.get("confusion")),
+        lambda record: record.data.get("confusion"),
+        lambda record: _shares(record.data["confusion"]),
         PowerNorm(0.5, 0, 100),
         ("predicted class", "true class"),
         "share of the true class's images (%)",
@@ -48,12 +64,23 @@ def confusion_maps(series):
     )
 
 
-def _maps(series, slug, title, read, norm, axes, unit, first, notes):
+def _maps(
+    series: Series,
+    slug: str,
+    title: str,
+    present: Read,
+    read: Callable[[Record], np.ndarray],
+    norm: Normalize,
+    axes: tuple[str, str],
+    unit: str,
+    first: int,
+    notes: Sequence[str],
+) -> Iterator[Plot]:
     for memory in series.memories:
-        members = {name: found[memory] for name in series.methods if memory in (found := series.of(name, read))}
+        members = {name: found[memory] for name in series.methods if memory in (found := series.of(name, present))}
         if not members:
             continue
-        means = {name: _mean(list(map(read, records))) for name, records in members.items()}
+        means = {name: _mean([read(record) for record in records]) for name, records in members.items()}
         figure = _draw(means, series, norm, axes, unit, first)
         if slug == "confusion":
             _name_classes(figure, [record for records in members.values() for record in records])
@@ -64,7 +91,7 @@ def _maps(series, slug, title, read, norm, axes, unit, first, notes):
             else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
         )
         lacking = [
-            name
+            series.shown(name)
             for name in series.methods
             if name not in members and (memory in series.of(name) or memory and any(series.of(name)))
         ]
@@ -79,7 +106,9 @@ def _maps(series, slug, title, read, norm, axes, unit, first, notes):
         )
 
 
-def _draw(maps, series, norm, labels, unit, first):
+def _draw(
+    maps: Mapping[str, np.ndarray], series: Series, norm: Normalize, labels: tuple[str, str], unit: str, first: int
+) -> Figure:
     rows, columns = arranged(len(maps))
     figure = new_figure(min(PAGE, 2.75 * columns + 0.9), 2.75 * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -92,11 +121,8 @@ def _draw(maps, series, norm, labels, unit, first):
             extent=(first - 0.5, first + size - 0.5, first + size - 0.5, first - 0.5),
             interpolation="none",
         )
-        ax.set_title(
-            f"{name} {DAGGER}" if expands(series.methods[name]) else name,
-            fontsize=8.5 if len(name) < 40 else 6.5,
-            wrap=True,
-        )
+        shown = series.shown(name) + f" {DAGGER}" * expands(series.methods[name])
+        ax.set_title(textwrap.fill(shown, 34), fontsize=8.5 if len(shown) < 40 else 6.5)
         ax.grid(False)
         ax.spines[:].set_visible(False)
         for axis in (ax.xaxis, ax.yaxis):
@@ -112,43 +138,43 @@ def _draw(maps, series, norm, labels, unit, first):
     return figure
 
 
-def _write_numbers(ax, values, norm, first):
+def _write_numbers(ax: Axes, values: np.ndarray, norm: Normalize, first: int) -> None:
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             colour = "#ffffff" if norm(value) < 0.6 else "#000000"
-            ax.text(column + first, row + first, f"{value:.0f}", ha="center", va="center", fontsize=6.2, color=colour)
+            at = {"ha": "center", "va": "center", "fontsize": 6.2, "color": colour}
+            ax.text(column + first, row + first, f"{value:.0f}", **at).set_in_layout(False)
 
 
-def _part_tasks(ax, setting, classes):
+def _part_tasks(ax: Axes, setting: Any, classes: int) -> None:
     for border in range(setting.init_cls, classes, setting.increment):
         ax.axhline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
         ax.axvline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
 
 
-def _name_classes(figure, records):
+def _name_classes(figure: Figure, records: Sequence[Record]) -> None:
     """The classes' names at the axes, where they have room and all runs learned them in one order."""
     names = records[0].data.get("class_names") or []
     if not 0 < len(names) <= NAMED or any(record.data.get("class_names") != names for record in records):
         return
+    names = [textwrap.shorten(clean(name), LONG, placeholder="…") or clean(name)[:LONG] for name in names]
     for ax in figure.axes:
         if ax.images and ax.get_xlabel():
             ax.set_xticks(range(len(names)), names, rotation=90, fontsize=6.5)
             ax.set_yticks(range(len(names)), names, fontsize=6.5)
 
 
-def _mean(maps):
+def _mean(maps: Sequence[np.ndarray]) -> np.ndarray:
     """Mean of those maps that have the first one's size."""
     return np.mean([values for values in maps if values.shape == maps[0].shape], axis=0)
 
 
-def _lower(rows):
+def _lower(rows: Sequence[Sequence[float]]) -> np.ndarray:
     """A lower triangle as a square, NaN above the diagonal."""
     return np.array([[*row, *[np.nan] * (len(rows) - len(row))] for row in rows])
 
 
-def _shares(counts):
-    """Counts as percentages of their row; None stays None."""
-    if counts is None:
-        return None
-    counts = np.array(counts, dtype=float)
-    return 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+def _shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
+    """Counts as percentages of their row."""
+    array = np.array(counts, dtype=float)
+    return 100 * array / np.maximum(array.sum(1, keepdims=True), 1)

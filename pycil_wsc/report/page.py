@@ -1,226 +1,257 @@
 """``index.html``: tables and figures on one page that stands alone, with their files beside it."""
 
+from __future__ import annotations
+
+import json
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from pycil_wsc.files import write_atomically, write_json
+from pycil_wsc.report.experiment import command, experiment
 from pycil_wsc.report.figures import figures
-from pycil_wsc.report.groups import group_runs
-from pycil_wsc.report.language import language_figures, language_groups, language_tables
+from pycil_wsc.report.formats import difference_text, files, own_text, paper_text, row_labels
+from pycil_wsc.report.groups import Group, group_runs
+from pycil_wsc.report.language import LanguageGroup, language_figures, language_groups, language_tables
+from pycil_wsc.report.listings import tables
+from pycil_wsc.report.names import clean
+from pycil_wsc.report.options import Options
 from pycil_wsc.report.paper import PAPER
-from pycil_wsc.report.studies import STUDIES, tables
+from pycil_wsc.report.runs import Found, Problem
+from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import COLUMN, drawing, inline, to_files
-from pycil_wsc.report.tables import difference_text, own_text, paper_text, row_labels
+from pycil_wsc.report.tables import Cell, Column, Failed, Row, Table
 from pycil_wsc.report.tuning import winners
 
 STYLE = Path(__file__).with_name("page.css")
 LABEL = ' class="label"'
 LONG = 30  # rows: a longer table is shown on demand
+DRAWN = 4  # groups of a setting that have figures, those with the most runs: of a wide search the rest is in the tables
+AnyGroup = Group | LanguageGroup
+MEASURES = {
+    "accuracy": "top-1 accuracy in percent on the test images of all classes seen so far, by the classifier's logits (CNN).",
+    "average": "the mean of the accuracies after each task (average incremental accuracy).",
+    "last": "the accuracy after the last task.",
+    "newest task": "the accuracy on the newest task's classes, among all classes seen, averaged over the tasks (plasticity).",
+    "forgetting": "for each task but the last, its best accuracy so far minus that after the last task; the mean, in points.",
+    "top-5": "how often the true class is among the five highest logits.",
+    "NME": "accuracy by the nearest mean of exemplars instead of the logits.",
+    "training": "seconds in training steps alone; total: with tests, choice of exemplars and saving.",
+    "training images": "how many times an image was passed forward and backward, exemplars included.",
+}
 
 
-def write_page(found, folders, out):
-    """Write the tables, the figures and the page of what was found; returns the path of ``index.html``."""
-    groups, doubles = group_runs(found.records)
-    filled = {group: tables(group) for group in groups}
-    problems = [*found.problems, *doubles]
-    language = language_groups(found.language)
-    drawn, told = {}, {}
-    with drawing():
-        for group in groups:
-            drawn[group] = {plot.slug: _figure(plot, group, out) for plot in figures(group)}
-        for group in language:
-            told[group] = [_figure(plot, group, out) for plot in language_figures(group)]
+def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options) -> Path:
+    """Write the tables, the figures and the page of what was found; returns the path of ``index.html``.
+
+    What cannot be tabulated or drawn is named on the page. :class:`UserError`: ``out`` cannot be written.
+    """
+    groups, doubles = group_runs(found.records, options)
+    language, language_doubles = language_groups(found.language, options)
+    problems, failures = [*found.problems, *doubles, *language_doubles], list[Problem]()
+    sections = [_section(group, tables, _figures_of(group, groups), out, failures) for group in groups]
+    sections += [_section(group, language_tables, language_figures, out, failures) for group in language]
     for group in (group for group in groups if group.setting.validation_split):
         for name, config in winners(group).items():
             write_json(out / name, config)
     body = [
         _header(found, folders, [*groups, *language], problems),
         "<main>",
-        *(_section(group, filled[group], drawn[group].values(), out) for group in groups),
-    ]
-    body += [_section(group, language_tables(group), told[group], out) for group in language]
-    body += [
-        _list("missing", "Missing altogether", [*_without_a_run(filled), *_undrawn(drawn)]),
+        *sections,
+        _list("failed", "Could not be shown", _entries(failures)),
         _list("unfinished", "Runs that have not ended", _entries(found.unfinished)),
-    ]
-    body += [
         _list("skipped", "Left out, and untouched", _entries(problems)),
         _list("origin", "Where the numbers come from", _origins([*groups, *language])),
         "</main>",
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{_title(folders)}</title><style>{STYLE.read_text()}</style>'
-    write_atomically(
-        out / "index.html",
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n'
-        + "\n".join(filter(None, body))
-        + "\n</body></html>\n",
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_title(folders)}</title><style>{STYLE.read_text(encoding='utf-8')}</style>"
     )
+    text = "\n".join(filter(None, body))
+    page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{text}\n</body></html>\n'
+    write_atomically(out / "index.html", page)
     return out / "index.html"
 
 
-def _title(folders):
-    return "Report: " + ", ".join(escape(str(folder)) for folder in folders)
+def _figures_of(group: Group, groups: Sequence[Group]) -> Callable[[Any], Iterable[Any]]:
+    """What draws a group's figures: of many groups of one setting only those with the most runs have any."""
+    siblings = sorted((g for g in groups if g.setting == group.setting), key=lambda g: -len(g.records))
+    return figures if group in siblings[:DRAWN] else lambda group: ()
 
 
-def _header(found, folders, groups, problems):
-    count = sum(len(group.records) for group in groups)
-    methods = {record.method for group in groups for record in group.records}
-    lead = (
-        f"{_many(count, 'finished run')} of {_many(len(methods), 'method')}" if count else "No finished run was found."
-    )
+def _text(text: object) -> str:
+    """``text`` as HTML that shows it."""
+    return escape(clean(text))
+
+
+def _title(folders: Sequence[Any]) -> str:
+    return "Report: " + ", ".join(_text(Path(folder).resolve().name or folder) for folder in folders)
+
+
+def _header(found: Found, folders: Sequence[Any], groups: Sequence[AnyGroup], problems: Sequence[Problem]) -> str:
+    records = {record for group in groups for record in group.records}
+    methods = {record.method for record in records}
+    lead = f"{_many(len(records), 'finished run')} of {_many(len(methods), 'method')}"
+    where = ", ".join(f"<code>{_text(folder)}</code>" for folder in folders)
     notices = [f'<a href="#skipped">{_many(len(problems), "file")} left out</a>'] if problems else []
-    notices += (
-        [f'<a href="#unfinished">{_many(len(found.unfinished), "run")} not ended</a>'] if found.unfinished else []
-    )
+    if found.unfinished:
+        notices.append(f'<a href="#unfinished">{_many(len(found.unfinished), "run")} not ended</a>')
     notice = f'<p class="notice">{", ".join(notices)}</p>' if notices else ""
     links = "".join(
-        f'<li><a href="#{group.slug}">{escape(group.title)}</a>: {_many(len(group.records), "run")}</li>'
+        f'<li><a href="#{group.slug}">{_text(group.title)}</a>: {_many(len(group.records), "run")}</li>'
         for group in groups
     )
-    return f'<header><h1>{_title(folders)}</h1><p class="lead">{lead}</p>{notice}<nav><ul>{links}</ul></nav></header>'
+    return (
+        f'<header><h1>{_title(folders)}</h1><p class="lead">{lead if records else "No finished run was found."}</p>'
+        f'<p class="lead">Found in {where}</p>{notice}<nav><ul>{links}</ul></nav></header>'
+    )
 
 
-def _many(count, noun):
+def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def _section(group, filled, drawn, out):
-    parts = {"tables": [_table(table, out) for table in filled], "figures": drawn}
+def _section(
+    group: AnyGroup,
+    tabulate: Callable[[Any], Iterable[Table | Failed]],
+    draw: Callable[[Any], Iterable[Plot | Failed]],
+    out: Path,
+    failures: list[Problem],
+) -> str:
+    """Tables and figures of one group; what fails is added to ``failures``."""
+    with drawing():
+        found = {
+            "tables": [table if isinstance(table, Failed) else _table(table, out) for table in tabulate(group)],
+            "figures": [plot if isinstance(plot, Failed) else _figure(plot, group, out) for plot in draw(group)],
+        }
+    failures += [item for items in found.values() for item in items if isinstance(item, Failed)]
+    parts = {name: [item for item in items if isinstance(item, str)] for name, items in found.items()}
     divisions = (f'<div class="{name}">\n' + "\n".join(items) + "\n</div>" for name, items in parts.items())
-    return f'<section id="{group.slug}"><h2>{escape(group.title)}</h2>\n{"".join(divisions)}</section>'
+    return f'<section id="{group.slug}"><h2>{_text(group.title)}</h2>\n{"".join(divisions)}{_reading(group, out)}</section>'
+
+
+def _reading(group: AnyGroup, out: Path) -> str:
+    """On demand: what the measures are, and how these runs are made again."""
+    if isinstance(group, LanguageGroup):
+        return ""
+    measures = "".join(f"<dt>{name}</dt><dd>{_text(meaning)}</dd>" for name, meaning in MEASURES.items())
+    path, content = out / "configs" / f"{group.slug}.json", experiment(group)
+    write_json(path, content)
+    listing = json.dumps(content, indent=2, ensure_ascii=False)
+    return (
+        f"<details><summary>What the measures are</summary><dl>{measures}</dl></details>"
+        "<details><summary>Configuration and command</summary>"
+        f'<p>The configuration of every run shown above, in <a href="configs/{group.slug}.json">one file</a>. To run them '
+        f"again: <code>{_text(command(path))}</code></p><pre>{_text_lines(listing)}</pre></details>"
+    )
+
+
+def _text_lines(text: str) -> str:
+    return "\n".join(_text(line) for line in text.split("\n"))
 
 
 # ---- a table -----------------------------------------------------------------------------------------------------------
 
 
-def _table(table, out):
-    for suffix, text in table.files().items():
+def _table(table: Table, out: Path) -> str:
+    for suffix, text in files(table).items():
         write_atomically(out / "tables" / f"{table.slug}.{suffix}", text)
     labels = len(table.corner)
     over = (
-        f'<tr class="over"><th colspan="{labels}"></th><th colspan="{len(table.columns) - table.beside}">{escape(table.over)}</th>{"<th></th>" * table.beside}</tr>'
+        f'<tr class="over"><th colspan="{labels}"></th><th colspan="{len(table.columns) - table.beside}">'
+        f"{_text(table.over)}</th>{'<th></th>' * table.beside}</tr>"
         if table.over
         else ""
     )
-    head = "".join(
-        f"<th{LABEL if i == 0 else ''}>{escape(text)}</th>" for i, text in enumerate(table.corner)
-    ) + "".join(f"<th>{escape(column.label)}</th>" for column in table.columns)
-    rows = "".join(
-        f"<tr>{_row_head(row)}{''.join(map(_html_cell, row.cells, table.columns))}</tr>\n" for row in table.rows
+    head = "".join(f"<th{LABEL if i == 0 else ''}>{_text(text)}</th>" for i, text in enumerate(table.corner))
+    head += "".join(f"<th>{_text(column.label)}</th>" for column in table.columns)
+    rows = "".join(f"<tr>{_row_head(table, row)}{_row_cells(table, row)}</tr>\n" for row in table.rows)
+    body = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(table.title)}"><table><thead>{over}'
+        f"<tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
     )
-    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table><thead>{over}<tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
     whole = body + _notes(*table.notes, *table.missing) + _links("tables", table.slug, ("md", "csv", "tex"))
     if len(table.rows) > LONG:
         whole = f"<details><summary>{_many(len(table.rows), 'row')}</summary>{whole}</details>"
     wide = " wide" if len(table.corner) + len(table.columns) > 5 else ""
-    return f'<div class="table{wide}" id="table-{table.slug}"><h3>{escape(table.title)}</h3>{whole}</div>'
+    return f'<div class="table{wide}" id="table-{table.slug}"><h3>{_text(table.title)}</h3>{whole}</div>'
 
 
-def _row_head(row):
-    name, *numbers = row_labels(row)
+def _row_head(table: Table, row: Row) -> str:
+    name, *numbers = row_labels(table, row)
     variant = ' class="label variant"' if "=" in name else LABEL
-    return f'<th{variant} scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(number)}</td>" for number in numbers)
+    return f'<th{variant} scope="row">{_text(name)}</th>' + "".join(f"<td>{_text(number)}</td>" for number in numbers)
 
 
-def _html_cell(cell, column):
-    own, paper, apart = own_text(cell, column), paper_text(cell), difference_text(cell)
-    below = (f'<span class="paper">{paper}</span>' if paper else "") + (
-        f'<span class="paper apart">{apart}</span>' if apart else ""
-    )
+def _row_cells(table: Table, row: Row) -> str:
+    return "".join(_html_cell(cell, column, table.spread) for cell, column in zip(row.cells, table.columns))
+
+
+def _html_cell(cell: Cell, column: Column, spread: str) -> str:
+    own, paper, apart = own_text(cell, column, spread), paper_text(cell), difference_text(cell)
+    below = f'<span class="paper">{paper}</span>' if paper else ""
+    below += f'<span class="paper apart">{apart}</span>' if apart else ""
     return f"<td>{f'<b>{own}</b>' if cell.best else own}{below}</td>"
 
 
 # ---- a figure ----------------------------------------------------------------------------------------------------------
 
 
-def _figure(plot, group, out):
-    slug, files = f"{plot.slug}-{group.slug}", to_files(plot.figure)
-    for suffix, content in files.items():
+def _figure(plot: Plot, group: AnyGroup, out: Path) -> str | Failed:
+    slug = f"{plot.slug}-{group.slug}"
+    try:
+        contents = to_files(plot.figure)
+    except Exception as error:
+        return Failed(f"{plot.title} of {group.title}", f"{type(error).__name__}: {error}")
+    for suffix, content in contents.items():
         write_atomically(out / "figures" / f"{slug}.{suffix}", content)
     wide = ' class="wide"' if plot.figure.get_figwidth() > COLUMN + 0.5 else ""
-    drawn = inline(files["svg"], slug, escape(plot.title, quote=True))
-    figure = f'<figure id="figure-{slug}"{wide}><h3>{escape(plot.title)}</h3><div class="scroll">{drawn}</div><figcaption>{_notes(*plot.notes)}{_links("figures", slug, ("svg", "png"))}</figcaption></figure>'
-    return f"<details><summary>{escape(plot.title)}</summary>{figure}</details>" if plot.folded else figure
-
-
-def _notes(*notes):
-    return (
-        '<div class="notes">'
-        + "".join(f"<p{' class=missing' if note.startswith('Missing') else ''}>{escape(note)}</p>" for note in notes)
-        + "</div>"
-        if notes
-        else ""
+    drawn = inline(str(contents["svg"]), slug, _text(plot.title))
+    caption = f"{_notes(*plot.notes)}{_links('figures', slug, ('svg', 'pdf', 'png'))}"
+    figure = (
+        f'<figure id="figure-{slug}"{wide}><h3>{_text(plot.title)}</h3><div class="scroll">{drawn}</div>'
+        f"<figcaption>{caption}</figcaption></figure>"
     )
+    return f"<details><summary>{_text(plot.title)}</summary>{figure}</details>" if plot.folded else figure
 
 
-def _links(folder, slug, suffixes):
-    return (
-        '<p class="files">'
-        + " · ".join(f'<a href="{folder}/{slug}.{suffix}">{suffix}</a>' for suffix in suffixes)
-        + "</p>"
-    )
+def _notes(*notes: str) -> str:
+    if not notes:
+        return ""
+    lines = (f"<p{' class=missing' if note.startswith('Missing') else ''}>{_text(note)}</p>" for note in notes)
+    return f'<div class="notes">{"".join(lines)}</div>'
+
+
+def _links(folder: str, slug: str, suffixes: Sequence[str]) -> str:
+    links = (f'<a href="{folder}/{slug}.{suffix}">{suffix}</a>' for suffix in suffixes)
+    return f'<p class="files">{" · ".join(links)}</p>'
 
 
 # ---- what is not there, and where the rest is from ---------------------------------------------------------------------
 
 
-def _list(slug, title, entries):
-    return (
-        f'<section id="{slug}"><h2>{title}</h2><ul class="plain">{"".join(f"<li>{entry}</li>" for entry in entries)}</ul></section>'
-        if entries
-        else ""
-    )
+def _list(slug: str, title: str, entries: Sequence[str]) -> str:
+    if not entries:
+        return ""
+    items = "".join(f"<li>{entry}</li>" for entry in entries)
+    return f'<section id="{slug}"><h2>{title}</h2><ul class="plain">{items}</ul></section>'
 
 
-def _entries(pairs):
-    return [f"<code>{escape(str(path))}</code>: {escape(str(reason))}" for path, reason in pairs]
+def _entries(pairs: Iterable[tuple[Any, str]]) -> list[str]:
+    return [f"<code>{_text(what)}</code>: {_text(why)}" for what, why in pairs]
 
 
-def _without_a_run(filled):
-    """The paper's tables on the data sets of these runs for which there is no run at all."""
-    here = {group.setting.dataset for group in filled if not group.setting.validation_split}
-    there = {table.slug for group in filled for table in filled[group] if group.reference}
-    titles = {study.slug: study.title for study in STUDIES}
-    lacking = [
-        (place, study) for place, studies in PAPER["tables"].items() if place.split("-")[0] in here for study in studies
-    ]
-    return [
-        f"{escape(titles[study])}: no run at <code>{escape(place)}</code>"
-        for place, study in lacking
-        if not any(slug.startswith(f"{study}-{place}-") for slug in there)
-    ]
-
-
-def _undrawn(drawn):
-    """The figures that no run of a group has the numbers for."""
-    expected = {
-        "accuracy-memory": "Figures against memory size: no run with exemplars",
-        "retain-rate": "Accuracy over the retain rate: no memory size with runs of two rates",
-        "training-loss": "Training loss: no run has recorded it",
-        "confusion": "Confusion matrix: no run has recorded it",
-    }
-    return [
-        f"{text} at <code>{group.slug}</code>"
-        for group, plots in drawn.items()
-        if not group.setting.validation_split
-        for slug, text in expected.items()
-        if not any(plot.startswith(slug) for plot in plots)
-    ]
-
-
-def _origins(groups):
+def _origins(groups: Sequence[AnyGroup]) -> list[str]:
     """Device, precision, version of torch and commit, each with its number of runs."""
     keys = ("device", "precision", "torch", "commit")
-    counts = Counter(
-        tuple(str(record.data.get(key) or "unknown") for key in keys) for group in groups for record in group.records
-    )
+    records = {record for group in groups for record in group.records}
+    counts = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)
     entries = [
-        f"{_many(count, 'run')}: {escape(device)}, {escape(precision)}, torch {escape(torch)}, commit <code>{escape(commit)}</code>"
+        f"{_many(count, 'run')}: {_text(device)}, {_text(precision)}, torch {_text(torch)}, commit <code>{_text(commit)}</code>"
         for (device, precision, torch, commit), count in counts.items()
     ]
-    return (
-        [*entries, f"The paper's numbers are reference data: {escape(PAPER['source'])}"]
-        if any(group.reference for group in groups)
-        else entries
-    )
+    paper = f"The paper's numbers are reference data: {_text(PAPER['source'])}"
+    return [*entries, paper] if any(group.reference for group in groups) else entries

@@ -1,17 +1,21 @@
 """The paper's numbers, which stand beside ours: reference data, never a result of ours."""
 
+from __future__ import annotations
+
 import json
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-PAPER = json.loads(Path(__file__).with_name("paper.json").read_text())
+PAPER = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
 
 
-def expands(method):
+def expands(method: str) -> bool:
     """Whether the method's network grows with the tasks (or doubles)."""
     return method.removesuffix("+wsc") in PAPER["expanding"]
 
 
-def tables(setting):
+def tables(setting: Any) -> dict[str, Any]:
     """``{study: {row: {memory: {"mean": ..., "se": ...}}}}`` of a setting; empty where the paper has none."""
     same = (
         setting.fixed_memory
@@ -21,6 +25,12 @@ def tables(setting):
     return PAPER["tables"].get(f"{setting.dataset}-b{setting.init_cls}-inc{setting.increment}", {}) if same else {}
 
 
-def same_schedule(record):
+def same_schedule(record: Any) -> bool:
     """Whether the run has as many epochs as the paper's."""
     return [record.config["init_epoch"], record.config["epochs"]] == PAPER["schedules"].get(record.method)
+
+
+def share_of_schedule(method: str, epochs: tuple[int, int]) -> tuple[Fraction, Fraction] | None:
+    """A run's epochs of the first task and of later ones over the paper's; None of a method that is not in the paper."""
+    theirs = PAPER["schedules"].get(method.removesuffix("+wsc"))
+    return (Fraction(epochs[0], theirs[0]), Fraction(epochs[1], theirs[1])) if theirs else None

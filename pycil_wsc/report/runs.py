@@ -1,89 +1,121 @@
-"""The runs below a folder: found, read and checked. What cannot be used is reported by name and left as it is."""
+"""The runs below some folders: found, read and checked. What cannot be used is reported by name and left as it is."""
+
+from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+
+import numpy as np
 
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.report.measures import checked, of_a_language_model
+from pycil_wsc.files import RESULT_SCHEMA
+from pycil_wsc.report.names import clean
 
 HUGE = 1e18  # numbers beyond this are neither counts nor measurements
-
-
-class Setting(NamedTuple):
-    """What runs must share to stand in one table. ``fixed_memory``: memory is counted per class, otherwise in all."""
-
-    dataset: str
-    init_cls: int
-    increment: int
-    convnet_type: str
-    fixed_memory: bool
-    validation_split: float = 0.0  # the share of the training data that was tested on in place of the test set
+STUDIED = {  # the keys that the paper's studies vary, with the values of its method
+    "wsc.importance": "moment",
+    "wsc.reset": "blend",
+    "wsc.reset_every": "once",
+    "wsc.average": True,
+    "wsc.retain": 0.2,
+    "exemplars": "herding",
+}
+ANALYSES = ("gradients", "drift", "flatness", "dormant")
+Problem = tuple[Any, str]  # a path, and what is wrong with it
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
     """A finished run: the contents of its ``result.json``, where that stands, and what else was recorded."""
 
-    data: dict
+    data: dict[str, Any]
     path: Path | None = None
-    analyses: list = field(default_factory=list)  # what ``analyse`` recorded: a dict per task
+    analyses: list[dict[str, Any]] = field(default_factory=list)  # what ``analyse`` recorded: a dict per task
 
     @property
-    def config(self):
+    def config(self) -> dict[str, Any]:
         return self.data["config"]
 
     @cached_property
-    def method(self):
+    def method(self) -> str:
+        """The learner's name, with ``+wsc`` where Weight Space Consolidation is on top of it."""
         consolidated = self.config.get("consolidate") and self.config["model_name"] != "wsc"
-        return self.config["model_name"] + ("+wsc" if consolidated else "")
+        return self.config["model_name"] + "+wsc" * bool(consolidated)
 
     @cached_property
-    def memory(self):
+    def memory(self) -> float:
         """Exemplars: per class where the memory is fixed, else in all."""
         return self.config["memory_per_class" if self.config["fixed_memory"] else "memory_size"]
 
-    @cached_property
-    def setting(self):
-        return Setting(*(self.config[name] for name in Setting._fields[:-1]), self.config.get("validation_split", 0.0))
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @property
+    def curve(self) -> list[float]:
+        """Accuracy on all classes seen after each task, in percent."""
+        return self.data["curve"]
+
+    @property
+    def average(self) -> float:
+        """The mean of :attr:`curve`."""
+        return self.data["avg_acc"]
 
 
 @dataclass
 class Found:
     """What lies below some folders: finished runs, files that cannot be used and why, and runs that have not ended."""
 
-    records: list = field(default_factory=list)
-    language: list = field(default_factory=list)  # finished runs of language models
-    problems: list = field(default_factory=list)  # (path, what is wrong)
-    unfinished: list = field(default_factory=list)  # (folder, what is there)
+    records: list[Record] = field(default_factory=list)
+    language: list[Record] = field(default_factory=list)  # finished runs of language models
+    problems: list[Problem] = field(default_factory=list)
+    unfinished: list[Problem] = field(default_factory=list)  # (folder, what is there)
 
 
-def find_runs(folders):
-    """The finished runs below ``folders``: every ``result.json``, and other ``*.json`` that hold a result. Raises for no file's contents."""
+def find_runs(places: Iterable[str | Path]) -> Found:
+    """The finished runs in ``places``, files or folders: every ``result.json``, and other ``*.json`` that hold a result.
+
+    Raises for no file's contents.
+    """
     found, seen = Found(), set()
-    for folder in map(Path, folders):
-        if folder.is_file():
-            _take(folder, found)
-        for parent, _, names in sorted(
-            os.walk(folder, onerror=lambda error: found.problems.append((error.filename, error.strerror)))
-        ):
-            for path in (Path(parent, name) for name in sorted(names)):
-                real = os.path.realpath(path)  # a loop of links is no error here
-                if real not in seen:
-                    seen.add(real)
-                    _take(path, found)
+    for path in _files(places, found.problems):
+        try:
+            status = path.stat()
+        except (OSError, ValueError) as error:
+            found.problems.append((path, f"cannot be read ({_reason(error)})"))
+            continue
+        if (status.st_dev, status.st_ino) not in seen:  # under another name it is the same file
+            seen.add((status.st_dev, status.st_ino))
+            _take(path, found)
     return found
 
 
-def _take(path, found):
+def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Path]:
+    def unreadable(error: OSError) -> None:
+        problems.append((error.filename, _reason(error)))
+
+    for place in map(Path, places):
+        if place.is_file():
+            yield place
+            continue
+        for parent, folders, names in os.walk(place, onerror=unreadable):
+            folders.sort()
+            present = set(names)
+            for name in sorted(names):
+                if name.endswith(".json") or name == "metrics.jsonl" and "result.json" not in present:
+                    yield Path(parent, name)
+
+
+def _take(path: Path, found: Found) -> None:
     if path.name == "metrics.jsonl":
         lines, flaws = read_metrics(path)
         found.problems += [(path, flaw) for flaw in flaws]
-        if not (path.parent / "result.json").exists():
-            found.unfinished.append((path.parent, f"{len(lines)} task{'s' * (len(lines) != 1)} done"))
+        found.unfinished.append((path.parent, f"{len(lines)} task{'s' * (len(lines) != 1)} done"))
     elif path.suffix == ".json" and path.name != "config.json":
         try:
             data = _parsed(path)
@@ -92,229 +124,185 @@ def _take(path, found):
             data, flaws = _checked(path, data)
         except UnusableRun as error:
             found.problems.append((path, str(error).removeprefix(f"{path}: ")))
-        else:
-            found.problems += [(path, flaw) for flaw in flaws]
-            analyses, flaws = (
-                read_analyses(path.with_name("analyses.jsonl")) if path.name == "result.json" else ([], [])
-            )
-            found.problems += [(path.with_name("analyses.jsonl"), flaw) for flaw in flaws]
-            (found.language if of_a_language_model(data) else found.records).append(Record(data, path, analyses))
+            return
+        found.problems += [(path, flaw) for flaw in flaws]
+        beside = path.with_name("analyses.jsonl")
+        analyses, flaws = read_analyses(beside) if path.name == "result.json" else ([], [])
+        found.problems += [(beside, flaw) for flaw in flaws]
+        (found.language if of_a_language_model(data) else found.records).append(Record(data, path, analyses))
 
 
-def read_result(path):
+def of_a_language_model(data: Any) -> bool:
+    """Whether these are the contents of a language model's ``result.json``."""
+    return isinstance(data, dict) and data.get("kind") == "llm"
+
+
+def read_result(path: str | Path) -> dict[str, Any]:
     """The contents of a ``result.json``; ``UnusableRun`` names a file that is not whole or is of another version."""
-    return _checked(path, _parsed(path))[0]
+    return _checked(Path(path), _parsed(Path(path)))[0]
 
 
-def read_metrics(path):
-    """The whole lines of a ``metrics.jsonl`` (dicts), and what is wrong with the others."""
+def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The whole lines of a ``metrics.jsonl``, and what is wrong with the others."""
     return _read_lines(
-        path, lambda line: _is_number(line.get("cnn_top1")) or _is_series(line.get("trace")), "no task or cnn_top1"
+        Path(path),
+        lambda line: NUMBER(line.get("cnn_top1"), line) or _numbers(line.get("trace")),
+        "no task or cnn_top1",
     )
 
 
-def read_analyses(path):
+def read_analyses(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The whole lines of an ``analyses.jsonl``, if there is one, and what is wrong with the others."""
-    if not path.exists():
+    if not Path(path).exists():
         return [], []
     return _read_lines(
-        path,
+        Path(path),
         lambda line: (
-            _is_number(line.get("share_new"))
-            and all(fits(line[name]) for name, fits in ANALYSES.items() if name in line)
+            NUMBER(line.get("share_new"), line) and all(isinstance(line.get(name, {}), dict) for name in ANALYSES)
         ),
         "no task, or an analysis that is not as expected",
     )
 
 
-def _read_lines(path, fits, lacking):
+def _read_lines(path: Path, fits: Callable[[Any], bool], lacking: str) -> tuple[list[dict[str, Any]], list[str]]:
     lines, flaws = [], []
     try:
-        text = Path(path).read_bytes().decode(errors="replace")
+        text = path.read_bytes().decode(errors="replace")
     except OSError as error:
-        return lines, [f"cannot be read ({error.strerror})"]
+        return lines, [f"cannot be read ({_reason(error)})"]
     for number, line in enumerate(text.splitlines(), 1):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             flaws.append(f"line {number} is not whole; skipped")
             continue
-        if isinstance(value, dict) and _is_number(value.get("task")) and fits(value):
+        if isinstance(value, dict) and NUMBER(value.get("task"), value) and fits(value):
             lines.append(value)
         else:
             flaws.append(f"line {number} is of another version ({lacking}); skipped")
     return lines, flaws
 
 
-def _parsed(path):
+def _parsed(path: Path) -> Any:
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
-        raise UnusableRun(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+        raise UnusableRun(f"{path}: cannot be read ({_reason(error)}); make it readable") from None
     except (ValueError, RecursionError):
         raise UnusableRun(f"{path}: is not a whole result; delete it to run this again") from None
 
 
-def _checked(path, data):
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _checked(path: Path, data: Any) -> tuple[dict[str, Any], list[str]]:
     """``data`` without the optional values that are malformed, and what is wrong with those."""
-    if of_a_language_model(data):
-        return checked(path, data), []
-    config = data.get("config") if isinstance(data, dict) else None
-    if not isinstance(config, dict):
+    if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
         raise UnusableRun(f"{path}: is not a whole result; delete it to run this again")
-    wrong = [f"config.{name}" for name, fits in CONFIG.items() if not fits(config.get(name))]
-    wrong += [f"config.{name}" for name, fits in STUDIED.items() if name in config and not fits(config[name])]
-    wrong = wrong or next(
-        ([name] for name, fits in REQUIRED.items() if not fits(data.get(name), data)), []
-    )  # "curve" first: others are as long
-    if wrong:
-        present = wrong[0] in data or wrong[0].removeprefix("config.") in config
+    schema = data.get("schema", 1)
+    if schema not in range(1, RESULT_SCHEMA + 1):
         raise UnusableRun(
-            f"{path}: is a result of another version ('{wrong[0]}' is {'not as expected' if present else 'lacking'}); move it away to run this again"
+            f"{path}: is a result of another version (schema {clean(schema)}, known are 1 to {RESULT_SCHEMA}); "
+            "update pycil_wsc"
         )
-    spoilt = [name for name, fits in OPTIONAL.items() if data.get(name) is not None and not fits(data[name], data)]
-    return {name: value for name, value in data.items() if name not in spoilt}, [
-        f"'{name}' is not as expected; left out" for name in spoilt
-    ]
+    language = of_a_language_model(data)
+    for name, fits in (LANGUAGE if language else REQUIRED).items():
+        place = data["config"] if name.startswith("config.") else data
+        value = place.get(name.removeprefix("config."))
+        if not fits(value, data):
+            raise UnusableRun(
+                f"{path}: is a result of another version ('{name}' is {'lacking' if value is None else 'not as expected'}); "
+                "move it away to run this again"
+            )
+    optional = {} if language else OPTIONAL
+    spoilt = [name for name, fits in optional.items() if data.get(name) is not None and not fits(data[name], data)]
+    flaws = [f"'{name}' is not as expected; left out" for name in spoilt]
+    return {name: value for name, value in data.items() if name not in spoilt}, flaws
 
 
-def _is_text(value):
-    return isinstance(value, str)
+# ---- what is used of a result ------------------------------------------------------------------------------------------
 
 
-def _is_flag(value):
-    return isinstance(value, bool)
+Test = Callable[[Any, Mapping[str, Any]], bool]  # of a value, and the whole result
 
 
-def _is_count(value):
-    return type(value) is int and 0 <= value < HUGE
+def _is(kind: type, least: float = -HUGE) -> Test:
+    """Whether a value has the type ``kind`` (a whole number is a ``float`` too), and a number is at least ``least``."""
+    if kind in (int, float):
+        return lambda value, _: type(value) in (int, kind) and least <= value < HUGE
+    return lambda value, _: type(value) is kind
 
 
-def _is_positive(value):
-    return _is_count(value) and value > 0
+def _like(usual: Any) -> Test:
+    """Whether a value, if it is there at all, may stand where ``usual`` stands as a rule."""
+    tests = [_is(str), _is(int)] if usual == "once" else [_is(type(usual))]
+    return lambda value, data: value is None or any(fits(value, data) for fits in tests)
 
 
-def _is_number(value, _=None):
-    return type(value) in (int, float) and abs(value) < HUGE
+def _numbers(value: Any, depth: int = 1) -> bool:
+    """Whether these are numbers, in lists nested ``depth`` deep of which none is empty."""
+    if not isinstance(value, list) or not value:
+        return False
+    if depth > 1:
+        return all(_numbers(item, depth - 1) for item in value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return False
+    return array.ndim == 1 and array.dtype.kind in "iuf" and bool((np.abs(array) < HUGE).all())
 
 
-def _is_series(value, _=None):
-    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
+def _lower(value: Any, tasks: list[Any]) -> bool:
+    """Whether this is a lower triangle: the accuracy on tasks 0..t after task t."""
+    return _numbers(value, 2) and [len(row) for row in value] == list(range(1, len(tasks) + 1))
 
 
-def _is_curve(value, data):
-    return _is_series(value) and len(value) == len(data["curve"])
-
-
-def _is_matrix(value, data):
-    """Lower triangular: the accuracy on tasks 0..t after task t."""
-    return (
-        isinstance(value, list)
-        and len(value) == len(data["curve"])
-        and all(_is_series(row) and len(row) == t + 1 for t, row in enumerate(value))
-    )
-
-
-def _is_loss(value, data):
-    return isinstance(value, list) and len(value) == len(data["curve"]) and all(map(_is_series, value))
-
-
-def _is_confusion(value, _):
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(_is_series(row) and len(row) == len(value) and min(row) >= 0 for row in value)
-    )
-
-
-def _is_names(value, _):
+def _names(value: Any, _: Any = None) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _are_numbers(value, names):
-    return isinstance(value, dict) and all(value.get(name) is None or _is_number(value[name]) for name in names)
-
-
-def _is_drift(value):
-    between, within = (value.get(name) for name in ("between", "within")) if isinstance(value, dict) else (None, None)
-    layers = (
-        between is None
-        or isinstance(between, dict)
-        and _is_number(between.get("norm"))
-        and isinstance(between.get("relative"), dict)
-        and _are_numbers(between["relative"], between["relative"])
-    )
-    return layers and isinstance(within, dict) and _is_series(within.get("norm"))
-
-
-def _is_flatness(value):
-    """Losses that were no finite numbers are None."""
-    if (
-        not isinstance(value, dict)
-        or not _is_series(value.get("distance"))
-        or not isinstance(value.get("loss"), list)
-        or not value["loss"]
-    ):
-        return False
-    return all(
-        isinstance(line, list)
-        and len(line) == len(value["distance"])
-        and all(loss is None or _is_number(loss) for loss in line)
-        for line in value["loss"]
+def _scores(value: Any, data: Mapping[str, Any]) -> bool:
+    numbers = ("last_average", "new_score", "forgetting")
+    return isinstance(value, dict) and all(
+        isinstance(part := value.get(version), dict)
+        and _lower(part.get("matrix"), data["tasks"])
+        and _numbers([part.get(name) for name in numbers])
+        for version in ("trace", "fixed")
     )
 
 
-CONFIG = {
-    "model_name": _is_text,
-    "dataset": _is_text,
-    "convnet_type": _is_text,
-    "fixed_memory": _is_flag,
-    "init_cls": _is_positive,
-    "increment": _is_positive,
-    "memory_per_class": _is_count,
-    "memory_size": _is_count,
-    "init_epoch": _is_count,
-    "epochs": _is_count,
-    "seed": _is_count,
+NUMBER = _is(float)
+REQUIRED: Mapping[str, Test] = {
+    **dict.fromkeys(("config.model_name", "config.dataset", "config.convnet_type"), _is(str)),
+    "config.fixed_memory": _is(bool),
+    **dict.fromkeys(("config.init_cls", "config.increment"), _is(int, 1)),
+    **dict.fromkeys(("config.memory_per_class", "config.memory_size"), _is(int, 0)),
+    **dict.fromkeys(("config.init_epoch", "config.epochs", "config.seed"), _is(int, 0)),
+    **{f"config.{name}": _like(value) for name, value in STUDIED.items()},
+    "config.validation_split": lambda value, data: value is None or _is(float, 0)(value, data) and value < 1,
+    "curve": lambda value, _: _numbers(value),
+    "matrix": lambda value, data: _lower(value, data["curve"]),
+    **dict.fromkeys(("avg_acc", "last_acc", "forgetting", "new_acc"), NUMBER),
+    **dict.fromkeys(("train_seconds", "total_seconds", "images_trained", "peak_memory_bytes"), NUMBER),
 }
-STUDIED = {
-    "wsc.importance": _is_text,
-    "wsc.reset": _is_text,
-    "wsc.reset_every": lambda value: _is_text(value) or _is_count(value),
-    "wsc.average": _is_flag,
-    "wsc.retain": _is_number,
-    "exemplars": _is_text,
-    "consolidate": _is_flag,
-    "validation_split": _is_number,
+OPTIONAL: Mapping[str, Test] = {
+    **dict.fromkeys(
+        ("top5_curve", "nme_curve"), lambda value, data: _numbers(value) and len(value) == len(data["curve"])
+    ),
+    "train_loss": lambda value, data: _numbers(value, 2) and len(value) == len(data["curve"]),
+    "confusion": lambda value, _: _numbers(value, 2) and {len(row) for row in value} == {len(value)},
+    "class_names": _names,
+    **dict.fromkeys(("parameters", "train_seconds_spent"), NUMBER),
+    **dict.fromkeys(("importance_seconds", "importance_bytes", "importance_passes"), NUMBER),
 }
-REQUIRED = {
-    "curve": _is_series,
-    "avg_acc": _is_number,
-    "last_acc": _is_number,
-    "matrix": _is_matrix,
-    "forgetting": _is_number,
-    "new_acc": _is_number,
-    "train_seconds": _is_number,
-    "total_seconds": _is_number,
-    "images_trained": _is_number,
-    "peak_memory_bytes": _is_number,
-}
-OPTIONAL = {
-    "top5_curve": _is_curve,
-    "nme_curve": _is_curve,
-    "train_loss": _is_loss,
-    "confusion": _is_confusion,
-    "class_names": _is_names,
-    "train_seconds_spent": _is_number,
-    "importance_seconds": _is_number,
-    "importance_bytes": _is_number,
-    "importance_passes": _is_number,
-    "parameters": _is_number,
-    "class_order": _is_series,
-}
-ANALYSES = {
-    "gradients": lambda value: _are_numbers(value, ("cosine", "norm_new", "norm_past", "norm")),
-    "drift": _is_drift,
-    "flatness": _is_flatness,
-    "dormant": lambda value: _are_numbers(value, ("share",)),
+LANGUAGE: Mapping[str, Test] = {
+    **dict.fromkeys(("config.llm.method", "config.llm.data", "config.llm.model"), _is(str)),
+    "config.llm.replay_ratio": _is(float, 0),
+    "config.seed": _is(int, 0),
+    "tasks": _names,
+    "scores": _scores,
+    **dict.fromkeys(("avg_score", "train_minutes", "relative_vram_minutes", "peak_memory_bytes"), NUMBER),
+    **dict.fromkeys(("models_resident", "models_resident_streamed", "relative_vram_minutes_streamed"), NUMBER),
+    **dict.fromkeys(("tokens_trained", "tokens_per_second", "padding"), NUMBER),
 }

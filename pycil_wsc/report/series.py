@@ -1,11 +1,22 @@
 """What a figure shows: the runs of a group by name and memory size."""
 
-from collections import defaultdict
-from dataclasses import dataclass
+from __future__ import annotations
 
-from pycil_wsc.report.groups import label
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
 from pycil_wsc.report.paper import expands
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.stats import mean_and_error, standard_deviation
 from pycil_wsc.report.style import line_styles
+
+MOST = 16  # lines that a reader can tell apart, with some effort
+Read = Callable[[Record], Any]
 
 
 @dataclass(frozen=True)
@@ -14,25 +25,39 @@ class Plot:
 
     slug: str
     title: str
-    figure: object
-    notes: tuple = ()
+    figure: Figure
+    notes: tuple[str, ...] = ()
     folded: bool = False  # the page shows it on demand
 
 
 class Series:
-    """The runs of a group outside its studies. A name has the same style in every figure."""
+    """The runs of a group outside its studies. A name has the same style in every figure.
 
-    def __init__(self, group):
-        self.group, self.records = group, group.base()
-        names = label(self.records, lambda record: record.method, group.not_named)
-        self.methods = {name: record.method for record, name in names.items()}
+    ``group``: a :class:`~pycil_wsc.report.groups.Group`, or another with its ``base``, ``names`` and ``shown``. Of more than
+    ``MOST`` names there are those with the most runs, and at least one of each method while there is room.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.options = group, group.options
+        names: dict[Record, str] = group.names(group.base())
+        runs = Counter(names.values())
+        methods = {name: record.method for record, name in names.items()}
+        first = {
+            method: max((n for n in methods if methods[n] == method), key=lambda n: runs[n])
+            for method in methods.values()
+        }
+        ranked = sorted(methods, key=lambda name: (name not in first.values(), -runs[name]))
+        kept = set(ranked[:MOST])
+        self.left_out = len(ranked) - len(kept)
+        self.methods = {name: method for name, method in methods.items() if name in kept}
         self.styles = line_styles(self.methods)
-        self.cells = defaultdict(list)
-        for record, name in names.items():
-            self.cells[name, record.memory].append(record)
+        self.records = [record for record, name in names.items() if name in kept]
+        self.cells: dict[tuple[str, float], list[Record]] = defaultdict(list)
+        for record in self.records:
+            self.cells[names[record], record.memory].append(record)
         self.memories = sorted({memory for _, memory in self.cells})
 
-    def of(self, name, read=None):
+    def of(self, name: str, read: Read | None = None) -> dict[float, list[Record]]:
         """``{memory: records}`` of one name; with ``read``, only those in which it finds something."""
         found = {
             memory: [r for r in self.cells[name, memory] if read is None or read(r) is not None]
@@ -41,26 +66,52 @@ class Series:
         }
         return {memory: records for memory, records in found.items() if records}
 
-    def notes(self, *notes, read=None, errors=False):
-        """Over how many seeds, ``notes``, what bars and dashes mean if there are any, and the runs that are missing or in which ``read`` finds nothing."""
-        seeds = sorted({len(records) for records in self.cells.values()})
-        over = (
-            "One seed"
-            if seeds == [1]
-            else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
-        )
-        bars = "; bars are one standard error." if errors and seeds != [1] else "."
-        dashes = (
-            ["Dashed lines and hollow markers: methods that expand."]
-            if any(map(expands, self.methods.values()))
-            else []
-        )
-        return (over + bars, *notes, *dashes, *self._missing(read))
+    def shown(self, name: str) -> str:
+        """A name as a reader sees it."""
+        return self.group.shown(name)
 
-    def _missing(self, read):
+    def spread(self, values: Sequence[float]) -> float:
+        """Half the length of an error bar: the standard error or deviation, 0 of a single value."""
+        width = mean_and_error(values)[1] if self.options.spread == "se" else standard_deviation(values)
+        return width or 0.0
+
+    def mean_and_spread(self, values: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+        """The same of some lists of numbers, place by place, as far as all of them go."""
+        shortest = min(map(len, values))
+        array = np.array([line[:shortest] for line in values], dtype=float)
+        if len(array) < 2:
+            return array.mean(0), np.zeros(shortest)
+        deviation = array.std(0, ddof=1)
+        return array.mean(0), deviation / len(array) ** 0.5 if self.options.spread == "se" else deviation
+
+    def notes(self, *notes: str, read: Read | None = None, errors: str = "") -> tuple[str, ...]:
+        """Over how many seeds, ``notes``, and the runs that are missing or in which ``read`` finds nothing.
+
+        ``errors``: what shows the spread in the figure, if anything does, such as "bars".
+        """
+        several = max(map(len, self.cells.values()), default=1) > 1
+        spread = f"; {errors}: ± {self.options.spread_name}." if errors and several else "."
+        dashes = ["Dashed lines and hollow markers: methods whose network grows with the tasks."]
+        more = [f"The {self.left_out} further variants with the fewest runs are in the tables."]
+        return (
+            self.over() + spread,
+            *notes,
+            *(dashes if any(map(expands, self.methods.values())) else []),
+            *(more if self.left_out else []),
+            *self._missing(read),
+        )
+
+    def over(self) -> str:
+        """Over how many seeds the means are."""
+        seeds = sorted({len(records) for records in self.cells.values()})
+        if seeds == [1]:
+            return "One seed"
+        return f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
+
+    def _missing(self, read: Read | None) -> list[str]:
         parts = []
         for name in self.methods:
             wanted = [memory for memory in self.memories if memory and any(self.of(name))] or list(self.of(name))
             if gaps := [f"{memory:,}" for memory in wanted if memory not in self.of(name, read)]:
-                parts.append(f"{name} at {', '.join(gaps)}")
+                parts.append(f"{self.shown(name)} at {', '.join(gaps)}")
         return [f"Missing: {'; '.join(parts)}."] if parts else []

@@ -4,11 +4,17 @@ The colours are Okabe and Ito's, which colour-blind readers can tell apart, and 
 lines say the same again. Methods that expand have dashed lines and hollow markers.
 """
 
+from __future__ import annotations
+
 import io
 import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -80,6 +86,7 @@ RC = {
     "savefig.facecolor": SURFACE,
     "lines.markersize": 5,
     "lines.linewidth": 1.5,
+    "pdf.fonttype": 42,  # fonts as such: text stays text
     "svg.fonttype": "path",
     "svg.hashsalt": "pycil_wsc",
     "path.simplify_threshold": 0.4,
@@ -87,102 +94,125 @@ RC = {
 }
 
 
+Style = dict[str, Any]  # keywords of plot
+
+
 @contextmanager
-def drawing():
+def drawing() -> Iterator[None]:
     """A context in which everything drawn and saved has this look."""
     with matplotlib.rc_context(RC):
         yield
 
 
-def new_figure(width, height):
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08)
+    figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr, call-arg]
     return figure
 
 
-def panels(count, **options):
+def panels(count: int, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure and ``count`` of its axes, in rows of at most four."""
     rows, columns = arranged(count)
     figure = new_figure(min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), 2.4 * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
     for empty in axes[count:]:
         empty.set_visible(False)
-    return figure, axes[:count]
+    return figure, list(axes[:count])
 
 
-def arranged(count):
+def arranged(count: int) -> tuple[int, int]:
     """(rows, columns) of panels: at most four beside each other, the last row as full as can be."""
     rows = -(-count // 4)
     return rows, -(-count // rows)
 
 
-def line_styles(names):
+def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
     """``{name: keywords of plot}`` for ``{name: method}``; further variants of a method are paler and have other dashes."""
-    own = [
-        method
-        for method in dict.fromkeys(method.removesuffix("+wsc") for method in names.values())
-        if method not in COLOURS
-    ]
-    seen, styles = {}, {}
+    bases = {name: method.removesuffix("+wsc") for name, method in names.items()}
+    own = [base for base in dict.fromkeys(bases.values()) if base not in COLOURS]
+    seen: dict[str, int] = {}
+    styles: dict[str, Style] = {}
     for name, method in names.items():
-        base = method.removesuffix("+wsc")
+        base = bases[name]
         colour, marker = (COLOURS[base], MARKERS[base]) if base in COLOURS else FURTHER[own.index(base) % len(FURTHER)]
         variant = seen[method] = seen.get(method, -1) + 1
         colour = to_hex([c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour)])
-        dashes = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
+        dashes: Any = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
         dashes = (0, (6, 1.5, 1, 1.5)) if method != base else dashes
         styles[name] = {
             "color": colour,
             "marker": marker,
             "linestyle": dashes,
             "markerfacecolor": SURFACE if expands(method) else colour,
+            "markeredgecolor": colour if method == base else INK,
         }
-        styles[name] |= {"markeredgecolor": colour if method == base else INK}
         styles[name] |= {"linewidth": 2.1, "markersize": 7, "zorder": 3} if base == "wsc" else {}
     return styles
 
 
-def key(figure, styles, title=None):
-    """The legend, outside the axes at the right: once for all panels, a line per series in the order given."""
-    handles = [Line2D([], [], label=wrapped(name), **style) for name, style in styles.items()]
+def key(
+    figure: Figure, styles: Mapping[str, Style], shown: Callable[[str], str] = str, title: str | None = None
+) -> None:
+    """The legend, outside the axes at the right: once for all panels, a line per series in the order given.
+
+    The figure grows where the legend is higher.
+    """
+    handles = [Line2D([], [], label=wrapped(shown(name)), **style) for name, style in styles.items()]
+    size, spacing = RC["legend.fontsize"], 0.55
+    lines = sum(1 + str(handle.get_label()).count("\n") for handle in handles) + 1.5 * bool(title)
+    needed = (1.25 * size * lines + spacing * size * len(handles)) / 72 + 0.35
+    if figure.get_figheight() < needed:
+        figure.set_figheight(needed)
     figure.legend(
         handles=handles,
         loc="outside right upper",
         title=title,
         alignment="left",
         handlelength=2.6,
-        labelspacing=0.55,
+        labelspacing=spacing,
         borderaxespad=0.3,
     )
 
 
-def wrapped(name):
-    """The keys of a variant each on a line of their own."""
-    return name.replace(" ", "\n  ") if "=" in name else name
+def wrapped(name: str, width: int = 26) -> str:
+    """A name on as many lines as it needs, the keys of a variant each on a line of its own."""
+    first, *keys = re.split(r" (?=[\w.]+=)", name)
+    lines = textwrap.wrap(first, width) or [first]
+    return "\n  ".join([*lines, *(line for key in keys for line in textwrap.wrap(key, width))])
 
 
-def to_files(figure):
-    """The figure as ``{"svg": text, "png": bytes}``."""
+def to_files(figure: Figure) -> dict[str, str | bytes]:
+    """The figure as ``{"svg": text, "png": bytes, "pdf": bytes}``."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not again for each format
-    svg, png = io.StringIO(), io.BytesIO()
+    svg, png, pdf = io.StringIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    return {"svg": re.sub(r' (d|x|y)="[^"]+"', _rounded, svg.getvalue()), "png": png.getvalue()}
+    figure.savefig(png, format="png", dpi=300, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    return {"svg": re.sub(r' (d|x|y)="[^"]+"', _rounded, svg.getvalue()), "png": png.getvalue(), "pdf": pdf.getvalue()}
 
 
-def _rounded(attribute):
+def _rounded(attribute: re.Match[str]) -> str:
     """Coordinates to a hundredth of a point: a third of the size."""
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
 
 
-def inline(svg, prefix, text):
+def inline(svg: str, prefix: str, text: str) -> str:
     """The SVG as an element of a page: no names clash with those of another, ink and ground follow the page, ``text`` describes it."""
     body = svg[svg.index("<svg") :]
-    width = float(re.search(r'width="([\d.]+)pt"', body)[1]) * 96 / 72
-    box = re.search(r'viewBox="[^"]+"', body)[0]
-    body = re.sub(r"^<svg[^>]*>", f'<svg {box} width="{width:.0f}" role="img" aria-label="{text}">', body, count=1)
+    width = float(_found(r'width="([\d.]+)pt"', body)[1]) * 96 / 72
+    box = _found(r'viewBox="[^"]+"', body)[0]
+    body = re.sub(
+        r"^<svg[^>]*>", lambda _: f'<svg {box} width="{width:.0f}" role="img" aria-label="{text}">', body, count=1
+    )
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
     for colour, themed in THEMED.items():
         body = body.replace(colour, themed)
     return body
+
+
+def _found(pattern: str, text: str) -> re.Match[str]:
+    match = re.search(pattern, text)
+    assert match, pattern
+    return match

@@ -1,13 +1,17 @@
 """Hyper-parameters chosen on held-out training data: each method's best trial, and its configuration for other settings."""
 
+from __future__ import annotations
+
 import re
 import statistics
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pycil_wsc.config.options import INCIDENTAL
-from pycil_wsc.report.groups import label
+from pycil_wsc.report.groups import Group, label
+from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
+from pycil_wsc.report.runs import Record
 from pycil_wsc.report.tables import Cell, Column, Row, Table
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
@@ -17,21 +21,22 @@ class Trial(NamedTuple):
     """The runs of one choice of hyper-parameters; ``keys`` names it among the method's others."""
 
     keys: str
-    records: tuple
+    records: tuple[Record, ...]
 
     @property
-    def scores(self):
-        return tuple(record.data["avg_acc"] for record in self.records)
+    def mean(self) -> float:
+        return statistics.fmean(record.average for record in self.records)
 
     @property
-    def mean(self):
-        return statistics.fmean(self.scores)
+    def cell(self) -> Cell:
+        several = len({record.memory for record in self.records}) > 1
+        return Cell({(r.memory, r.seed) if several else r.seed: r.average for r in self.records})
 
 
-def trials(group):
-    """``{method: (its trials, the best first; how many were left out)}``: those that lack a memory size or seed of the others are."""
-    members = defaultdict(lambda: defaultdict(list))
-    for record, name in label(group.records, lambda record: record.method).items():
+def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
+    """``{method: (its trials, the best first; how many were left out)}``: those without a memory size or seed of the others."""
+    members: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record, name in label(group.records, lambda record: record.method, group.variant_of).items():
         members[record.method][name.removeprefix(record.method).strip()].append(record)
     found = {}
     for method, choices in members.items():
@@ -41,23 +46,24 @@ def trials(group):
     return found
 
 
-def tuning(group):
+def tuning(group: Group) -> Table:
     """The table of a group tested on held-out training data: a row per method."""
     found, rows = trials(group), []
     for method, (ranked, _) in found.items():
         means = [trial.mean for trial in ranked]
-        cells = (Cell(ranked[0].scores), Cell((statistics.median(means),)), Cell((means[-1],)))
+        cells = (ranked[0].cell, Cell({0: statistics.median(means)}), Cell({0: means[-1]}))
         rows.append(Row((method, len(ranked), ranked[0].keys or "the only one"), expands(method), cells))
     share, counts = group.setting.validation_split, {method: len(ranked) for method, (ranked, _) in found.items()}
     notes = [
-        f"Accuracy on {100 * share:g} % of each class's training samples, which no run of its seed was trained on; the test set was not looked at. A reason to choose, not a result."
-    ]
-    notes += [
-        f"The winners' configurations, for other memory sizes and data sets: {', '.join(_file(method, group) for method in found)}."
+        f"Accuracy on {100 * share:g} % of each class's training samples, which no run of its seed was trained on. The test "
+        "set was not used: a basis for the choice, not a result.",
+        "The winners' configurations, for other memory sizes and data sets: "
+        f"{', '.join(_file(method, group) for method in found)}.",
     ]
     if len(set(counts.values())) > 1:
         notes.append(
-            f"Not the same number of trials, so not the same chance: {', '.join(f'{method} {count}' for method, count in counts.items())}."
+            "Not the same number of trials, so not the same chance: "
+            f"{', '.join(f'{method} {count}' for method, count in counts.items())}."
         )
     lacking = [f"{count} of {method}" for method, (_, count) in found.items() if count]
     missing = (f"Missing: runs of some trials, which were left out: {', '.join(lacking)}.",) if lacking else ()
@@ -70,10 +76,12 @@ def tuning(group):
         tuple(rows),
         tuple(notes),
         missing,
+        spread=group.options.spread,
+        shown=group.shown,
     )
 
 
-def winners(group):
+def winners(group: Group) -> dict[str, dict[str, Any]]:
     """``{file name: configuration}`` of each method's best trial: without where it ran, and tested on the test set again."""
     configs = {}
     for method, (ranked, _) in trials(group).items():
@@ -84,6 +92,6 @@ def winners(group):
     return configs
 
 
-def _file(method, group):
-    name = re.sub(r"[^\w.+-]", "-", method)
+def _file(method: str, group: Group) -> str:
+    name = re.sub(r"[^\w.+-]", "-", clean(method), flags=re.ASCII)
     return f"tuned_{name}.json" if group.alone else f"tuned_{name}-{group.slug}.json"

@@ -1,0 +1,52 @@
+"""The experiment file that makes the runs of a group again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from pycil_wsc.config.options import INCIDENTAL
+from pycil_wsc.report.groups import Group
+from pycil_wsc.report.runs import Record
+
+
+def experiment(group: Group) -> dict[str, Any]:
+    """What all runs share, and in ``runs`` the rest: an entry for each way in which a method was run, a list of its seeds."""
+    memory = "memory_per_class" if group.setting.fixed_memory else "memory_size"
+    ways: dict[str, list[Record]] = defaultdict(list)
+    for record in group.records:
+        ways[json.dumps(_settings(record, memory), sort_keys=True)].append(record)
+    entries = []
+    for records in ways.values():
+        by_memory: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for size in sorted({record.memory for record in records}):
+            by_memory[tuple(sorted(record.seed for record in records if record.memory == size))].append(int(size))
+        for seeds, sizes in by_memory.items():
+            entries.append(_settings(records[0], memory) | {memory: _axis(sizes), "seed": _axis(seeds)})
+    first = entries[0]
+    shared = {
+        name: value
+        for name, value in first.items()
+        if name not in ("model_name", memory, "seed")
+        and all(name in entry and json.dumps(entry[name]) == json.dumps(value) for entry in entries)
+    }
+    runs = [{name: value for name, value in entry.items() if name not in shared} for entry in entries]
+    return {"prefix": "again"} | shared | {"runs": runs}
+
+
+def command(path: Path) -> str:
+    """The command that does so."""
+    return f"python main.py --config {shlex.quote(str(path))}"
+
+
+def _settings(record: Record, memory: str) -> dict[str, Any]:
+    skipped = INCIDENTAL | {memory, "seed"}
+    return {name: value for name, value in record.config.items() if name not in skipped}
+
+
+def _axis(values: Any) -> Any:
+    values = list(values)
+    return values[0] if len(values) == 1 else values

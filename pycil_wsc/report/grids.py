@@ -1,0 +1,261 @@
+"""Tables of average accuracies: rows of a study by memory sizes, and what is said below them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pycil_wsc.report.groups import Group, telling_keys, unusual
+from pycil_wsc.report.paper import PAPER, expands, same_schedule
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.stats import best, paired
+from pycil_wsc.report.tables import DAGGER, Cell, Column, Row, Table, measured
+
+Measure = Callable[[Mapping[str, Any]], Any]  # reads a number of the contents of a result
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table of average accuracies. ``row(record, unusual)`` names the row that a run belongs to, or None."""
+
+    slug: str
+    title: str
+    corner: str
+    row: Callable[[Record, set[str]], str | None]
+    studied: tuple[str, ...] = ()  # the keys that the rows stand for
+    options: tuple[str, ...] = ()  # keys that matter to some of the rows alone, as options of what they stand for
+    plain: frozenset[str] = frozenset()  # rows that alone make no study
+    order: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    costs: Mapping[Column, Measure] = field(default_factory=dict)  # what the runs of a row cost, over all memory sizes
+    of_all_runs: bool = True  # rather than of those alone that belong to no study
+
+
+Line = dict[float, list[Record]]  # the runs of a row by memory size
+
+
+def accuracy_grid(group: Group, study: Study) -> Table | None:
+    """Average accuracy, the paper's beside it; None where the runs hold nothing of the study."""
+    records = group.records if study.of_all_runs else group.base()
+    kinds = {record: study.row(record, unusual(record)) for record in records}
+    present = {kind for kind in kinds.values() if kind is not None}
+    if present <= study.plain:
+        return None
+    lines = _lines(group, study, kinds)
+    memories = sorted({memory for (kind, _), line in lines.items() if kind not in study.plain for memory in line})
+    reference, comparable = group.reference.get(study.slug, {}), _comparable(group, study, lines)
+    rows, costs = [], []
+    for (kind, name), line in lines.items():
+        theirs = reference.get(kind, {})
+        cells = tuple(_cell(study, line.get(memory, []), theirs.get(str(memory))) for memory in memories)
+        rows.append(Row((name,), expands(kind), cells, (kind, name) in comparable))
+        every = [record for found in line.values() for record in found]
+        costs.append(tuple(Cell(measured(read, every)) for read in study.costs.values()))
+    rows = _emboldened(rows)
+    cells = [cell for row in rows for cell in row.cells]
+    notes = [*seeds_note(cells, group.options.spread_name), *_bold_notes(group, rows)]
+    shown = group.shown if study.corner == "method" else str
+    notes += _paper_notes(cells, [record for record in kinds if kinds[record] is not None], group.shown)
+    return Table(
+        f"{study.slug}-{group.slug}",
+        study.title,
+        group.title,
+        (study.corner,),
+        (*(Column(f"{memory:,}") for memory in memories), *study.costs),
+        tuple(row._replace(cells=(*row.cells, *spent)) for row, spent in zip(rows, costs, strict=True)),
+        (*notes, *study.notes),
+        _missing(memories, rows, shown),
+        group.memory_title,
+        len(study.costs),
+        group.options.spread,
+        shown,
+    )
+
+
+def _lines(group: Group, study: Study, kinds: Mapping[Record, str | None]) -> dict[tuple[str, str], Line]:
+    """``{(kind of row, its name): its runs}``, in the study's order."""
+    lines: dict[tuple[str, str], Line] = defaultdict(lambda: defaultdict(list))
+
+    def base(record: Record) -> str | None:
+        kind = kinds[record]
+        return group.name_of(record) if kind == record.method else kind if kind is None else str(kind)
+
+    for record, name in group.names(kinds, base, study.studied).items():
+        lines[str(kinds[record]), name][record.memory].append(record)
+    rank = {kind: place for place, kind in enumerate(study.order)}
+    return {row: lines[row] for row in sorted(lines, key=lambda row: rank.get(row[0], len(rank)))}
+
+
+def _cell(study: Study, records: list[Record], reference: Mapping[str, float] | None) -> Cell:
+    as_paper = all(unusual(record) <= set(study.studied) for record in records)
+    paper = (reference["mean"], reference.get("se")) if reference and as_paper else None
+    compared = bool(paper and records) and all(map(same_schedule, records))
+    return Cell({record.seed: record.average for record in records}, paper, compared)
+
+
+def _comparable(group: Group, study: Study, lines: Mapping[tuple[str, str], Line]) -> set[tuple[str, str]]:
+    """The rows that differ in nothing but what the table is about.
+
+    Of several ways in which a study's runs were trained, that in which most of its rows were.
+    """
+    first = {row: next(iter(line.values()))[0] for row, line in lines.items()}
+    if group.variants_of:
+        keys = telling_keys([group.variant_of[record] for record in first.values()], set())
+        return set(lines) if len(keys) <= 1 and len(group.variants_of) == 1 else set()
+    if not any(key.startswith("wsc.") for key in study.studied):
+        return set(lines)
+    rest = {
+        row: group.rest(record, (*study.studied, *study.options))
+        for row, record in first.items()
+        if record.method == "wsc"
+    }
+    most: list[tuple[Hashable, int]] = Counter(rest.values()).most_common(1)
+    return {row for row in lines if row not in rest or rest[row] == most[0][0]}
+
+
+def _emboldened(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the best of each column in bold: of those that do not expand and may be compared."""
+    chosen = [place for place, row in enumerate(rows) if not row.expands and row.comparable]
+    columns = range(len(rows[0].cells)) if rows else ()
+    bold = {(place, i) for i in columns for place in best({place: rows[place].cells[i].seeds for place in chosen})}
+    return [
+        row._replace(cells=tuple(replace(cell, best=(place, i) in bold) for i, cell in enumerate(row.cells)))
+        for place, row in enumerate(rows)
+    ]
+
+
+def difference_grid(group: Group, study: Study) -> Table | None:
+    """Average accuracy of each row of ``study`` minus the baseline's, over equal seeds.
+
+    None without a baseline or another row.
+    """
+    lines: dict[str, Line] = defaultdict(lambda: defaultdict(list))
+    names = group.names(record for record in group.base() if study.row(record, unusual(record)) is not None)
+    for record, name in names.items():
+        lines[name][record.memory].append(record)
+    baseline = _baseline(group, names)
+    if baseline is None or group.variants_of:
+        return None
+    theirs = {memory: _accuracies(found) for memory, found in lines[baseline].items()}
+    rows = []
+    for name, line in lines.items():
+        differences = {memory: paired(_accuracies(found), theirs.get(memory, {})) for memory, found in line.items()}
+        if name != baseline and any(differences.values()):
+            cells = tuple(
+                Cell(found.by_seed) if (found := differences.get(memory)) else Cell() for memory in sorted(theirs)
+            )
+            rows.append(Row((name,), expands(next(iter(line.values()))[0].method), cells))
+    if not rows:
+        return None
+    cells = [cell for row in rows for cell in row.cells]
+    several = any(len(cell.seeds) > 1 for cell in cells)
+    error = f" ± {group.options.spread_name}" if several else "; of one seed there is no standard error"
+    shown = group.shown(baseline)
+    return Table(
+        f"difference-{group.slug}",
+        f"Difference from {shown}: average accuracy (percentage points)",
+        group.title,
+        ("method",),
+        tuple(Column(f"{memory:,}", signed=True) for memory in sorted(theirs)),
+        tuple(rows),
+        (f"Mean of the differences over the seeds that both have{error}.",),
+        (),
+        group.memory_title,
+        0,
+        group.options.spread,
+        group.shown,
+    )
+
+
+def _baseline(group: Group, names: Mapping[Record, str]) -> str | None:
+    """The name of the baseline's runs, of several the one with the most."""
+    wanted = group.options.baseline
+    runs = Counter(name for record, name in names.items() if wanted in (record.method, name, group.shown(name)))
+    return runs.most_common(1)[0][0] if runs else None
+
+
+def _accuracies(records: Iterable[Record]) -> dict[Hashable, float]:
+    return {record.seed: record.average for record in records}
+
+
+# ---- what is said below a table ----------------------------------------------------------------------------------------
+
+
+def seeds_note(cells: Sequence[Cell], spread: str) -> list[str]:
+    """Over how many seeds the means are."""
+    seeds = max((len(cell.seeds) for cell in cells), default=1)
+    one = "One seed: a direction, not a value; there is no standard error."
+    return [f"Mean ± {spread} over {seeds} seeds." if seeds > 1 else one]
+
+
+def _bold_notes(group: Group, rows: Sequence[Row]) -> list[str]:
+    notes = []
+    if any(row.expands for row in rows):
+        notes.append(f"{DAGGER} marks methods whose network grows with the tasks; they are never bold.")
+    if any(cell.best for row in rows for cell in row.cells):
+        notes.append(
+            "Bold: the best of each column, and all that are below it by no more than the standard error of the "
+            "difference, paired over equal seeds."
+        )
+    apart = [group.shown(row.labels[0]) for row in rows if not row.comparable]
+    if apart and len(apart) == len(rows):
+        notes.append("The rows differ in more than one key, so none is in bold.")
+    elif apart:
+        notes.append(f"Not compared, because more than the subject of this table differs: {', '.join(apart)}.")
+    return notes
+
+
+def _paper_notes(cells: Sequence[Cell], records: Sequence[Record], shown: Callable[[str], str]) -> list[str]:
+    if not any(cell.paper for cell in cells):
+        return []
+    notes = ["Beside each value, in brackets or below it, the paper's."]
+    compared = [cell for cell in cells if cell.compared and cell.seeds]
+    errors = any(cell.error is not None for cell in compared)
+    if any(cell.error is not None and cell.paper and cell.paper[1] is not None for cell in compared):
+        notes.append(
+            "▲ and ▼: ours is above or below the paper's by more than the two standard errors together, and by how much."
+        )
+    elif compared:
+        lacking = "the paper gives no standard error here" if errors else "one seed has no standard error"
+        notes.append(f"Differences are not marked: {lacking}.")
+    return notes + _schedule_notes(records, shown)
+
+
+def _schedule_notes(records: Sequence[Record], shown: Callable[[str], str]) -> list[str]:
+    """Which methods had other epochs than the paper's."""
+    other: dict[tuple[Any, ...], dict[str, bool]] = {}
+    for record in records:
+        theirs, ours = PAPER["schedules"].get(record.method), [record.config["init_epoch"], record.config["epochs"]]
+        if theirs and theirs != ours:
+            other.setdefault((sum(ours) < sum(theirs), *ours), {})[record.method] = True
+    return [
+        f"{', '.join(map(shown, methods))}: {'a shorter' if shorter else 'another'} schedule than the paper's, {first} epochs for the first "
+        f"task and {later} for each later one (the paper has "
+        f"{' or '.join(sorted({'{} and {}'.format(*PAPER['schedules'][method]) for method in methods}))}), so the paper's "
+        "numbers stand there for orientation, not for comparison."
+        for (shorter, first, later), methods in other.items()
+    ]
+
+
+def _missing(memories: Sequence[float], rows: Sequence[Row], shown: Callable[[str], str]) -> tuple[str, ...]:
+    """Gaps, and rows with fewer seeds than others, in one sentence."""
+    gaps: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    fewer: dict[int, list[str]] = defaultdict(list)
+    seeds = max((len(cell.seeds) for row in rows for cell in row.cells), default=0)
+    for row in rows:
+        counts = {memory: len(cell.seeds) for memory, cell in zip(memories, row.cells)}
+        name = shown(row.labels[0])
+        gaps[tuple(memory for memory in memories if not counts[memory])].append(name)
+        for count in sorted({count for count in counts.values() if 0 < count < seeds}):
+            places = [memory for memory in memories if counts[memory] == count]
+            everywhere = all(counts[memory] in (0, count) for memory in memories)
+            fewer[count].append(name + ("" if everywhere else f" at {_listed(places)}"))
+    parts = [f"{', '.join(names)} at {_listed(places)}" for places, names in gaps.items() if places]
+    parts += [f"{seeds - count} of {seeds} seeds of {', '.join(names)}" for count, names in fewer.items()]
+    return (f"Missing: {'; '.join(parts)}.",) if parts else ()
+
+
+def _listed(memories: Iterable[int]) -> str:
+    return ", ".join(f"{memory:,}" for memory in memories)

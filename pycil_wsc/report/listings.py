@@ -1,0 +1,107 @@
+"""All tables of a group: the studies, and every run with all its measures and what it cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from pycil_wsc.report.grids import Measure, accuracy_grid, difference_grid, seeds_note
+from pycil_wsc.report.groups import Group
+from pycil_wsc.report.names import clean
+from pycil_wsc.report.paper import expands
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.studies import STUDIES
+from pycil_wsc.report.tables import DAGGER, Cell, Column, Failed, Row, Table, measured
+from pycil_wsc.report.tuning import tuning
+
+MEASURES: Mapping[Column, Measure] = {
+    Column("average"): lambda data: data["avg_acc"],
+    Column("last"): lambda data: data["last_acc"],
+    Column("newest task"): lambda data: data["new_acc"],
+    Column("forgetting"): lambda data: data["forgetting"],
+    Column("last, top-5"): lambda data: data["top5_curve"][-1],
+    Column("NME average"): lambda data: sum(data["nme_curve"]) / len(data["nme_curve"]),
+}
+SPENT = Column("training spent here, s", 0)
+COSTS: Mapping[Column, Measure] = {
+    Column("training, s", 0): lambda data: data["train_seconds"],
+    SPENT: lambda data: data["train_seconds_spent"],
+    Column("total, s", 0): lambda data: data["total_seconds"],
+    Column("training images", 0, exact=True): lambda data: data["images_trained"],
+    Column("peak memory, MiB", 0): lambda data: data["peak_memory_bytes"] / 2**20,
+    Column("parameters", 0, exact=True): lambda data: data["parameters"],
+}
+
+
+def tables(group: Group) -> Iterator[Table | Failed]:
+    """Every :class:`Table` that the runs of a group fill, even in part."""
+    if group.setting.validation_split:
+        return made(group, [tuning, measures, cost])
+    main, *studies = STUDIES
+    grids = [partial(accuracy_grid, study=study) for study in studies]
+    differences = partial(difference_grid, study=main)
+    return made(group, [partial(accuracy_grid, study=main), differences, *grids, measures, cost])
+
+
+def made(group: Any, builders: Iterable[Callable[[Any], Table | None]]) -> Iterator[Table | Failed]:
+    """The tables of each of ``builders``, and what fails."""
+    for build in builders:
+        try:
+            table = build(group)
+        except Exception as error:
+            yield Failed(f"a table of {group.title}", f"{type(error).__name__}: {error}")
+        else:
+            yield from [table] if table else []
+
+
+def measures(group: Group) -> Table:
+    """All accuracies of every run of the group."""
+    return _listing(group, "measures", "All runs: accuracy, plasticity and forgetting (%)", MEASURES, ())
+
+
+def cost(group: Group) -> Table:
+    """What every run of the group cost."""
+    machines = sorted({clean(record.data.get("device", "unknown")) for record in group.records})
+    where = f"Times and memory were taken on {'; '.join(machines)}"
+    notes = [
+        "Total: with tests, choice of exemplars and saving.",
+        f"{where}: compare times only between runs of one machine." if len(machines) > 1 else f"{where}.",
+    ]
+    if any(_spared(record) for record in group.records):
+        notes.append("Spent here: without a first task that another run had trained already.")
+        return _listing(group, "cost", "All runs: cost", COSTS, tuple(notes))
+    shown = {column: read for column, read in COSTS.items() if column is not SPENT}
+    return _listing(group, "cost", "All runs: cost", shown, tuple(notes))
+
+
+def _spared(record: Record) -> bool:
+    return record.data.get("train_seconds_spent", record.data["train_seconds"]) != record.data["train_seconds"]
+
+
+def _listing(group: Group, slug: str, title: str, reads: Mapping[Column, Measure], notes: tuple[str, ...]) -> Table:
+    members: dict[tuple[str, str, float], list[Record]] = defaultdict(list)
+    names = group.names(group.records)
+    place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    for record, name in sorted(names.items(), key=lambda item: (place[item[1]], item[0].memory)):
+        members[record.method, name, record.memory].append(record)
+    lines = {row: [Cell(measured(read, records)) for read in reads.values()] for row, records in members.items()}
+    kept = [i for i in range(len(reads)) if any(line[i].seeds for line in lines.values())]
+    rows = tuple(
+        Row((name, memory, len(members[method, name, memory])), expands(method), tuple(line[i] for i in kept))
+        for (method, name, memory), line in lines.items()
+    )
+    cells = [cell for row in rows for cell in row.cells]
+    marks = [f"{DAGGER} marks methods whose network grows with the tasks."] if any(row.expands for row in rows) else []
+    return Table(
+        f"{slug}-{group.slug}",
+        title,
+        group.title,
+        ("method", group.memory_title, "seeds"),
+        tuple(list(reads)[i] for i in kept),
+        rows,
+        (*seeds_note(cells, group.options.spread_name), *notes, *marks),
+        spread=group.options.spread,
+        shown=group.shown,
+    )

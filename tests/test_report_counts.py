@@ -1,0 +1,346 @@
+"""Which results are the same run, which may be compared, and how they are named: counts that cannot be wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+import synthetic
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synthetic import HERE, lines_of
+
+from pycil_wsc import registry, report
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.config.options import FIELDS
+from pycil_wsc.report import __main__ as command
+from pycil_wsc.report import groups
+from pycil_wsc.report.groups import group_runs
+from pycil_wsc.report.identity import variants
+from pycil_wsc.report.names import clean, dataset_names, method_name
+from pycil_wsc.report.options import Options
+from pycil_wsc.report.runs import Record
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def record(method="replay", memory=20, seed=1993, **keys):
+    return Record(synthetic.result(method, memory, seed, losses=1, **keys))
+
+
+# ---- the same run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_counts_once_however_many_keys_an_older_record_lacks(tmp_path, undrawn):
+    folders = [RESULTS / "cifar100_short_all", RESULTS / "cifar100_short_study"]
+    page = report.write_report(*folders, out=tmp_path)
+    (wsc,) = [
+        line for line in lines_of(tmp_path, f"accuracy-{HERE}") if (line["method"], line["column"]) == ("wsc", "200")
+    ]
+    alone = json.loads((RESULTS / "cifar100_short_all" / "wsc-m200.json").read_text())
+    assert (float(wsc["mean"]), wsc["averaged_over"], wsc["standard_error"]) == (alone["avg_acc"], "1", "")
+    assert "moment.json</code>: the same run as" in page.read_text()
+
+
+@pytest.mark.parametrize("method", sorted(registry.learners))
+def test_the_report_takes_for_the_same_run_what_the_engine_does(method):
+    """Two configurations have one identity exactly if the report's variants are equal."""
+    options = {"bic": ["validation"]}.get(method, [])
+    given = {"model_name": method, "precision": "fp32"}
+    others = [
+        {"prefix": "x"},
+        {"num_workers": 1},
+        {"memory_size": 7},
+        {"batch_size": 64},
+        {"nme": False},
+        {"label": "L"},
+    ]
+    others += [{"validation": "all", "memory_size": 7}] * bool(options) + [
+        {"fixed_memory": False, "memory_per_class": 3}
+    ]
+    for other in others:
+        pairs = [resolve(given | {k: v for k, v in other.items() if k == "fixed_memory"}), resolve(given | other)]
+        made = [Record({"config": config.to_dict(), "precision": "fp32"}) for config in pairs]
+        same = variants(made)
+        assert (pairs[0].identity() == pairs[1].identity()) == (same[made[0]] == same[made[1]]), other
+
+
+def test_results_of_one_run_that_contradict_each_other_are_named(tmp_path, undrawn):
+    one = synthetic.result("wsc", 20)
+    (first,) = synthetic.write(tmp_path / "a", one)
+    other = one | {"curve": [value - 1 for value in one["curve"]], "avg_acc": one["avg_acc"] - 1, "commit": "1" * 40}
+    (again,) = synthetic.write(tmp_path / "b", other)
+    page = report.write_report(tmp_path).read_text()
+    assert f"<code>{again}</code>: contradicts {first}: the same configuration and seed, and another commit" in page
+    assert lines_of(tmp_path / "report", f"accuracy-{HERE}")[0]["averaged_over"] == "1"
+
+
+def test_the_precision_that_auto_was_identifies_a_run():
+    auto = Record(synthetic.result(precision="auto") | {"precision": "bf16"})
+    told = Record(auto.data | {"config": auto.config | {"precision": "bf16"}})
+    assert [len(group.records) for group in group_runs([auto, told])[0]] == [1]
+
+
+KEYS = {"batch_size": [64, 128], "epochs": [4, 70], "wsc.retain": [0.2, 0.5], "prefix": ["a", "b"], "T": [1.0, 2.0]}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["replay", "wsc", "own"]),
+            st.sampled_from([20, 200]),
+            st.sampled_from([1, 2]),
+            st.dictionaries(st.sampled_from(sorted(KEYS)), st.integers(0, 1)),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_no_cell_of_any_table_has_a_seed_twice(runs):
+    records = []
+    for method, memory, seed, keys in runs:
+        made = record(method, memory, seed)
+        made.config.update({name: KEYS[name][i] for name, i in keys.items()})
+        records.append(made)
+    found, doubles = group_runs(records)
+    assert len({member for group in found for member in group.records}) + len(doubles) == len(records)
+    for group in found:
+        names = group.names(group.records)
+        places = [(name, record.memory, record.seed) for record, name in names.items()]
+        assert len(places) == len(set(places))
+
+
+def test_data_of_another_content_are_another_setting_and_the_same_under_another_path_are_not():
+    def of(path, content, seed):
+        made = synthetic.result(seed=seed, dataset=path)
+        return Record(made | ({"data": {"train": 9, "test": 3, "sha256": content}} if content else {}))
+
+    moved = [of("npz:/a/pets.npz", "1" * 16, 1), of("npz:/b/pets.npz", "1" * 16, 2)]
+    assert len(group_runs(moved)[0]) == 1
+    changed = [of("npz:/a/pets.npz", "1" * 16, 1), of("npz:/a/pets.npz", "2" * 16, 2)]
+    slugs = [group.slug for group in group_runs(changed)[0]]
+    assert len(slugs) == len(set(slugs)) == 2
+    assert len(group_runs([moved[0], of("npz:/a/pets.npz", "", 3)])[0]) == 1, "an older record joins the known content"
+
+
+# ---- what may be compared ------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_another_schedule_stand_in_a_comparison_of_their_own(tmp_path, undrawn):
+    folders = [RESULTS / name for name in ("cifar100_short", "cifar100_short_all", "cifar100_short_study")]
+    report.write_report(*folders, out=tmp_path)
+    (reset,) = (tmp_path / "tables").glob("reset-rule-*.csv")
+    lines = lines_of(tmp_path, reset.stem)
+    assert {line["wsc.reset"]: line["averaged_over"] for line in lines if line["mean"]} == {
+        rule: "1"
+        for rule in (*("random", "revert", "shrink_perturb", "continual_backprop"), "blend without averaging", "blend")
+    }
+    accuracies = {path.stem: lines_of(tmp_path, path.stem) for path in (tmp_path / "tables").glob("accuracy-*.csv")}
+    methods = {slug: {line["method"].split()[0] for line in lines} for slug, lines in accuracies.items()}
+    assert methods == {
+        f"accuracy-{HERE}-init_epoch40": {"replay", "wa", "wsc"},
+        f"accuracy-{HERE}-init_epoch20": {"der", "foster", "memo", "replay", "icarl", "bic", "wa", "wsc"},
+    }
+
+
+def test_methods_with_epochs_of_their_own_are_compared_where_each_has_one_schedule():
+    epochs = {"replay": (200, 70), "bic": (170, 170), "der": (200, 170), "wsc": (200, 70)}
+    runs = [record(name, init_epoch=first, epochs=later) for name, (first, later) in epochs.items()]
+    assert len(group_runs(runs)[0]) == 1
+    short = [record(name, init_epoch=20, epochs=4) for name in epochs]
+    found = group_runs([*runs, *short])[0]
+    assert [{member.method for member in group.records} for group in found] == [set(epochs)] * 2
+    assert sorted(group.conditions["init_epoch"] for group in found) == [20, 200]
+
+
+def test_a_method_trained_in_a_way_of_its_own_stands_beside_its_other_runs_alone():
+    runs = [record("replay"), record("wsc"), record("replay", lrate=0.3)]
+    main, own = group_runs(runs)[0]
+    assert {member.method for member in main.records} == {"replay", "wsc"} and own.variants_of == ["replay"]
+    assert sorted(own.names(own.records).values()) == ["replay lrate=0.1", "replay lrate=0.3"]
+
+
+def test_a_row_that_differs_in_more_than_the_studys_subject_is_never_bold(tmp_path, undrawn):
+    runs = [synthetic.result("wsc", 20, seed, wsc__reset=rule) for seed in (1, 2) for rule in ("blend", "revert")]
+    odd = [synthetic.result("wsc", 20, seed, wsc__reset="random", wsc__betas=[0.5, 0.9]) for seed in (1, 2)]
+    for number, made in enumerate(odd):
+        made["avg_acc"] = 99.0 + number / 100
+    synthetic.write(tmp_path, *runs, *odd)
+    folder = report.write_report(tmp_path).parent
+    bold = {line["wsc.reset"]: line["best"] for line in lines_of(folder, f"reset-rule-{HERE}")}
+    assert bold["random"] == "0" and "1" in bold.values()
+    assert "Not compared" in (folder / "tables" / f"reset-rule-{HERE}.md").read_text()
+
+
+def test_the_keys_that_methods_have_defaults_of_their_own_for_do_not_part_comparisons():
+    own = {name for defaults in registry.learner_defaults.values() for name in defaults if name in FIELDS}
+    assert own - set(groups.SCHEDULE) <= groups.OF_THE_METHOD
+
+
+# ---- statistics ----------------------------------------------------------------------------------------------------------
+
+
+def accuracy(folder, **columns):
+    lines = lines_of(folder, f"accuracy-{HERE}")
+    return [line for line in lines if all(line[name] == value for name, value in columns.items())]
+
+
+def with_average(method, seed, value):
+    return synthetic.result(method, 20, seed) | {"avg_acc": value}
+
+
+def test_the_csv_has_each_seed_and_both_spreads_and_a_switch_chooses_what_is_shown(tmp_path, undrawn):
+    synthetic.write(
+        tmp_path, *(with_average("replay", seed, value) for seed, value in ((1, 50.0), (2, 52.0), (3, 57.0)))
+    )
+    folder = report.write_report(tmp_path, options=Options(spread="sd")).parent
+    (line,) = accuracy(folder, method="replay")
+    assert (line["seed_1"], line["seed_2"], line["seed_3"]) == ("50.0", "52.0", "57.0")
+    assert float(line["standard_deviation"]) == pytest.approx(13**0.5)
+    assert float(line["standard_error"]) == pytest.approx((13 / 3) ** 0.5)
+    text = (folder / "tables" / f"accuracy-{HERE}.md").read_text()
+    assert "53.00 ± 3.61" in text and "Mean ± standard deviation over 3 seeds." in text
+
+
+@pytest.mark.parametrize(
+    "wsc, bold",
+    [((51.0, 53.0, 58.0), {"wsc"}), ((50.5, 51.0, 59.0), {"wsc", "replay"}), ((50.0, 52.0, 57.0), {"wsc", "replay"})],
+)
+def test_bold_are_the_best_and_all_that_the_paired_error_does_not_tell_from_it(wsc, bold, tmp_path, undrawn):
+    """Replay's accuracies spread far more than the differences: only pairs of equal seeds tell the two apart."""
+    runs = [with_average("replay", seed, value) for seed, value in ((1, 50.0), (2, 52.0), (3, 57.0))]
+    runs += [with_average("wsc", seed, value) for seed, value in enumerate(wsc, 1)]
+    synthetic.write(tmp_path, *runs, with_average("finetune", 1, 99.0))
+    folder = report.write_report(tmp_path).parent
+    assert {line["method"] for line in accuracy(folder, column="20") if line["best"] == "1"} == bold
+
+
+def test_the_baseline_is_chosen(tmp_path, capsys, undrawn):
+    synthetic.write(tmp_path, *(with_average(name, 1, value) for name, value in (("wa", 60.0), ("replay", 50.0))))
+    assert command.main([str(tmp_path), "--baseline", "wa"]) == 0
+    (line,) = lines_of(tmp_path / "report", f"difference-{HERE}")
+    assert (line["method"], line["mean"], line["averaged_over"]) == ("replay", "-10.0", "1")
+    assert command.main([str(tmp_path), "--baseline", "nobody"]) == 2
+    assert "--baseline nobody: no run of it" in capsys.readouterr().err
+
+
+def test_without_the_paper_none_of_its_numbers_are_shown(tmp_path, undrawn):
+    synthetic.write(tmp_path, synthetic.result("replay", 20))
+    assert command.main([str(tmp_path), "--no-paper"]) == 0
+    (line,) = accuracy(tmp_path / "report")
+    assert line["paper_mean"] == "" and "paper" not in (tmp_path / "report" / "index.html").read_text().lower()
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_labels_name_methods_and_data_sets(tmp_path, undrawn):
+    synthetic.write(
+        tmp_path,
+        *(synthetic.result(name, 20, dataset="npz:/home/me/pets.npz") for name in ("replay", "icarl+wsc")),
+        synthetic.result("wsc", 20, dataset="npz:/home/me/pets.npz", label="Ours <3"),
+    )
+    assert command.main([str(tmp_path), "--label", "icarl*=Second", "--label", "npz:*/pets.npz=Cats and dogs"]) == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    for name in ("Replay", "Second", "Ours &lt;3", "Cats and dogs, 10 tasks of 10 classes"):
+        assert f">{name}" in page
+    (text,) = (path.read_text() for path in (tmp_path / "report" / "tables").glob("accuracy*.tex"))
+    assert r"Ours \textless{}3" in text
+    assert command.main([str(tmp_path), "--label", "replay"]) == 2
+
+
+def test_a_data_set_is_named_by_no_more_of_its_path_than_tells_it_apart():
+    assert dataset_names(["cifar100", "npz:/home/me/pets.npz", "folder:/data/a/birds/", "folder:/data/b/birds"]) == {
+        "cifar100": "CIFAR-100",
+        "npz:/home/me/pets.npz": "pets",
+        "folder:/data/a/birds/": "a/birds",
+        "folder:/data/b/birds": "b/birds",
+    }
+    assert method_name("icarl+wsc wsc.retain=0.5") == "iCaRL + WSC wsc.retain=0.5"
+
+
+def test_no_path_is_a_title(tmp_path, undrawn):
+    synthetic.write(tmp_path / "study", synthetic.result("replay", 20, dataset="npz:/home/me/pets.npz"))
+    page = report.write_report(tmp_path / "study").read_text()
+    assert "<h1>Report: study</h1>" in page and "<h2>pets, 10 tasks" in page
+
+
+# ---- what comes from elsewhere -------------------------------------------------------------------------------------------
+
+HOSTILE = "npz:/a/\n\\input{/etc/passwd}\n<script>x</script>=1+1\x00\x1b[31m\ud800.npz"
+
+
+def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path):
+    runs = [
+        synthetic.result(name, 20, dataset=HOSTILE, classes=20) for name in ("=cmd|' /C calc'!A0", "@sum", "+1", "wsc")
+    ]
+    runs[-1] |= {"class_names": ["\udcff\x01" * 3] * 20, "device": "<b>\x07", "confusion": [[1] * 20] * 20}
+    synthetic.write(tmp_path, *runs)
+    folder = report.write_report(tmp_path).parent
+    for path in (folder / "tables").glob("*.tex"):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        assert not [line for line in lines if "input{" in line and not line.startswith("%")]
+    for path in (folder / "tables").glob("*.md"):
+        assert "<script" not in path.read_text(encoding="utf-8")
+    for path in (folder / "tables").glob("*.csv"):
+        cells = [
+            cell for line in lines_of(folder, path.stem) for key, cell in line.items() if key in ("method", "column")
+        ]
+        assert cells and not [cell for cell in cells if cell[:1] in tuple("=+-@")]
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "<b>\x07" not in page and "Could not be shown" not in page
+    for path in (folder / "figures").glob("*.svg"):
+        text = path.read_text(encoding="utf-8")
+        assert not [c for c in text if ord(c) < 32 and c not in "\n\t\r"]
+
+
+@given(st.text(st.characters()))
+def test_clean_text_is_one_printable_line_of_unicode(text):
+    assert clean(text).isprintable() and clean(text).encode()
+    assert clean(text) == text if text.isprintable() else True
+
+
+# ---- the configuration ---------------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_on_the_page_makes_the_same_runs_again(tmp_path, undrawn):
+    from pycil_wsc.config.loading import load
+
+    asked = {"model_name": ["replay", "wsc", "bic", "foster"], "memory_per_class": [20, 200], "seed": [1, 2]}
+    path = tmp_path / "asked.json"
+    path.write_text(json.dumps(asked | {"epochs": 4, "budget": {"updates_like": "replay"}, "dataset": "digits"}))
+    configs = load(path)
+    made = [synthetic.result(c.model_name, c.memory_per_class, c.seed) | {"config": c.to_dict()} for c in configs]
+    synthetic.write(tmp_path / "runs", *made[:-1])  # one is lacking
+    folder = report.write_report(tmp_path / "runs").parent
+    (written,) = (folder / "configs").glob("*.json")
+    again = load(written)
+    assert sorted(json.dumps(config.identity()) for config in again) == sorted(
+        json.dumps(config.identity()) for config in configs[:-1]
+    )
+    assert f"python main.py --config {written}" in (folder / "index.html").read_text()
+
+
+# ---- files and folders ---------------------------------------------------------------------------------------------------
+
+
+def test_files_may_be_named_instead_of_folders(tmp_path, capsys, undrawn):
+    files = sorted(str(path) for path in (RESULTS / "cifar100_short").glob("*.json"))
+    assert command.main([*files, "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err == "" and len(accuracy(tmp_path / "out")) == 6
+    assert command.main([files[0], files[0], "--out", str(tmp_path / "one")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_loop_of_links_is_named(tmp_path, capsys, undrawn):
+    synthetic.write(tmp_path, synthetic.result())
+    loop = tmp_path / "loop" / "result.json"
+    loop.parent.mkdir()
+    loop.symlink_to(loop)
+    assert command.main([str(tmp_path)]) == 0
+    assert f"skipped: {loop}: cannot be read" in capsys.readouterr().err
+
+
+def test_a_result_of_a_newer_version_says_so(tmp_path, undrawn):
+    synthetic.write(tmp_path, synthetic.result(), synthetic.result(seed=2) | {"schema": 99})
+    assert "schema 99, known are 1 to 1); update pycil_wsc" in report.write_report(tmp_path).read_text()
