@@ -13,7 +13,6 @@ from filelock import FileLock, Timeout
 
 from pycil_wsc.errors import UserError
 
-
 RESULT_SCHEMA = 1  # of result.json: counts up when a reader of the version before would misread it
 
 
@@ -77,6 +76,8 @@ def load_tensors(path: str | Path) -> Any:
     ``torch.load`` takes damaged tensors as they are. Here the checksum of every part of the archive is compared first.
     Raises ``OSError`` where the file cannot be read, and ``ValueError`` where it is damaged or of another kind.
     """
+    import torch
+
     content = Path(path).read_bytes()
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

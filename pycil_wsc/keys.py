@@ -33,6 +33,7 @@ DECIDES = {  # what a key may decide
 RESULT = {"result", "data", "later tasks"}
 FIRST_TASK = {"result", "rounding"}  # to the bit, beside its data
 RECORDED = DECIDES.keys() - {"files"}
+SAME: Any = object()  # as the default
 LARGEST_INTEGER, LARGEST_NUMBER = 2**63 - 1, 3.4e38  # what arrays and tensors can hold
 
 
@@ -46,16 +47,18 @@ def key(
     below: float | None = None,
     choices: Iterable[Any] = (),
     decides: str = "result",
+    before: Any = SAME,
 ) -> Any:
     """A dataclass field that is a configuration key.
 
     ``low`` <= value <= ``high`` and ``above`` < value < ``below``, for each item of a list; null is within all limits.
-    ``choices``: the only values it may have. ``decides``: one of :data:`DECIDES`.
+    ``choices``: the only values it may have. ``decides``: one of :data:`DECIDES`. ``before``: of a key that was added
+    later, and whose default is not what runs had done until then, the value that they had; a comment says why.
     """
     if decides not in DECIDES:
         raise ValueError(f"decides={decides!r} is not one of {', '.join(map(repr, DECIDES))}")
     limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices)}
-    return field(default=default, metadata={"doc": doc, "decides": decides, **limits})
+    return field(default=default, metadata={"doc": doc, "decides": decides, "before": before, **limits})
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,12 @@ class Key:
     above: float | None
     below: float | None
     choices: tuple[Any, ...]
+    before: Any = SAME
+
+    @property
+    def earlier(self) -> Any:
+        """The value in results of versions that did not know the key."""
+        return self.default if self.before is SAME else self.before
 
     @property
     def takes_list(self) -> bool:

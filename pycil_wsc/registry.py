@@ -152,6 +152,10 @@ class Kind:
         """One complete, checked configuration from one value per key."""
         raise NotImplementedError
 
+    def earlier(self) -> dict[str, Any]:
+        """Values of keys that were added with another default than what runs had done until then."""
+        return {}
+
     def loader(self) -> Callable[[Any], Any]:
         """A function from a configuration to the data of its run, which reads what several runs use once."""
         raise NotImplementedError

@@ -19,7 +19,7 @@ from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.runs import Record
 
-# ---- the page and the figures ------------------------------------------------------------------------------------------
+# ---- the page and the figures ----------------------------------------------------------------------------------------
 
 
 def test_the_page_stands_alone(made):
@@ -216,7 +216,7 @@ def test_the_console_table_needs_no_matplotlib():
     subprocess.run([sys.executable, "-c", source], check=True, cwd=Path(__file__).parent.parent)
 
 
-# ---- files that cannot be used -----------------------------------------------------------------------------------------
+# ---- files that cannot be used ---------------------------------------------------------------------------------------
 
 
 def corrupt(folder):
@@ -296,7 +296,7 @@ def test_a_result_that_a_sweep_meets_is_whole_or_named(tmp_path):
                 report.read_result(path)
 
 
-# ---- the command -------------------------------------------------------------------------------------------------------
+# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_without_results_is_one_line_and_exit_code_2(tmp_path, capsys):

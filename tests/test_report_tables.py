@@ -26,7 +26,7 @@ STANDARD = {
 }
 
 
-# ---- every number comes from the runs ----------------------------------------------------------------------------------
+# ---- every number comes from the runs --------------------------------------------------------------------------------
 
 
 def mean(values):
@@ -306,7 +306,7 @@ def test_every_form_of_a_table_shows_the_same_numbers(made, slug, form):
         )
 
 
-# ---- the paper's numbers and the marks ---------------------------------------------------------------------------------
+# ---- the paper's numbers and the marks -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
     assert "(48.63 ± 1.1)" in text
 
 
-# ---- rows --------------------------------------------------------------------------------------------------------------
+# ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 def rows_of(*results):

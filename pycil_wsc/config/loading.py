@@ -41,6 +41,12 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
     return list({config.run_folder: config for config in runs}.values())  # points that are the same run are one run
 
 
+def resolve_recorded(flat: Mapping[str, Any]) -> Any:
+    """:func:`resolve` of what a result holds: a key that its version did not know has the value that runs had then."""
+    kind = registry.kind_for_keys(flat)
+    return kind.resolve({**kind.earlier(), **flat})
+
+
 def resolve(flat: Mapping[str, Any]) -> Any:
     """One complete, checked configuration from one value per key; those not given have their defaults.
 

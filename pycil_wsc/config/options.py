@@ -21,6 +21,7 @@ class Config:
     """Everything that decides one run, and where it runs. Learners may have other defaults (``register_learner``)."""
 
     prefix: str = key("run", "first folder below `out`: names an experiment", decides="name")
+    label: str = key("", "name of the run's method in tables and figures; empty: the learner's", decides="name")
     dataset: str = key(
         "cifar100", "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`", decides="data"
     )

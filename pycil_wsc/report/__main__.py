@@ -11,7 +11,7 @@ from pathlib import Path
 from pycil_wsc.errors import UserError
 from pycil_wsc.report import find_runs, write_found
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.options import Options
+from pycil_wsc.report.options import USUAL, Options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     try:
         labels = tuple(map(_label, args.label))
-        path = run(args.folders, args.out, Options(args.spread, args.baseline or "replay", labels, args.paper))
+        path = run(args.folders, args.out, Options(args.spread, args.baseline, labels, args.paper))
         print(f"Report: {clean(path)}")
         return 0
     except UserError as error:
@@ -51,6 +51,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--baseline",
         metavar="NAME",
+        default=USUAL.baseline,
         help="the method that the others are compared with over equal seeds (default: replay, if there are runs of it)",
     )
     parser.add_argument(
@@ -84,6 +85,11 @@ def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
         raise UserError(
             f"{clean(', '.join(folders))}: no finished run below (no usable result.json); name the folder that a sweep wrote, "
             "runs/<prefix>"
+        )
+    methods = {name for record in found.records for name in (record.method, record.config.get("label"))}
+    if options.baseline != USUAL.baseline and options.baseline not in methods:
+        raise UserError(
+            f"--baseline {clean(options.baseline)}: no run of it; there are {clean(', '.join(sorted(filter(None, methods))))}"
         )
     return write_found(found, folders, Path(out) if out else _beside(folders), options)
 

@@ -125,7 +125,7 @@ def gradients(series: Series) -> Iterator[Plot]:
 ANALYSES = (gradients, drift_curves, flatness_curves, dormant_curves)
 
 
-# ---- what a run has recorded -------------------------------------------------------------------------------------------
+# ---- what a run has recorded -----------------------------------------------------------------------------------------
 
 
 def of_tasks(record: Record, name: str) -> list[dict[str, Any]] | None:

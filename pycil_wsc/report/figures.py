@@ -44,7 +44,7 @@ def drawn(group: Any, parts: Iterable[Callable[[Series], Iterable[Plot]]]) -> It
             yield Failed(f"{name} of {group.title}", f"{type(error).__name__}: {error}")
 
 
-# ---- accuracy, time and memory -----------------------------------------------------------------------------------------
+# ---- accuracy, time and memory ---------------------------------------------------------------------------------------
 
 
 class Quantity(NamedTuple):
@@ -235,7 +235,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     yield Plot("retain-rate", "WSC: average accuracy over the retain rate", figure, tuple(notes))
 
 
-# ---- over the tasks ----------------------------------------------------------------------------------------------------
+# ---- over the tasks --------------------------------------------------------------------------------------------------
 
 
 def accuracy_curves(series: Series) -> Iterator[Plot]:
@@ -314,7 +314,7 @@ def cost_dots(series: Series) -> Iterator[Plot]:
     yield Plot("cost", "What a run costs: seconds, images and memory", figure, series.notes())
 
 
-# ---- axes and keys -----------------------------------------------------------------------------------------------------
+# ---- axes and keys ---------------------------------------------------------------------------------------------------
 
 
 def marker_sizes(memories: Sequence[float]) -> dict[float, float]:

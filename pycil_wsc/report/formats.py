@@ -15,7 +15,7 @@ def files(table: Table) -> dict[str, str]:
     return {"md": to_markdown(table), "csv": to_csv(table), "tex": to_latex(table)}
 
 
-# ---- the texts of a cell, the same in every format ---------------------------------------------------------------------
+# ---- the texts of a cell, the same in every format -------------------------------------------------------------------
 
 
 def own_text(cell: Cell, column: Column, spread: str = "se") -> str:
@@ -46,7 +46,7 @@ def row_labels(table: Table, row: Row) -> list[str]:
     return [table.shown(first) + f" {DAGGER}" * row.expands, *(clean(label) for label in others)]
 
 
-# ---- Markdown ----------------------------------------------------------------------------------------------------------
+# ---- Markdown --------------------------------------------------------------------------------------------------------
 
 
 def to_markdown(table: Table) -> str:
@@ -79,7 +79,7 @@ def _markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*[]|" else c for c in text)
 
 
-# ---- CSV ---------------------------------------------------------------------------------------------------------------
+# ---- CSV -------------------------------------------------------------------------------------------------------------
 
 
 def to_csv(table: Table) -> str:
@@ -113,7 +113,7 @@ def _plain(label: object) -> object:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
-# ---- LaTeX -------------------------------------------------------------------------------------------------------------
+# ---- LaTeX -----------------------------------------------------------------------------------------------------------
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -184,7 +184,7 @@ def _latex(text: object) -> str:
     return "".join(LATEX.get(c, c) for c in clean(text))
 
 
-# ---- a terminal --------------------------------------------------------------------------------------------------------
+# ---- a terminal ------------------------------------------------------------------------------------------------------
 
 
 def to_text(table: Table) -> str:

@@ -180,7 +180,7 @@ def _accuracies(records: Iterable[Record]) -> dict[Hashable, float]:
     return {record.seed: record.average for record in records}
 
 
-# ---- what is said below a table ----------------------------------------------------------------------------------------
+# ---- what is said below a table --------------------------------------------------------------------------------------
 
 
 def seeds_note(cells: Sequence[Cell], spread: str) -> list[str]:

@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pycil_wsc.report import paper
 from pycil_wsc.config.options import KEYS
+from pycil_wsc.report import paper
 from pycil_wsc.report.identity import MEMORY, distinct, frozen, variants
 from pycil_wsc.report.names import clean, dataset_names, method_name
 from pycil_wsc.report.options import USUAL, Options
@@ -167,7 +167,7 @@ def _content(record: Record) -> str:
     return str(data.get("sha256", "")) if isinstance(data, dict) else ""
 
 
-# ---- what may be compared ----------------------------------------------------------------------------------------------
+# ---- what may be compared --------------------------------------------------------------------------------------------
 
 
 class Comparison(NamedTuple):
@@ -241,7 +241,7 @@ def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:
     return {record: taken_for(record.method, epochs) for record, epochs in own.items()}
 
 
-# ---- names -------------------------------------------------------------------------------------------------------------
+# ---- names -----------------------------------------------------------------------------------------------------------
 
 
 def label(
@@ -291,7 +291,7 @@ def _own_names(records: Iterable[Record], variant_of: Variants) -> dict[Hashable
 
 def position(record: Record, name: str) -> Any:
     """The value of a studied key; exemplars chosen at random are no study of the paper."""
-    value = record.config.get(name, STUDIED[name])
+    value = STUDIED[name] if (own := record.config.get(name)) is None else own
     if (name, value) == ("exemplars", "random"):
         return STUDIED[name]
     return value if isinstance(value, Hashable) else json.dumps(value)

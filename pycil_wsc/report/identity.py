@@ -37,11 +37,7 @@ def variants(records: Iterable[Record]) -> dict[Record, dict[str, Any]]:
 def _decisive(record: Record) -> dict[str, Any]:
     config = record.config
     consolidates = any(name.startswith("wsc.") for name in config)
-    complete = {
-        name: key.default
-        for name, key in KEYS.items()
-        if consolidates or not name.startswith("wsc.")
-    }
+    complete = {name: key.earlier for name, key in KEYS.items() if consolidates or not name.startswith("wsc.")}
     complete = {name: list(value) if isinstance(value, tuple) else value for name, value in complete.items()} | config
     complete["precision"] = record.data.get("precision") or complete["precision"]  # what "auto" was
     variant = {name: value for name, value in complete.items() if name not in INCIDENTAL | APART}

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePath
 
 METHODS = {  # as their papers write them
+    "zero_shot": "Zero-shot",
     "finetune": "Finetune",
     "replay": "Replay",
     "icarl": "iCaRL",

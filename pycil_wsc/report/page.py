@@ -153,7 +153,7 @@ def _text_lines(text: str) -> str:
     return "\n".join(_text(line) for line in text.split("\n"))
 
 
-# ---- a table -----------------------------------------------------------------------------------------------------------
+# ---- a table ---------------------------------------------------------------------------------------------------------
 
 
 def _table(table: Table, out: Path) -> str:
@@ -197,7 +197,7 @@ def _html_cell(cell: Cell, column: Column, spread: str) -> str:
     return f"<td>{f'<b>{own}</b>' if cell.best else own}{below}</td>"
 
 
-# ---- a figure ----------------------------------------------------------------------------------------------------------
+# ---- a figure --------------------------------------------------------------------------------------------------------
 
 
 def _figure(plot: Plot, group: AnyGroup, out: Path) -> str | Failed:
@@ -230,7 +230,7 @@ def _links(folder: str, slug: str, suffixes: Sequence[str]) -> str:
     return f'<p class="files">{" · ".join(links)}</p>'
 
 
-# ---- what is not there, and where the rest is from ---------------------------------------------------------------------
+# ---- what is not there, and where the rest is from -------------------------------------------------------------------
 
 
 def _list(slug: str, title: str, entries: Sequence[str]) -> str:

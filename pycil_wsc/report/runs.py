@@ -221,7 +221,7 @@ def _checked(path: Path, data: Any) -> tuple[dict[str, Any], list[str]]:
     return {name: value for name, value in data.items() if name not in spoilt}, flaws
 
 
-# ---- what is used of a result ------------------------------------------------------------------------------------------
+# ---- what is used of a result ----------------------------------------------------------------------------------------
 
 
 Test = Callable[[Any, Mapping[str, Any]], bool]  # of a value, and the whole result

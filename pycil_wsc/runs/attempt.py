@@ -11,7 +11,7 @@ from filelock import Timeout
 
 from pycil_wsc import registry
 from pycil_wsc.allocator import return_freed_memory
-from pycil_wsc.config.loading import resolve
+from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UnusableRun, UserError
@@ -100,7 +100,7 @@ def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
     if not path.exists():
         return None
     result = read_result(path)
-    if resolve(result["config"]).identity() != config.identity():
+    if resolve_recorded(result["config"]).identity() != config.identity():
         raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
     if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
         raise UnusableRun(

@@ -8,11 +8,12 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.analysis.records import unrecorded
 from pycil_wsc.config import completion, pycil
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.datasets import Dataset, load_dataset
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.data.validation import hold_out
+from pycil_wsc.keys import SAME
 from pycil_wsc.registry import Kind, register_kind
 from pycil_wsc.runs.run import Run, planned_images
 
@@ -31,6 +32,9 @@ class ClassIncremental(Kind):
 
     def resolve(self, flat: Mapping[str, Any]) -> Config:
         return completion.complete(flat)
+
+    def earlier(self) -> dict[str, Any]:
+        return {name: key.before for name, key in KEYS.items() if key.before is not SAME}
 
     def loader(self) -> Callable[[Config], Dataset]:
         load = functools.cache(load_dataset)
