@@ -315,6 +315,17 @@ def test_clean_text_is_one_printable_line_of_unicode(text):
     assert clean(text) == text or not text.isprintable()
 
 
+def test_a_report_that_fails_costs_a_finished_sweep_nothing(tmp_path, capsys, monkeypatch):
+    from pycil_wsc.runs import sweep
+
+    def broken(folder):
+        raise RuntimeError("out of ink")
+
+    monkeypatch.setattr("pycil_wsc.report.write_report", broken)
+    sweep.write_report(str(tmp_path))
+    assert capsys.readouterr().err == f"error: the report of {tmp_path} failed: RuntimeError: out of ink\n"
+
+
 # ---- the configuration -----------------------------------------------------------------------------------------------
 
 

@@ -96,6 +96,8 @@ def write_report(folder: str) -> None:
         print(f"Report: {report.write_report(folder)}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+    except Exception as error:  # a defect of the report, which costs the finished runs nothing
+        print(f"error: the report of {folder} failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 class Schedule:
