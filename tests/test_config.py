@@ -446,7 +446,7 @@ def test_every_key_says_what_it_decides():
     assert by_decision["files"] == {"data_root", "out", "save_weights", "tensorboard", "analyse"}
     assert by_decision["speed"] == {"num_workers", "cache_first_task", "checkpoint_seconds"}
     assert by_decision["rounding"] == {"device", "threads", "cuda_graph"}
-    assert by_decision["name"] == {"prefix"}
+    assert by_decision["name"] == {"prefix", "label"}
     assert set.union(*(by_decision[what] for what in ("files", "speed", "rounding", "name"))) == INCIDENTAL
     with pytest.raises(ValueError, match="decides='nothing' is not one of"):
         key(1, "a key", decides="nothing")
