@@ -27,8 +27,9 @@ def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
     A learner or key that is unknown here raises :class:`pycil_wsc.errors.UserError`, in a line.
     """
     keys = {name: value for name, value in args.items() if name not in PYCILS_OWN} | {"model_name": model_name.lower()}
-    if isinstance(keys.get("device"), list):
-        keys["device"] = [str(d) if isinstance(d, torch.device) else d for d in keys["device"]]
+    device = keys.get("device")
+    if isinstance(device, list) and device and isinstance(device[0], torch.device):  # as PyCIL's trainer passes them
+        keys["device"] = str(device[0])
     if isinstance(keys.get("seed"), list):
         keys["seed"] = keys["seed"][0]
     return Model(args, resolve(our_names(keys)))

@@ -298,7 +298,8 @@ def enter(checkout: Path) -> None:
     for needed in "trainer.py", "utils/factory.py", "models/base.py":
         if not (checkout / needed).is_file():
             raise BadInput(
-                f"--pycil {checkout}: no checkout of PyCIL, as it has no {needed}; git clone https://github.com/LAMDA-CL/PyCIL"
+                f"--pycil {checkout}: no checkout of PyCIL, as it has no {needed}; "
+                "git clone https://github.com/LAMDA-CL/PyCIL"
             )
     sys.dont_write_bytecode = True
     for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
