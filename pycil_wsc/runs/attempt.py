@@ -19,6 +19,7 @@ from pycil_wsc.files import locked, write_json
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.progress import open_log
 from pycil_wsc.runs.run import TrainingDiverged, WrongPlan
+from pycil_wsc.runs.status import RECORD, recorded
 
 TRACEBACK_LINES = 20
 
@@ -62,8 +63,11 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
     try:
         with locked(folder, wait=job.wait):
             dataset = data.of(job.config)
-            result = finished(job.config, dataset) or kind.execute(job.config, dataset, report)
-            for name in ("failed.json", "checkpoint.pt"):  # the latter of a process that was killed at the very end
+            result = finished(job.config, dataset)
+            if not result:
+                follow = recorded(report, folder, kind.plan(job.config, dataset))
+                result = kind.execute(job.config, dataset, follow)
+            for name in ("failed.json", RECORD, "checkpoint.pt"):  # the last of a process killed at the very end
                 (folder / name).unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:

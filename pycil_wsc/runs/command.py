@@ -73,6 +73,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "(needs requirements-cluster.txt)",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
+    parser.add_argument(
+        "--status", action="store_true", help="say which runs are done, running, waiting or failed, and stop"
+    )
     return parser.parse_args(argv)
 
 
@@ -114,6 +117,11 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     configs = load(args.config, overrides)
     if as_program:
         _on_signals(signal.default_int_handler)
+
+    if args.status:
+        from pycil_wsc.runs.status import status
+
+        return status(configs)
 
     def task() -> int:
         return (dry_run if args.dry_run else sweep)(configs, args.workers, args.ray)

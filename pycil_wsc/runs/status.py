@@ -1,0 +1,104 @@
+"""Where the runs of a sweep stand, from their folders alone: nothing is trained, and no data set is read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from pycil_wsc.runs.progress import Progress, duration
+
+RECORD = "progress.json"  # in the run's folder while it is not finished
+INTERVAL = 5.0  # seconds between two records
+
+
+def recorded(report: Callable[[Progress], None] | None, folder: Path, planned: int) -> Callable[[Progress], None]:
+    """``report``, and beside it a record of the progress in ``folder`` every few seconds.
+
+    ``planned``: what the whole run costs. A record that cannot be written costs the run nothing.
+    """
+    last = -INTERVAL
+
+    def report_and_record(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= INTERVAL:
+            last = time.monotonic()
+            _record(progress, folder, planned)
+        if report:
+            report(progress)
+
+    return report_and_record
+
+
+def _record(progress: Progress, folder: Path, planned: int) -> None:
+    left = max(0.0, planned - progress.images) / progress.speed if progress.speed else None
+    partial = folder / f".{RECORD}.partial"
+    with contextlib.suppress(OSError):
+        partial.write_text(json.dumps({"position": progress.position, "seconds_left": left, "time": time.time()}))
+        os.replace(partial, folder / RECORD)
+
+
+class State(NamedTuple):
+    """What became of a run: ``done``, ``running``, ``waiting`` or ``failed``, and what there is to say of it."""
+
+    name: str
+    line: str = ""
+
+
+def state_of(folder: Path) -> State:
+    """The state of the run in ``folder``. A run that was stopped is waiting: the sweep's command resumes it."""
+    if (folder / "result.json").exists():
+        return State("done")
+    record = _read(folder / RECORD)
+    position = str(record.get("position", ""))
+    if position and _at_work(folder):
+        return State("running", f"{position}, {_left(record)}")
+    if (folder / "failed.json").exists():
+        return State("failed", str(_read(folder / "failed.json").get("reason", "see log.txt")))
+    return State("waiting", f"stopped in {position}" if position else "")
+
+
+def _left(record: dict[str, Any]) -> str:
+    left, then = record.get("seconds_left"), record.get("time")
+    if not isinstance(left, (int, float)) or not isinstance(then, (int, float)):
+        return "time left unknown"
+    return f"{duration(max(0.0, left - (time.time() - then)))} left"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _at_work(folder: Path) -> bool:
+    """Whether a process holds the folder's lock."""
+    try:
+        with FileLock(folder / ".lock").acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
+
+
+def status(configs: Iterable[Any]) -> int:
+    """Print a line for each run that is running, was stopped or failed, and how many there are of each; returns 0."""
+    counts: Counter[str] = Counter()
+    for config in configs:
+        state = state_of(config.run_folder)
+        counts[state.name] += 1
+        if state.line:
+            print(f"{state.name:8} {config.run_folder}  {state.line}")
+    names = ("running", "waiting", "failed")
+    print(f"done {counts['done']}/{counts.total()}, " + ", ".join(f"{name} {counts[name]}" for name in names))
+    return 0

@@ -1,0 +1,73 @@
+"""--status: what a sweep's folders say of its runs, while they run and after."""
+
+import json
+import time
+
+import pytest
+from filelock import FileLock
+from small_runs import results, write
+
+from main import main
+from pycil_wsc.config.loading import load
+from pycil_wsc.runs import status
+from pycil_wsc.runs.progress import Progress
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys):
+    path = write(tmp_path, settings | {"model_name": "replay", "seed": [1, 2, 3, 4, 5]})
+    folders = [config.run_folder for config in load(path)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (folders[0] / "result.json").write_text("{}")
+    record = {"position": "task 3/10 main epoch 12/70", "seconds_left": 3600, "time": time.time()}
+    for folder in folders[1:3]:
+        (folder / "progress.json").write_text(json.dumps(record))
+    (folders[3] / "failed.json").write_text(json.dumps({"reason": "the loss became nan"}))
+    with FileLock(folders[1] / ".lock"):
+        assert main(["--config", path, "--status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"running  {folders[1]}  task 3/10 main epoch 12/70, ") and lines[0].endswith(" left")
+    assert lines[0].split()[-2] in ("1:00:00", "0:59:59", "0:59:58")
+    assert lines[1:] == [
+        f"waiting  {folders[2]}  stopped in task 3/10 main epoch 12/70",
+        f"failed   {folders[3]}  the loss became nan",
+        "done 1/5, running 1, waiting 2, failed 1",
+    ]
+
+
+def test_a_run_records_where_it_stands_and_a_finished_one_leaves_no_record(settings, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(status, "INTERVAL", 0.0)
+    seen = []
+    write_record = status._record
+
+    def watch(progress, folder, planned):
+        write_record(progress, folder, planned)
+        seen.append((status.state_of(folder), progress, planned))
+
+    monkeypatch.setattr(status, "_record", watch)
+    path = write(tmp_path, settings | {"model_name": "replay"})
+    assert main(["--config", path]) == 0
+    states = {state.name for state, _, _ in seen}
+    assert states == {"running"} and "task 3/3" in seen[-1][0].line
+    ((folder, result),) = results(settings).items()
+    assert seen[-1][2] == seen[-1][1].images == result["images_trained"]
+    assert not list(folder.glob("*progress.json*")) and status.state_of(folder).name == "done"
+    capsys.readouterr()
+    assert (
+        main(["--config", path, "--status"]) == 0
+        and capsys.readouterr().out == "done 1/1, running 0, waiting 0, failed 0\n"
+    )
+
+
+def test_a_record_that_cannot_be_written_costs_nothing(tmp_path):
+    told = []
+    status.recorded(told.append, tmp_path / "nowhere", 10)(Progress("task 1/2", 5, 1.0))
+    assert len(told) == 1
+
+
+def test_the_status_reads_no_data(settings, tmp_path, capsys):
+    path = write(tmp_path, settings | {"dataset": "npz:/nowhere/at/all.npz"})
+    assert main(["--config", path, "--status"]) == 0
+    assert capsys.readouterr().out == "done 0/1, running 0, waiting 1, failed 0\n"
