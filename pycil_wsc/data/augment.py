@@ -5,10 +5,13 @@ as
 ``ColorJitter`` blends it (8-bit, truncating), then scaling to 0..1 and normalisation.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch import Generator, Tensor
 
 
-def random_crop_flip(images, padding, flip, generator):
+def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Generator) -> Tensor:
     """Zero-pad, crop back to size at random and mirror at random: uint8 (B, H, W, C) -> the same shape.
 
     Crop offsets are uniform in 0..2*padding for each image; ``flip`` mirrors each with probability one half.
@@ -25,7 +28,7 @@ def random_crop_flip(images, padding, flip, generator):
     return crop_flip(images, padding, top, left, mirror)
 
 
-def crop_flip(images, padding, top, left, mirror):
+def crop_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
     """The crop at row ``top`` and column ``left`` of each zero-padded image, mirrored where ``mirror``: all (B,)."""
     batch, height, width, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding)) if padding else images
@@ -36,7 +39,7 @@ def crop_flip(images, padding, top, left, mirror):
     return padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def random_brightness(images, strength, generator):
+def random_brightness(images: Tensor, strength: float, generator: Generator) -> Tensor:
     """``ColorJitter(brightness=strength)``: a factor for each image, uniform in 1 +- strength; uint8 -> uint8."""
     factor = torch.empty(len(images), device=images.device).uniform_(
         max(0, 1 - strength), 1 + strength, generator=generator
@@ -44,13 +47,13 @@ def random_brightness(images, strength, generator):
     return brightness(images, factor)
 
 
-def brightness(images, factor):
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
     """``floor(clip(image * factor, 0, 255))``, PIL's 8-bit blend with black; ``factor`` is (B,)."""
     scaled = images * factor.view(-1, *[1] * (images.dim() - 1))
     return scaled.clamp_(0, 255).to(torch.uint8)
 
 
-def random_flip(images, generator):
+def random_flip(images: Tensor, generator: Generator) -> Tensor:
     """Mirror each image with probability one half: (B, H, W, C)."""
     mirror = torch.rand(len(images), generator=generator, device=images.device) < 0.5
     return torch.where(mirror[:, None, None, None], images.flip(2), images)
@@ -59,11 +62,11 @@ def random_flip(images, generator):
 class Normalise:
     """uint8 (B, H, W, C) -> float32 (B, C, H, W), channels-last in memory: ``(image / 255 - mean) / std``."""
 
-    def __init__(self, mean, std, device):
-        mean = torch.tensor(mean, device=device, dtype=torch.float64)
-        std = torch.tensor(std, device=device, dtype=torch.float64)
-        self.scale = (1 / (255 * std)).float()
-        self.shift = (-mean / std).float()
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        centre = torch.tensor(mean, device=device, dtype=torch.float64)
+        width = torch.tensor(std, device=device, dtype=torch.float64)
+        self.scale = (1 / (255 * width)).float()
+        self.shift = (-centre / width).float()
 
-    def __call__(self, images):
+    def __call__(self, images: Tensor) -> Tensor:
         return torch.addcmul(self.shift, images.float(), self.scale).permute(0, 3, 1, 2)

@@ -95,7 +95,7 @@ def _cifar(root, name, num_classes, mean, std):
     return Dataset(info, train, test, fingerprint=read and fingerprint_of_file(path, read, train, test))
 
 
-def _download_cifar(path, name):
+def _download_cifar(path: Path, name: str) -> dict[str, np.ndarray]:
     """The arrays from torchvision (which compares checksums), also written to ``path`` for the next time."""
     try:
         source = getattr(torchvision.datasets, name.upper())
@@ -104,7 +104,7 @@ def _download_cifar(path, name):
         arrays = ", ".join(ARRAYS)
         remedy = f"connect to the internet, or copy a file {path.name} with the arrays {arrays} into {path.parent}"
         raise UserError(f"{path}: not there, and the download failed ({reason(error)}); {remedy}") from None
-    arrays = dict(
+    arrays: dict[str, np.ndarray] = dict(
         zip((*ARRAYS, "classes"), map(np.asarray, (train.data, train.targets, test.data, test.targets, train.classes)))
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -7,18 +7,23 @@ processes that live as long as the run. Both are asked in the same way::
     for images, targets in source.batches(indices, targets, batch_size, train=True, seed=7): ...
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data import augment
 from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.types import DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
 
-def open_source(info, split, device, num_workers):
+def open_source(info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> ArraySource | FolderSource:
     """The source for one split of a data set: in memory, or from files."""
     if split.in_memory:
         return ArraySource(info, split, device)
@@ -28,12 +33,22 @@ def open_source(info, split, device, num_workers):
 class ArraySource:
     """A split held on the device as uint8 (N, H, W, 3)."""
 
-    def __init__(self, info, split, device):
+    def __init__(self, info: DatasetInfo, split: Split, device: torch.device) -> None:
         self.info, self.device = info, device
         self.images = torch.from_numpy(np.ascontiguousarray(split.images)).to(device)
         self.normalise = augment.Normalise(info.mean, info.std, device)
 
-    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True, join=False):
+    def batches(
+        self,
+        indices: np.ndarray,
+        targets: np.ndarray,
+        batch_size: int,
+        *,
+        train: bool = False,
+        seed: int = 0,
+        shuffle: bool = True,
+        join: bool = False,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
 
         ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false,
@@ -61,7 +76,7 @@ class ArraySource:
 class FolderSource:
     """A split read from image files. Workers decode and crop, the device mirrors and normalises."""
 
-    def __init__(self, info, split, device, num_workers):
+    def __init__(self, info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> None:
         self.info, self.device = info, device
         self.normalise = augment.Normalise(info.mean, info.std, device)
         self.started = False  # the workers, with the first epoch
@@ -75,7 +90,17 @@ class FolderSource:
             collate_fn=_stack,
         )
 
-    def batches(self, indices, targets, batch_size, *, train=False, seed=0, shuffle=True, join=False):
+    def batches(
+        self,
+        indices: np.ndarray,
+        targets: np.ndarray,
+        batch_size: int,
+        *,
+        train: bool = False,
+        seed: int = 0,
+        shuffle: bool = True,
+        join: bool = False,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """As :meth:`ArraySource.batches`. A file that cannot be read is a :class:`UserError` that names it."""
         order = epoch_order(indices, train and shuffle, seed)
         crop_seeds = (
@@ -98,10 +123,10 @@ class FolderSource:
             yield self.normalise(images), labels[batch]
 
 
-class DecodedImages:
+class DecodedImages(Dataset):
     """(index, crop seed) -> uint8 (side, side, 3); a seed of -1 is the test transform: resize, then the centre."""
 
-    def __init__(self, paths, side):
+    def __init__(self, paths: np.ndarray, side: int) -> None:
         self.paths, self.side = paths, side
         self.test_crop = v2.Compose([v2.Resize(round(side * 256 / 224)), v2.CenterCrop(side)])
         self.train_crop = v2.RandomResizedCrop(side)
@@ -112,7 +137,7 @@ class DecodedImages:
     def __getitem__(self, key):
         index, seed = key
         try:
-            image = decode(self.paths[index])
+            image = decode(str(self.paths[index]))
         except UserError as error:  # an exception would reach the main process wrapped in the worker's traceback
             return str(error)
         if seed < 0:
@@ -129,12 +154,12 @@ def _stack(samples):
     return next((sample for sample in samples if isinstance(sample, str)), None) or torch.stack(samples)
 
 
-def epoch_order(indices, shuffle, seed):
+def epoch_order(indices: np.ndarray, shuffle: bool, seed: int) -> np.ndarray:
     """``indices`` as they are, or shuffled by ``seed``."""
     return np.random.default_rng(seed).permutation(indices) if shuffle else np.asarray(indices)
 
 
-def mixed_order(new, old, share, batch_size, seed):
+def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int, seed: int) -> np.ndarray:
     """As many samples as ``new`` and ``old`` hold, in an order in which each batch has ``share`` of ``new`` ones,
     rounded, the rest of ``old``.
 

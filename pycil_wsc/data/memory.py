@@ -1,6 +1,11 @@
 """Exemplar memory: indices into the training set, never copies of images."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+
+from pycil_wsc.data.tasks import Task
 
 
 class ExemplarMemory:
@@ -21,22 +26,28 @@ class ExemplarMemory:
 
     strategies = ("herding", "random", "reservoir")
 
-    def __init__(self, fixed, per_class, total, strategy):
+    def __init__(self, fixed: bool, per_class: int, total: int, strategy: str) -> None:
         self.fixed, self.per_class, self.total, self.strategy = fixed, per_class, total, strategy
         self.classes = {}  # class -> its exemplars' indices, most important first
 
-    def __len__(self):
+    def __len__(self) -> int:
         return sum(map(len, self.classes.values()))
 
     @property
-    def indices(self):
+    def indices(self) -> np.ndarray:
         """All exemplars, by class: int64 (n,)."""
         return np.concatenate([np.empty(0, np.int64), *(self.classes[c] for c in sorted(self.classes))])
 
-    def quota(self, num_seen):
+    def quota(self, num_seen: int) -> int:
         return self.per_class if self.fixed else self.total // num_seen
 
-    def update(self, task, targets, features, rng):
+    def update(
+        self,
+        task: Task,
+        targets: np.ndarray,
+        features: Callable[[np.ndarray], np.ndarray] | None,
+        rng: np.random.Generator,
+    ) -> None:
         """Choose exemplars of ``task``'s classes and, unless ``fixed``, let the old classes shrink.
 
         ``targets``: (N,) of the whole training set. ``features``: indices -> float32 (n, d) array, called once, and
@@ -49,7 +60,10 @@ class ExemplarMemory:
         quota = self.quota(task.num_seen)
         self.classes = {c: kept[:quota] for c, kept in self.classes.items()} if not self.fixed else self.classes
         candidates = task.train_indices
-        described = features(candidates) if self.strategy == "herding" and quota else None
+        described = None
+        if self.strategy == "herding" and quota:
+            assert features is not None, "herding needs features"
+            described = features(candidates)
         for c in range(task.num_old, task.num_seen):
             rows = np.flatnonzero(targets[candidates] == c)
             if not quota:
@@ -70,19 +84,19 @@ class ExemplarMemory:
         groups = {c: chosen[targets[chosen] == c] for c in range(task.num_seen)}
         self.classes = {c: kept.get(c, groups[c]) for c in groups}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"classes": {c: kept.tolist() for c, kept in self.classes.items()}}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.classes = {c: np.array(kept, np.int64) for c, kept in state["classes"].items()}
 
 
-def normalise(features):
+def normalise(features: np.ndarray) -> np.ndarray:
     """Rows scaled to unit length, 1e-8 added to the length as in PyCIL: (n, d)."""
     return features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-8)
 
 
-def herding(features, quota):
+def herding(features: np.ndarray, quota: int) -> np.ndarray:
     """Greedy picks whose running mean of normalised features stays nearest to the class mean (Rebuffi et al., 2017).
 
     ``features``: (n, d) of one class. Returns min(quota, n) row numbers in the order of choice, none twice; of equals

@@ -19,6 +19,7 @@ of its own; what only plans runs can let it go.
 import os
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def check_arrays(
-    path: Path, arrays: dict[str, np.ndarray], num_classes: int | None = None
+    path: Path, arrays: Mapping[str, np.ndarray], num_classes: int | None = None
 ) -> tuple[tuple[str, ...], Split, Split]:
     """(classes, training split, test split), checked. Without ``num_classes``, the names or else the largest label tell
     it.

@@ -15,13 +15,14 @@ from PIL import Image
 from tqdm import tqdm
 
 from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 
 QUALITY = 95  # of the JPEG files
 
 
-def resized(dataset, root, workers):
+def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
     """``dataset`` with its image files replaced by copies below ``root``, whose short side is that of its test
     transform.
 
@@ -40,7 +41,7 @@ def resized(dataset, root, workers):
     return replace(dataset, **{part: replace(split, images=copies[part]) for part, split in splits.items()})
 
 
-def copied(paths, base, folder, side, workers):
+def copied(paths: np.ndarray, base: Path, folder: Path, side: int, workers: int) -> np.ndarray:
     """The files to read in place of ``paths``, an array of str."""
     wanted = [folder / f"{Path(path).relative_to(base)}.jpg" for path in paths]
     with locked(folder):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 
 
@@ -23,7 +24,7 @@ class Task:
     test_indices: np.ndarray
 
     @property
-    def num_new(self):
+    def num_new(self) -> int:
         return self.num_seen - self.num_old
 
 
@@ -35,7 +36,7 @@ class DataManager:
     data set's own. The first task has ``init_cls`` classes, each later one ``increment``, the last what remains.
     """
 
-    def __init__(self, dataset, shuffle, seed, init_cls, increment):
+    def __init__(self, dataset: Dataset, shuffle: bool, seed: int, init_cls: int, increment: int) -> None:
         num_classes = dataset.info.num_classes
         if init_cls > num_classes:
             raise UserError(

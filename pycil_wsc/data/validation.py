@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 from pycil_wsc import seeding
-from pycil_wsc.data.types import Split
+from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 
 
-def hold_out(dataset, share, seed):
+def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
     """``dataset`` with ``share`` of each class's training samples, drawn by ``seed``, in the place of its test split.
 
     The share is rounded, but at least a sample is held out and one is left: :class:`UserError` for a class that has

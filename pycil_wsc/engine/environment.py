@@ -17,7 +17,7 @@ os.environ.setdefault(
 )  # what `deterministic` needs; read when a GPU computes its first product
 
 
-def resolved_device(name):
+def resolved_device(name: str) -> torch.device:
     """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is
     none.
     """
@@ -37,14 +37,14 @@ def resolved_device(name):
     return device
 
 
-def deterministic(wanted):
+def deterministic(wanted: bool) -> None:
     """Let torch use, or no longer use, only algorithms that give the same numbers each time; what has none raises
     RuntimeError.
     """
     torch.use_deterministic_algorithms(wanted)
 
 
-def device_name(device):
+def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     model = re.search(
@@ -53,7 +53,7 @@ def device_name(device):
     return f"{model[1] if model else 'cpu'}, {torch.get_num_threads()} threads"
 
 
-def reset_peak_memory(device):
+def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif Path("/proc/self/clear_refs").exists():
@@ -61,17 +61,17 @@ def reset_peak_memory(device):
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again at the present size
 
 
-def peak_memory(device):
+def peak_memory(device: torch.device) -> int:
     """Bytes: allocated by torch on a GPU, resident in this process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     if status.exists():
-        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1])
+        return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0])
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def commit():
+def commit() -> str | None:
     """The commit of this code, with a mark if it was changed since; null outside a checkout. A cluster's nodes are told
     it.
     """

@@ -3,7 +3,7 @@
 import torch
 
 
-def resolved_precision(precision, device):
+def resolved_precision(precision: str, device: torch.device) -> str:
     """``auto`` becomes ``bf16`` where the device computes it natively, else ``fp32``."""
     if precision != "auto":
         return precision

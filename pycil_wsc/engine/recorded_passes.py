@@ -1,6 +1,8 @@
 """The forward and backward pass of a step as a CUDA graph: recorded once per phase, then launched as one."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,12 +13,12 @@ class Passes:
     def __init__(self, compute, optimizer):
         self.compute, self.optimizer = compute, optimizer
 
-    def __call__(self, images, targets):
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         loss, logits = self.compute(images, targets)
         loss.backward()
         return loss.detach(), (logits.detach().argmax(1) == targets).sum()
 
-    def clear(self):
+    def clear(self) -> None:
         """Before the next step's passes."""
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -40,9 +42,10 @@ class RecordedPasses(Passes):
     def __init__(self, compute, optimizer, parameters, record):
         super().__init__(compute, optimizer)
         self.parameters, self.record = list(parameters), record
-        self.steps, self.replay, self.size = 0, None, None
+        self.steps, self.size = 0, 0
+        self.replay: Any = None  # a function, once recorded
 
-    def __call__(self, images, targets):
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.size = self.size or len(images)
         if len(images) != self.size or RecordedPasses.refused:
             return super().__call__(images, targets)
@@ -78,7 +81,7 @@ class RecordedPasses(Passes):
         self.loss, self.right = super().__call__(self.images, self.targets)
 
 
-def cuda_graph(device, function):
+def cuda_graph(device: torch.device, function: Callable[[], None]) -> Callable[[], None]:
     """Other threads may go on using ``device`` meanwhile: the one that pins the next batch does."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):

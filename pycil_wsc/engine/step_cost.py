@@ -1,6 +1,7 @@
 """What a training step costs in arithmetic, whatever the machine and however busy it is."""
 
 import contextlib
+from collections.abc import Iterator
 
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,11 +17,11 @@ class StepCost:
     per_image = None
 
     @property
-    def unknown(self):
+    def unknown(self) -> bool:
         return self.per_image is None
 
     @contextlib.contextmanager
-    def measured(self, images):
+    def measured(self, images: int) -> Iterator[None]:
         with FlopCounterMode(display=False) as counter:
             yield
         self.per_image = counter.get_total_flops() // images

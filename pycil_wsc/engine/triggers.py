@@ -1,34 +1,37 @@
 """When the warm-up ends, where training itself says so. Never by the test set."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import seeding
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.errors import UserError
 
 
 class Plateau:
     """A loss that has not fallen below its least for ``patience`` epochs."""
 
-    def __init__(self, patience):
+    def __init__(self, patience: int) -> None:
         self.patience, self.least, self.since = patience, math.inf, 0
 
-    def reached(self, loss):
+    def reached(self, loss: float) -> bool:
         """Take in an epoch's loss."""
         self.least, self.since = (loss, 0) if loss < self.least else (self.least, self.since + 1)
         return self.since >= self.patience
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"least": self.least, "since": self.since}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.least, self.since = state["least"], state["since"]
 
 
-def held_out_exemplars(learner, task):
+def held_out_exemplars(learner: Any, task: Task) -> np.ndarray:
     """The share ``wsc.held_out`` of each class's exemplars, at least one of two, drawn by ``seed``: int64 (n,)."""
     rng = np.random.default_rng(seeding.derived_seed(learner.config.seed, "trigger", task.index))
     counts = held_out_counts(learner.config, learner.memory)
@@ -40,14 +43,14 @@ def held_out_exemplars(learner, task):
     return np.concatenate([rng.permutation(learner.memory.classes[c])[:count] for c, count in counts.items()])
 
 
-def held_out_counts(config, memory):
+def held_out_counts(config: Any, memory: ExemplarMemory) -> dict[int, int]:
     """Class -> how many of its exemplars are held out, for each class that has two."""
     kept = {c: len(memory.classes[c]) for c in sorted(memory.classes)}
     return {c: max(1, round(config.wsc.held_out * count)) for c, count in kept.items() if count > 1}
 
 
 @torch.inference_mode()
-def mean_loss(learner, indices):
+def mean_loss(learner: Any, indices: np.ndarray) -> float:
     """Mean cross-entropy over all classes seen of these training images, in evaluation mode with the test transform."""
     learner.eval()
     total = torch.zeros((), device=learner.device)

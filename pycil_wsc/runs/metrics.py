@@ -1,26 +1,28 @@
 """What is reported of a run: numpy only. Accuracies are percentages; tasks are the true ones, of any size."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
-def accuracy(predictions, targets):
+def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
     """Share of samples whose first prediction is right, in percent: (N, k) best-first class numbers, (N,)."""
     return float(100 * np.mean(predictions[:, 0] == targets))
 
 
-def top_k_accuracy(predictions, targets):
+def top_k_accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
     """Share of samples with the target among the k predictions, in percent: (N, k), (N,)."""
     return float(100 * np.mean((predictions == targets[:, None]).any(1)))
 
 
-def task_accuracies(predictions, targets, boundaries):
+def task_accuracies(predictions: np.ndarray, targets: np.ndarray, boundaries: Sequence[int]) -> list[float]:
     """Accuracy on each task's classes, ``boundaries[i] <= class < boundaries[i + 1]``: one percentage per task."""
     pairs = zip(boundaries, boundaries[1:])
     masks = [(targets >= low) & (targets < high) for low, high in pairs]
     return [accuracy(predictions[mask], targets[mask]) for mask in masks]
 
 
-def confusion_matrix(predictions, targets, num_classes):
+def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: int) -> np.ndarray:
     """How often each true class (rows) was taken for each class (columns): (N, k) best first, (N,) -> int64 (classes,
     classes).
     """
@@ -29,22 +31,22 @@ def confusion_matrix(predictions, targets, num_classes):
     )
 
 
-def average_accuracy(curve):
+def average_accuracy(curve: Sequence[float]) -> float:
     """Mean over the tasks of the accuracy on all classes seen so far: PyCIL's "Average Accuracy"."""
     return float(np.mean(curve))
 
 
-def new_task_accuracy(matrix):
+def new_task_accuracy(matrix: Sequence[Sequence[float]]) -> float:
     """Mean over the tasks of the accuracy on the newest task's classes, right after learning it (plasticity)."""
     return float(np.mean([row[-1] for row in matrix]))
 
 
-def forgetting(matrix):
+def forgetting(matrix: Sequence[Sequence[float]]) -> float:
     """Mean over all tasks but the last of (best accuracy ever - accuracy at the end); 0 for a single task.
 
     ``matrix[t]`` holds the accuracy on tasks 0..t after learning task t (lower triangular). Zhou et al., PyCIL.
     """
     tasks = len(matrix)
-    table = np.array([row + [-np.inf] * (tasks - len(row)) for row in matrix])
+    table = np.array([[*row] + [-np.inf] * (tasks - len(row)) for row in matrix])
     drop = table.max(0) - table[-1]
     return float(drop[:-1].mean()) if tasks > 1 else 0.0

@@ -43,6 +43,7 @@ class BestEffort:
         return getattr(self._stream, name)
 
     def _give_up(self) -> None:
+        stream: Any
         stream, self._stream = self._stream, None
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream in memory has no descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -5,6 +5,8 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -36,28 +38,28 @@ class TaskBar:
         self.report, self.task = report, f"task {task.index + 1}/{num_tasks}"
         self.position, self.images, self.fresh, self.started = self.task, 0, 0, time.monotonic()
 
-    def start(self, phase, first, epochs, images):
+    def start(self, phase: str, first: int, epochs: int, images: int) -> None:
         """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
         self.phase, self.epochs, self.images, self.fresh, self.started = phase, epochs, images, 0, time.monotonic()
         self.position = self._position(first)
         self._tell()
 
-    def step(self, images):
+    def step(self, images: int) -> None:
         self.images += images
         self.fresh += images
         if time.monotonic() - self.told > INTERVAL:
             self._tell()
 
-    def epoch(self, epoch, loss, accuracy):
+    def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
         """Epoch ``epoch`` ended with this mean loss and training accuracy in percent."""
         self.position = f"{self._position(min(epoch + 1, self.epochs - 1))}, loss {loss:.3f}, accuracy {accuracy:.1f}%"
 
-    def take(self, images):
+    def take(self, images: int) -> None:
         """What another run learned was taken: ``images`` images are behind this run, none of them trained on here."""
         self.images = images
         self._tell(taken=True)
 
-    def say(self, line):
+    def say(self, line: str) -> None:
         self._tell(f"{self.task}  {line}")
 
     def _position(self, epoch):
@@ -68,7 +70,7 @@ class TaskBar:
         self.report(Progress(self.position, self.images, self.fresh / max(self.told - self.started, 1e-9), line, taken))
 
 
-def print_task(progress):
+def print_task(progress: Progress) -> None:
     """The ``report`` of a run on its own: a line per task."""
     if progress.line:
         print(progress.line, flush=True)
@@ -93,19 +95,21 @@ class Overview:
     far, in which only what was trained by this command counts.
     """
 
-    def __init__(self):
-        self.rows, self.fresh, self.begun = {}, 0, None
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.fresh = 0  # images trained by this command
+        self.begun: float | None = None  # since when
         self.live, self.top = sys.stderr.isatty(), None
 
-    def add(self, job, planned):
+    def add(self, job: Any, planned: int) -> None:
         """A job that is still to be done, with its cost in training images."""
         self.rows[job.number] = Row(planned)
 
-    def skip(self, job):
+    def skip(self, job: Any) -> None:
         """A job that was finished before."""
         self.rows[job.number] = Row(0, state="done")
 
-    def progress(self, job, progress):
+    def progress(self, job: Any, progress: Progress) -> None:
         row, now = self.rows[job.number], time.monotonic()
         if row.state != "running" or progress.taken:
             row.state, row.images = "running", progress.images
@@ -123,7 +127,7 @@ class Overview:
             row.bar.set_postfix_str(f"{progress.speed:,.0f} {progress.unit}/s, {left} left")
             self.draw()
 
-    def ended(self, job, state, line):
+    def ended(self, job: Any, state: str, line: str) -> None:
         """A job is ``done``, ``failed``, to ``retry``, or ``waiting`` again."""
         row = self.rows[job.number]
         row.state = state
@@ -132,19 +136,21 @@ class Overview:
             row.bar = None
         self.say(f"{job.title}  {line}; {self.status()}")
 
-    def status(self):
+    def status(self) -> str:
         count = Counter(row.state for row in self.rows.values())
         failed = count["failed"] + count["retry"]
         left = f", {self.left()} left" if count["done"] + count["failed"] < len(self.rows) else ""
         done = f"done {count['done']}/{len(self.rows)}"
         return f"{done}, running {count['running']}, waiting {count['waiting']}, failed {failed}{left}"
 
-    def left(self):
+    def left(self) -> str:
         """Time to the end of the sweep, or ``?`` while nothing is measured."""
         images = sum(row.planned - row.images for row in self.rows.values() if row.state not in ("done", "failed"))
-        return duration(images * (time.monotonic() - self.begun) / self.fresh) if self.fresh else "?"
+        if self.begun is None or not self.fresh:
+            return "?"
+        return duration(images * (time.monotonic() - self.begun) / self.fresh)
 
-    def say(self, line):
+    def say(self, line: str) -> None:
         """Print a line above those that stay in place."""
         if self.live:
             tqdm.write(line, file=sys.stdout)
@@ -153,13 +159,13 @@ class Overview:
         else:
             print(line, flush=True)
 
-    def draw(self):
+    def draw(self) -> None:
         if self.live:
             if self.top is None:
                 self.top = self._bar("{desc}")
             self.top.set_description_str(self.status())
 
-    def close(self):
+    def close(self) -> None:
         for bar in [*(row.bar for row in self.rows.values()), self.top]:
             if bar is not None:
                 bar.close()
@@ -171,10 +177,10 @@ class Overview:
 class Mailbox:
     """Progress of runs on other machines, until it is fetched."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.messages = []
 
-    def put(self, message):
+    def put(self, message: Any) -> None:
         self.messages.append(message)
 
     def take(self):
@@ -182,13 +188,13 @@ class Mailbox:
         return taken
 
 
-def duration(seconds):
+def duration(seconds: float) -> str:
     """Seconds as ``h:mm:ss``."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
-def open_log(folder):
+def open_log(folder: Path) -> logging.Logger:
     """A logger of its own for the run, appending to ``log.txt`` in its folder."""
     log = logging.getLogger(f"pycil_wsc.run.{folder}")
     log.setLevel(logging.INFO)

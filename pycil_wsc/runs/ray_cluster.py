@@ -1,5 +1,7 @@
 """The same runs on a Ray cluster. Ray decides where and when, and starts a run again whose node died."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import logging
@@ -11,6 +13,7 @@ import tempfile
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import Timeout
@@ -18,15 +21,15 @@ from filelock import Timeout
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically, write_json
-from pycil_wsc.runs.attempt import Datasets, attempt, failed
-from pycil_wsc.runs.progress import Mailbox
+from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.runs.progress import Mailbox, Progress
 
 NODE_DEATHS = 5  # that one run may meet
 ANSWER_SECONDS = 10  # for a cluster's first answer
 MARK = ".shared-"
 
 
-def run_on_cluster(schedule, address, per_device):
+def run_on_cluster(schedule: Any, address: str, per_device: int) -> None:
     """Bring the runs of ``schedule`` to their end, ``per_device`` at a time on each GPU, or on each node where there is
     none.
     """
@@ -39,7 +42,7 @@ def run_on_cluster(schedule, address, per_device):
         ray.shutdown()
 
 
-def follow(schedule, cluster):
+def follow(schedule: Any, cluster: Cluster) -> None:
     """Hand all runs to Ray, those that come back too, until none is left."""
     pending = {}
     while True:
@@ -58,7 +61,7 @@ def follow(schedule, cluster):
         schedule.overview.draw()
 
 
-def connect(address):
+def connect(address: str) -> Any:
     """The ``ray`` module, connected: to ``address``, or to the cluster that it finds here, or to one that it starts."""
     try:
         import ray
@@ -103,7 +106,7 @@ def check_reachable(address: str) -> None:
 class Cluster:
     """What each run is given of the cluster, and how its files come back. Used as a context."""
 
-    def __init__(self, ray, per_device):
+    def __init__(self, ray: Any, per_device: int) -> None:
         self.ray, self.marks = ray, {}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         if not nodes:
@@ -129,7 +132,7 @@ class Cluster:
             mark.unlink(missing_ok=True)
             held.lock.release()
 
-    def submit(self, job):
+    def submit(self, job: Job) -> Any:
         """Hand a run to Ray; returns Ray's reference to its end."""
         config, folder = job.config, job.config.run_folder
         device = "cpu" if config.device == "cpu" else "auto"  # which GPU is Ray's to say
@@ -139,11 +142,11 @@ class Cluster:
         job = replace(job, config=replace(config, device=device))
         return task.remote(job, os.getcwd(), self._mark(config.out), files, max(1, int(cpus)), self.mailbox)
 
-    def news(self):
+    def news(self) -> list[tuple[int, Progress]]:
         """(number of the job, progress) of the runs under way."""
         return self.ray.get(self.mailbox.take.remote())
 
-    def outcome(self, task, job):
+    def outcome(self, task: Any, job: Job) -> Outcome:
         """How a run ended; what a node without our output folder sent back is written there."""
         try:
             outcome, files = self.ray.get(task)
@@ -166,12 +169,14 @@ class Cluster:
         return str(self.marks[out][0])
 
 
-def fraction(share):
+def fraction(share: float) -> float:
     """``share``, rounded down to what Ray can count."""
     return math.floor(share * 10_000) / 10_000
 
 
-def work_on_node(job, cwd, mark, files, threads, mailbox):
+def work_on_node(
+    job: Job, cwd: str, mark: str, files: dict[str, bytes], threads: int, mailbox: Any
+) -> tuple[Outcome, dict[str, bytes]]:
     """Attempt a run, on a node: (outcome, {}), or (outcome, the run's files) where the driver's output folder is not to
     be seen.
 
@@ -195,7 +200,7 @@ def work_on_node(job, cwd, mark, files, threads, mailbox):
 datasets = functools.cache(Datasets)  # Ray uses a process for many runs
 
 
-def deliver(config, files):
+def deliver(config: Any, files: dict[str, bytes]) -> None:
     """Write a run's ``files`` into its folder, unless another process finished it there. The result comes last: it ends
     the run.
     """
@@ -214,12 +219,12 @@ def deliver(config, files):
                 (folder / name).unlink(missing_ok=True)
 
 
-def read_files(folder):
+def read_files(folder: Path) -> dict[str, bytes]:
     """The contents of a run's files by their name in its folder, locks and half-written ones left out."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def write_files(folder, files):
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         write_atomically(folder / name, content)

@@ -3,16 +3,19 @@
 import json
 import math
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.analysis import Records
+from pycil_wsc.config.options import Config
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.data.tasks import DataManager, Task
 from pycil_wsc.engine.environment import (
     commit,
     deterministic,
@@ -21,7 +24,7 @@ from pycil_wsc.engine.environment import (
     reset_peak_memory,
     resolved_device,
 )
-from pycil_wsc.engine.phase import Resume
+from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.files import save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
@@ -69,7 +72,7 @@ class Run:
         self.peak_memory = 0
         self.resumes = False  # from a checkpoint, and has not said so yet
 
-    def execute(self):
+    def execute(self) -> dict[str, Any]:
         """Train and test every task; returns the contents of ``result.json``."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
@@ -159,10 +162,10 @@ class Run:
     # ---- what the learner reports to
     # -----------------------------------------------------------------------------------
 
-    def task_started(self, task):
+    def task_started(self, task: Task) -> None:
         self.records.task_started(task)
 
-    def phase_started(self, task, phase, first):
+    def phase_started(self, task: Task, phase: Phase, first: int) -> None:
         self._tick()
         self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
         if self.resumes:
@@ -171,10 +174,10 @@ class Run:
             self.log.info("%s %s", self.bar.task, line)
             self.bar.say(line)
 
-    def step(self, images):
+    def step(self, images: int) -> None:
         self.bar.step(images)
 
-    def epoch_ended(self, task, number, phase, epoch, loss, accuracy):
+    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         seconds = self._tick("train_seconds")
         self.bar.epoch(epoch, loss, accuracy)
         self.log.info(
@@ -201,7 +204,7 @@ class Run:
         if self.mark - self.saved_at >= self.config.checkpoint_seconds:
             self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
 
-    def task_trained(self, task):
+    def task_trained(self, task: Task) -> None:
         flags = [parameter.isfinite().all() for parameter in self.learner.parameters()]
         self._check(torch.stack(flags).all(), "the weights")
         self.records.task_trained(task)
@@ -356,11 +359,11 @@ class Run:
         }
 
 
-def new_curves():
+def new_curves() -> dict[str, list[float]]:
     return {"train_loss": [], "train_accuracy": []}
 
 
-def scores(predictions, targets, boundaries):
+def scores(predictions: np.ndarray, targets: np.ndarray, boundaries: Sequence[int]) -> dict[str, Any]:
     """``top1``, ``top5`` and the accuracy on each task's classes, in percent."""
     return {
         "top1": metrics.accuracy(predictions, targets),
@@ -369,13 +372,13 @@ def scores(predictions, targets, boundaries):
     }
 
 
-def summary(line):
+def summary(line: Mapping[str, Any]) -> str:
     nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
     accuracy = f"CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}"
     return f"{line['num_seen']} classes: {accuracy}, {line['exemplars']} exemplars"
 
 
-def planned_images(config, manager):
+def planned_images(config: Config, manager: DataManager) -> int:
     """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
     return sum(plan_of(config, manager))
 

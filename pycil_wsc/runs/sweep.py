@@ -29,7 +29,7 @@ def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = 
             from pycil_wsc.runs.ray_cluster import run_on_cluster  # Ray is an extra
 
             run_on_cluster(schedule, ray, workers or 1)
-        elif (workers or 1) > 1:
+        elif workers is not None and workers > 1:
             from pycil_wsc.runs.workers import run_in_processes
 
             run_in_processes(schedule, workers)

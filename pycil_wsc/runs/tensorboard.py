@@ -1,5 +1,8 @@
 """A run's numbers for TensorBoard."""
 
+from pathlib import Path
+from typing import Any
+
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs import metrics
 
@@ -12,7 +15,7 @@ class Scalars:
     written is on the disk when the call returns, so it is there before the checkpoint is.
     """
 
-    def __init__(self, folder, epochs, tasks):
+    def __init__(self, folder: Path, epochs: int, tasks: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -22,11 +25,11 @@ class Scalars:
         self.epochs = SummaryWriter(str(folder / "epochs"), purge_step=epochs)
         self.tasks = SummaryWriter(str(folder / "tasks"), purge_step=tasks)
 
-    def epoch_ended(self, epoch, **values):
+    def epoch_ended(self, epoch: int, **values: float) -> None:
         """``values``: loss and accuracy, and of an epoch that was trained here its learning rate and speed."""
         _write(self.epochs, epoch, "train", values)
 
-    def task_ended(self, history):
+    def task_ended(self, history: list[dict[str, Any]]) -> None:
         """``history``: the lines of ``metrics.jsonl`` so far."""
         line, matrix = history[-1], [line["cnn_tasks"] for line in history]
         values = {
@@ -37,7 +40,7 @@ class Scalars:
         values |= {"nme_top1": line["nme_top1"]} if "nme_top1" in line else {}
         _write(self.tasks, line["task"], "test", values)
 
-    def close(self):
+    def close(self) -> None:
         self.epochs.close()
         self.tasks.close()
 

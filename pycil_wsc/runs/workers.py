@@ -1,21 +1,25 @@
 """Several runs at a time on one machine: processes that live as long as the sweep, and die with it."""
 
+from __future__ import annotations
+
 import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
-from pycil_wsc.runs.attempt import Datasets, attempt, failed
+from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.progress import Progress
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 
-def run_in_processes(schedule, count):
+def run_in_processes(schedule: Any, count: int) -> None:
     """Bring the runs of ``schedule`` to their end, ``count`` at a time. A worker that dies has failed its run and is
     replaced.
     """
@@ -37,7 +41,7 @@ def run_in_processes(schedule, count):
             worker.stop()
 
 
-def hand_out(schedule, workers):
+def hand_out(schedule: Any, workers: list[Worker]) -> list[Worker]:
     """Give each idle worker a run while there are any; returns the busy workers."""
     for worker in workers:
         if worker.job is None and (job := schedule.next()):
@@ -45,18 +49,20 @@ def hand_out(schedule, workers):
     return [worker for worker in workers if worker.job]
 
 
-def cores():
+def cores() -> int:
     """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker:
     """This process's side of a worker process, which works on one run after another."""
 
-    def __init__(self, number, threads):
-        self.number, self.threads, self.process, self.job = number, threads, None, None
+    def __init__(self, number: int, threads: int) -> None:
+        self.number, self.threads = number, threads
+        self.process: Any = None  # multiprocessing's, while there is one
+        self.job: Any = None  # a Job, while it works on one
 
-    def start(self, job):
+    def start(self, job: Job) -> None:
         """Begin with a run."""
         self.job = job
         if self.process is None:
@@ -64,7 +70,7 @@ class Worker:
         with contextlib.suppress(OSError):  # it died: hear() will tell
             self.pipe.send(job)
 
-    def hear(self):
+    def hear(self) -> Progress | Outcome:
         """What it has to say: a :class:`Progress`, or the :class:`Outcome` of its run."""
         with contextlib.suppress(EOFError, OSError):
             if self.pipe.poll():
@@ -73,7 +79,7 @@ class Worker:
         code = self.process.exitcode
         return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
 
-    def end(self, outcome):
+    def end(self, outcome: Outcome) -> Job:
         """The run is over; returns its job. A failure may have spoiled the process (a CUDA error does), so it is not
         used again.
         """
@@ -82,7 +88,7 @@ class Worker:
             self.stop()
         return job
 
-    def stop(self):
+    def stop(self) -> None:
         """End it at once, with the processes that decode its images. Its run goes on from its last saved epoch."""
         if self.process is not None:
             self.pipe.close()
@@ -109,7 +115,7 @@ class Worker:
         ending.close()
 
 
-def work(pipe, ending, number, threads, start_method):
+def work(pipe: Connection, ending: Connection, number: int, threads: int, start_method: str) -> None:
     """The life of a worker process: attempt each run that comes through the pipe, send progress and outcome."""
     multiprocessing.set_start_method(start_method, force=True)  # image decoders start as they do without workers
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
@@ -129,7 +135,7 @@ def work(pipe, ending, number, threads, start_method):
             tell(attempt(job, data, tell))
 
 
-def end_with(pipe):
+def end_with(pipe: Connection) -> None:
     """End this process, and those it started, when the other end of ``pipe`` closes."""
     connection.wait([pipe])
     for child in multiprocessing.active_children():
