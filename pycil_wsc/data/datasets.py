@@ -14,6 +14,7 @@ import tarfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torchvision
@@ -95,16 +96,16 @@ def _cifar(root, name, num_classes, mean, std):
     return Dataset(info, train, test, fingerprint=read and fingerprint_of_file(path, read, train, test))
 
 
-def _download_cifar(path: Path, name: str) -> dict[str, np.ndarray]:
+def _download_cifar(path: Path, name: str) -> dict[str, Any]:
     """The arrays from torchvision (which compares checksums), also written to ``path`` for the next time."""
     try:
         source = getattr(torchvision.datasets, name.upper())
         train, test = (source(root=path.parent, train=part, download=True) for part in (True, False))
     except DOWNLOAD_ERRORS as error:
-        arrays = ", ".join(ARRAYS)
-        remedy = f"connect to the internet, or copy a file {path.name} with the arrays {arrays} into {path.parent}"
+        names = ", ".join(ARRAYS)
+        remedy = f"connect to the internet, or copy a file {path.name} with the arrays {names} into {path.parent}"
         raise UserError(f"{path}: not there, and the download failed ({reason(error)}); {remedy}") from None
-    arrays: dict[str, np.ndarray] = dict(
+    arrays: dict[str, Any] = dict(
         zip((*ARRAYS, "classes"), map(np.asarray, (train.data, train.targets, test.data, test.targets, train.classes)))
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
