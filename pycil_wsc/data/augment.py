@@ -1,8 +1,7 @@
 """Batched augmentation: pure functions of (uint8 batch, random choices), equal to torchvision's on the same choices.
 
 The rules for CIFAR are PyCIL's (torchvision on PIL images): zero padding and random crop, horizontal flip, brightness
-as
-``ColorJitter`` blends it (8-bit, truncating), then scaling to 0..1 and normalisation.
+as ``ColorJitter`` blends it (8-bit, truncating), then scaling to 0..1 and normalisation.
 """
 
 from collections.abc import Sequence

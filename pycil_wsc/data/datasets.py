@@ -35,8 +35,7 @@ def load_dataset(name: str, data_root: str | Path, image_size: int | None = None
     """The :class:`Dataset` called ``name``: a registered one, ``npz:PATH`` or ``folder:PATH``.
 
     ``image_size`` sets the side of images read from files; None is the data set's own. Whatever is wrong with the data
-    is a
-    :class:`UserError` of one line that names the file and the remedy.
+    is a :class:`UserError` of one line that names the file and the remedy.
     """
     kind, _, path = name.partition(":")
     if path and kind == "npz":
@@ -128,8 +127,7 @@ def _digits(root: Path) -> Dataset:
     """scikit-learn's 1,797 digits; every fifth sample of each class is for testing. Nothing is read from ``root``.
 
     The pixels 0..16 become 0..240 (times 15, within 255, so nothing is clipped), on three equal channels. Mean and
-    standard
-    deviation are those of the 1,442 training images: 0.2872 and 0.3540.
+    standard deviation are those of the 1,442 training images: 0.2872 and 0.3540.
     """
     from sklearn.datasets import load_digits  # here, because it takes a second
 
@@ -148,8 +146,7 @@ def _imagenet100(root: Path) -> Dataset:
     """ImageNet-100 in folders named by wnid; labels follow the sorted wnids.
 
     The name stands for at least five lists of classes (PyCIL's and FOSTER's, PODNet's, UCIR's, BiC's, and Kaggle's,
-    which
-    the authors of Weight Space Consolidation used). Here it is whatever the folder holds.
+    which the authors of Weight Space Consolidation used). Here it is whatever the folder holds.
     """
     return read_folder("imagenet100", root / "imagenet100")
 

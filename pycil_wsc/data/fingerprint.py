@@ -1,13 +1,10 @@
 """Which data a run was made with: the number of samples, and a hash of what they are.
 
 Of arrays the hash covers every pixel and label, but not the class names. Of image files it covers their paths below the
-data
-set's folder and their sizes in bytes, but not their contents: reading 150 GB of ImageNet before each run would take
-longer
-than the check is worth. An image that is replaced by another of exactly the same size goes unnoticed. Modification
-times do
-not count, because copying a folder to another machine changes them. The same data under another path have the same
-fingerprint.
+data set's folder and their sizes in bytes, but not their contents: reading 150 GB of ImageNet before each run would
+take longer than the check is worth. An image that is replaced by another of exactly the same size goes unnoticed.
+Modification times do not count, because copying a folder to another machine changes them. The same data under another
+path have the same fingerprint.
 """
 
 import hashlib
@@ -44,8 +41,7 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
     """The same for the arrays that were read from ``path``, kept beside it for as long as the file is not changed.
 
     ``read``: the file's status when it was read. "Not changed" means: the same size and times. Where the folder cannot
-    be
-    written, the hash is computed each time: a second for 500 MB.
+    be written, the hash is computed each time: a second for 500 MB.
     """
     cache = path.with_name(f".{path.name}.fingerprint")
     state = {"size": read.st_size, "modified": read.st_mtime_ns, "changed": read.st_ctime_ns}

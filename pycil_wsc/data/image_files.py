@@ -17,8 +17,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 def read_folder(name: str, path: Path) -> Dataset:
     """``train`` and ``val`` (or ``test``, where there is no ``val``) with one folder of images a class, as
-    torchvision's
-    ``ImageFolder``.
+    torchvision's ``ImageFolder``.
 
     A class is named as its folder; of a name that is not UTF-8, what cannot be decoded is replaced by U+FFFD.
     """

@@ -52,8 +52,7 @@ class ArraySource:
         """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
 
         ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false,
-        shuffled,
-        both from ``seed``. With ``join`` a last batch of one image is part of the one before.
+        shuffled, both from ``seed``. With ``join`` a last batch of one image is part of the one before.
         """
         order = epoch_order(indices, train and shuffle, seed)
         index = torch.from_numpy(order).to(self.device)
@@ -164,8 +163,7 @@ def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int,
     rounded, the rest of ``old``.
 
     Both are gone through in random order, by ``seed``, again and again: of two samples of one kind neither comes more
-    than once
-    more often than the other. ``new`` and ``old``: int64 arrays with at least one sample each.
+    than once more often than the other. ``new`` and ``old``: int64 arrays with at least one sample each.
     """
     total, rng = len(new) + len(old), np.random.default_rng(seed)
     sizes = [min(batch_size, total - start) for start in range(0, total, batch_size)]

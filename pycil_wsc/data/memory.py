@@ -12,8 +12,7 @@ class ExemplarMemory:
     """Which training samples are kept for replay.
 
     ``fixed``: ``per_class`` exemplars of each class for good; otherwise ``total`` shared equally among the classes
-    seen, the
-    old ones keeping their first. ``strategy``:
+    seen, the old ones keeping their first. ``strategy``:
 
     * ``herding``: those whose running mean of normalised features follows the class mean best (Rebuffi et al., 2017);
     * ``random``: a uniform draw from each class;
@@ -51,8 +50,7 @@ class ExemplarMemory:
         """Choose exemplars of ``task``'s classes and, unless ``fixed``, let the old classes shrink.
 
         ``targets``: (N,) of the whole training set. ``features``: indices -> float32 (n, d) array, called once, and
-        only for
-        herding. ``rng``: a ``numpy.random.Generator``.
+        only for herding. ``rng``: a ``numpy.random.Generator``.
         """
         if self.strategy == "reservoir":
             self._update_reservoir(task, targets, rng)

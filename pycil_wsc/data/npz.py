@@ -8,12 +8,9 @@
 =======================  =============================================================================
 
 Each class needs a training and a test sample. The arrays are read into memory rather than mapped: an ``np.savez`` to
-the
-same file cuts it to nothing first, and a process that then touches a mapped page of it is killed by SIGBUS without a
-word.
-Read, the file may change at any time: the run keeps the data that it began with. So each process that trains holds a
-copy
-of its own; what only plans runs can let it go.
+the same file cuts it to nothing first, and a process that then touches a mapped page of it is killed by SIGBUS without
+a word. Read, the file may change at any time: the run keeps the data that it began with. So each process that trains
+holds a copy of its own; what only plans runs can let it go.
 """
 
 import os
@@ -123,8 +120,7 @@ def _check_split(path, part, arrays):
 
 def check_targets(place: str, targets: np.ndarray, names, absence: str) -> None:
     """Labels lie in 0..C-1, C the length of ``names``, and each class has a sample; ``absence`` is the complaint about
-    one
-    without."""
+    one without."""
     present = np.unique(targets)
     wrong = present[(present < 0) | (present >= len(names))]
     if wrong.size:

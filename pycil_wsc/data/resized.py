@@ -27,8 +27,8 @@ def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
     transform.
 
     Copies are made by ``workers`` processes where they are missing or older than the file; an image that is no larger
-    is used as
-    it is. Arrays in memory stay as they are. Raises :class:`UserError` for a file that cannot be read or written.
+    is used as it is. Arrays in memory stay as they are. Raises :class:`UserError` for a file that cannot be read or
+    written.
     """
     if dataset.train.in_memory:
         return dataset

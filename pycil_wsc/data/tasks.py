@@ -13,8 +13,7 @@ class Task:
     """One step of the sequence. Classes are counted in the order in which they are learned.
 
     ``num_old`` classes were learned before, ``num_seen`` will be known after. ``train_indices`` are the new classes'
-    training
-    samples, by class and then in the data set's order; ``test_indices`` the test samples of all classes seen.
+    training samples, by class and then in the data set's order; ``test_indices`` the test samples of all classes seen.
     """
 
     index: int
@@ -32,8 +31,7 @@ class DataManager:
     """``tasks``, and the targets renumbered so that class k is the k-th to be learned.
 
     With ``shuffle``, the order is numpy's legacy permutation for ``seed`` (so seed 1993 gives PyCIL's order); without,
-    the
-    data set's own. The first task has ``init_cls`` classes, each later one ``increment``, the last what remains.
+    the data set's own. The first task has ``init_cls`` classes, each later one ``increment``, the last what remains.
     """
 
     def __init__(self, dataset: Dataset, shuffle: bool, seed: int, init_cls: int, increment: int) -> None:

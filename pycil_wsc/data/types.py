@@ -10,10 +10,9 @@ class DatasetInfo:
     """The facts of a data set. ``image_size`` is the side of the square images after the transforms.
 
     ``crop`` is "pad" (zero-pad by ``padding``, random crop; test images as they are) or "resized"
-    (``RandomResizedCrop``;
-    test images with the short side resized to ``round(image_size * 256 / 224)``, then the centre). ``mean`` and ``std``
-    are on
-    the 0..1 scale. ``brightness`` is ``ColorJitter``'s: a factor uniform in 1 +- brightness.
+    (``RandomResizedCrop``; test images with the short side resized to ``round(image_size * 256 / 224)``, then the
+    centre). ``mean`` and ``std`` are on the 0..1 scale. ``brightness`` is ``ColorJitter``'s: a factor uniform in 1 +-
+    brightness.
     """
 
     name: str
@@ -50,8 +49,7 @@ class Split:
 class Dataset:
     """``held_out``: the share of the training samples that stand in the test split's place
     (:mod:`pycil_wsc.data.validation`), or 0. ``fingerprint``: which data these are (:mod:`pycil_wsc.data.fingerprint`),
-    set by
-    ``load_dataset``; it stays that of the whole data set when samples are held out or image files resized.
+    set by ``load_dataset``; it stays that of the whole data set when samples are held out or image files resized.
     """
 
     info: DatasetInfo

@@ -13,8 +13,7 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
     """``dataset`` with ``share`` of each class's training samples, drawn by ``seed``, in the place of its test split.
 
     The share is rounded, but at least a sample is held out and one is left: :class:`UserError` for a class that has
-    only one. The
-    test split is gone, and was not looked at.
+    only one. The test split is gone, and was not looked at.
     """
     train, chosen = dataset.train, []
     rng = np.random.default_rng(seeding.derived_seed(seed, "held out"))

@@ -13,8 +13,7 @@ class Phase:
     """A stretch of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
 
     ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the part
-    in
-    training mode, all else being in evaluation mode; ``name`` is for the progress bar.
+    in training mode, all else being in evaluation mode; ``name`` is for the progress bar.
     """
 
     epochs: int

@@ -28,10 +28,8 @@ class RecordedPasses(Passes):
     their algorithms.
 
     What is recorded reads its input from two buffers and leaves loss, count and gradients in others: they are good
-    until the next call.
-    A loss that waits for the device cannot be recorded: then every step is computed as usual, and the log says so.
-    Nothing is recorded
-    in that process any more, since torch's allocator does not recover from it.
+    until the next call. A loss that waits for the device cannot be recorded: then every step is computed as usual, and
+    the log says so. Nothing is recorded in that process any more, since torch's allocator does not recover from it.
 
     ``record``: a function without arguments -> a function that does the same again, and has not been done yet.
     """

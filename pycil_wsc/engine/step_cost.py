@@ -10,8 +10,7 @@ class StepCost:
     """Floating-point operations per image of one phase's steps, counted once, in its first step.
 
     Forward and backward passes through convolutions and matrix products, teachers and frozen parts included; a
-    multiplication
-    and an addition are two.
+    multiplication and an addition are two.
     """
 
     per_image = None

@@ -11,8 +11,7 @@ class BestEffort:
     """``stream`` (a text stream, or None where it was closed before the program began), whose failures cost nothing.
 
     Characters that its encoding lacks are written as escapes. After a failure (a full disk, a pipe that nobody reads
-    any
-    more) the rest goes nowhere.
+    any more) the rest goes nowhere.
     """
 
     def __init__(self, stream: Any) -> None:

@@ -91,8 +91,7 @@ class Overview:
     run.
 
     Jobs have a ``number`` and a ``title``. The time left is the images to go over the images per second of the whole
-    sweep so
-    far, in which only what was trained by this command counts.
+    sweep so far, in which only what was trained by this command counts.
     """
 
     def __init__(self) -> None:

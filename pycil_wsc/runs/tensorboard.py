@@ -11,8 +11,7 @@ class Scalars:
     """Event files in ``folder``: ``epochs`` counts the run's epochs from 0, ``tasks`` its tasks.
 
     A run that goes on after ``epochs`` epochs and ``tasks`` tasks takes back what a stopped one wrote beyond them. What
-    is
-    written is on the disk when the call returns, so it is there before the checkpoint is.
+    is written is on the disk when the call returns, so it is there before the checkpoint is.
     """
 
     def __init__(self, folder: Path, epochs: int, tasks: int) -> None:

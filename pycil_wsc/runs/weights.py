@@ -28,8 +28,7 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     needed.
 
     ``task``: as it was after this task, counted from 0 (for ``"every"``); None is the last that was kept. ``device``:
-    as the
-    configuration's. :class:`UserError` tells where there are no weights, or none that can be used.
+    as the configuration's. :class:`UserError` tells where there are no weights, or none that can be used.
     """
     path = _find(Path(run_folder), task)
     again = "move the run's folder away and run it again"
@@ -67,11 +66,9 @@ class Classifier(nn.Module):
     """A trained learner that takes images as they come: called, it is :meth:`logits`; :meth:`predict` gives labels.
 
     ``labels``: the data set's own labels of the classes seen, rising, one for each column of the logits;
-    ``class_names[label]``
-    is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side`` that the network was
-    trained
-    for; of a ``folder:`` data set, file names as well. They get the transform of the run's test, in batches of its
-    size.
+    ``class_names[label]`` is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side``
+    that the network was trained for; of a ``folder:`` data set, file names as well. They get the transform of the run's
+    test, in batches of its size.
     """
 
     def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int]) -> None:
