@@ -443,7 +443,7 @@ def test_options_are_declared_in_one_place_and_under_names_of_their_own(warm, mo
 def test_every_key_says_what_it_decides():
     """The one place where a key's decision is listed again: a change here changes the names of finished runs' folders."""
     by_decision = {what: {name for name, key in KEYS.items() if key.decides == what} for what in DECIDES}
-    assert by_decision["files"] == {"data_root", "out", "save_weights", "tensorboard", "analyse"}
+    assert by_decision["files"] == {"data_root", "out", "save_weights", "tensorboard", "wandb", "analyse"}
     assert by_decision["speed"] == {"num_workers", "cache_first_task", "checkpoint_seconds"}
     assert by_decision["rounding"] == {"device", "threads", "cuda_graph"}
     assert by_decision["name"] == {"prefix", "label"}

@@ -128,3 +128,58 @@ def test_without_tensorboard_one_line_says_so_before_training(tmp_path, monkeypa
         == "error: tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
     )
     assert "task" not in captured.out
+
+
+# ---- Weights & Biases --------------------------------------------------------------------------------------------------
+
+
+class OfflineRun:
+    """What a run of Weights & Biases was told: the rows that were logged; a new one starts without any."""
+
+    runs = []
+
+    def __init__(self, **options):
+        self.options, self.rows, self.finished = options, [], False
+        OfflineRun.runs.append(self)
+
+    def define_metric(self, name, step_metric=None):
+        pass
+
+    def log(self, row):
+        self.rows.append(row)
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    OfflineRun.runs = []
+    module = types.ModuleType("wandb")
+    module.init, module.Settings = OfflineRun, lambda **options: options
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return OfflineRun.runs
+
+
+def test_weights_and_biases_has_tensorboards_scalars_offline(run, monkeypatch, wandb):
+    StandIn.scalars = {}
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=StandIn))
+    run(wandb=True).execute()
+    (told,) = wandb
+    assert told.options["mode"] == "offline" and told.finished
+    for axis, folder in (("epoch", "epochs"), ("task", "tasks")):
+        points = {}
+        for row in (row for row in told.rows if axis in row):
+            for name in row.keys() - {axis}:
+                points.setdefault(name, []).append((row[axis], row[name]))
+        assert points == StandIn.scalars[folder]
+
+
+def test_after_a_stop_weights_and_biases_has_every_epoch_and_task_once(run, wandb):
+    with killed_at(5, saved=False):
+        run(wandb=True, tensorboard=False).execute()
+    run(wandb=True, tensorboard=False).execute()
+    assert len(wandb) == 2
+    assert [row["epoch"] for row in wandb[-1].rows if "epoch" in row] == list(range(7))
+    assert [row["task"] for row in wandb[-1].rows if "task" in row] == [0, 1, 2]

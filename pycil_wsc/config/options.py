@@ -150,6 +150,9 @@ class Config:
     tensorboard: bool = key(
         False, "write each epoch's and task's scalars for TensorBoard (`pip install tensorboard`)", decides="files"
     )
+    wandb: bool = key(
+        False, "write the same scalars as an offline run of Weights & Biases (`pip install wandb`)", decides="files"
+    )
     analyse: tuple[str, ...] = key(
         (), "what to record for the report: `gradients`, `drift`, `flatness`, `dormant`", decides="files"
     )

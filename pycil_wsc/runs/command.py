@@ -58,6 +58,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="write scalars for TensorBoard beside each run's results (needs tensorboard)",
     )
     parser.add_argument(
+        "--wandb",
+        action="store_true",
+        help="write the same scalars for Weights & Biases, offline: wandb sync uploads them (needs wandb)",
+    )
+    parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
@@ -113,7 +118,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
 
     overrides: dict[str, Any] = dict(map(parse_override, args.set))
     overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
-    overrides |= {"tensorboard": True} if args.tensorboard else {}
+    overrides |= {name: True for name in ("tensorboard", "wandb") if getattr(args, name)}
     configs = load(args.config, overrides)
     if as_program:
         _on_signals(signal.default_int_handler)

@@ -50,3 +50,14 @@ def forgetting(matrix: Sequence[Sequence[float]]) -> float:
     table = np.array([[*row] + [-np.inf] * (tasks - len(row)) for row in matrix])
     drop = table.max(0) - table[-1]
     return float(drop[:-1].mean()) if tasks > 1 else 0.0
+
+
+def task_scalars(history):
+    """What curves over the tasks show of the newest one. ``history``: the lines of ``metrics.jsonl`` so far."""
+    line, matrix = history[-1], [line["cnn_tasks"] for line in history]
+    values = {
+        "cnn_top1": line["cnn_top1"],
+        "newest_task": line["cnn_tasks"][-1],
+        "forgetting": forgetting(matrix),
+    }
+    return values | ({"nme_top1": line["nme_top1"]} if "nme_top1" in line else {})

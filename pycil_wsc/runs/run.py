@@ -31,6 +31,7 @@ from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import read_checkpoint
 from pycil_wsc.runs.progress import TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
+from pycil_wsc.runs.weights_and_biases import WandB
 from pycil_wsc.seeding import derived_seed
 
 
@@ -82,11 +83,7 @@ class Run:
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
         first, resume = self._restore()
-        self.scalars = (
-            Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history))
-            if self.config.tensorboard
-            else None
-        )
+        self.scalars = list(self._scalars())
         self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
         self.mark = self.saved_at = time.perf_counter()
         for task in self.manager.tasks[first:]:
@@ -98,8 +95,8 @@ class Run:
             self.history.append(self._test(task))
             self.curves = new_curves()
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
-            if self.scalars:
-                self.scalars.task_ended(self.history)
+            for scalars in self.scalars:
+                scalars.task_ended(self.history)
             if self.config.save_weights == "every":
                 weights.save(self.folder, self.learner, task.index)
             self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
@@ -110,9 +107,17 @@ class Run:
         result = self._result()
         write_json(self.folder / "result.json", result)
         (self.folder / "checkpoint.pt").unlink(missing_ok=True)
-        if self.scalars:
-            self.scalars.close()
+        for scalars in self.scalars:
+            scalars.close()
         return result
+
+    def _scalars(self):
+        """What the run's numbers are written to as it goes."""
+        if self.config.tensorboard:
+            yield Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history))
+        if self.config.wandb:
+            name = "/".join(self.folder.parts[-3:])
+            yield WandB(self.folder, self.config.to_dict(), name, self.history, self.curves)
 
     def _learn(self, task, resume):
         """Learn a task; the first from what another run trained, where there is such and none of this one's own is
@@ -154,9 +159,9 @@ class Run:
         for name in ("train_seconds", "total_seconds", "saved_seconds"):
             self.clock[name] += trained["clock"]["train_seconds"]
         self.peak_memory, self.curves = max(self.peak_memory, trained["peak_memory"]), trained["curves"]
-        if self.scalars:
+        for scalars in self.scalars:
             for epoch, (loss, accuracy) in enumerate(zip(*self.curves.values())):
-                self.scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
+                scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
         self.bar.take(self.learner.images_trained)
 
     # ---- what the learner reports to
@@ -193,9 +198,9 @@ class Run:
             raise TrainingDiverged(
                 f"the loss became {loss} in {self.bar.task}, epoch {epoch + 1}; try a lower learning rate"
             )
-        if self.scalars:
+        for scalars in self.scalars:
             rate, speed = phase.optimizer.param_groups[0]["lr"], len(phase.indices) / seconds
-            self.scalars.epoch_ended(
+            scalars.epoch_ended(
                 self._epochs_done(), loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed
             )
         self.curves["train_loss"].append(loss)

@@ -30,14 +30,7 @@ class Scalars:
 
     def task_ended(self, history: list[dict[str, Any]]) -> None:
         """``history``: the lines of ``metrics.jsonl`` so far."""
-        line, matrix = history[-1], [line["cnn_tasks"] for line in history]
-        values = {
-            "cnn_top1": line["cnn_top1"],
-            "newest_task": line["cnn_tasks"][-1],
-            "forgetting": metrics.forgetting(matrix),
-        }
-        values |= {"nme_top1": line["nme_top1"]} if "nme_top1" in line else {}
-        _write(self.tasks, line["task"], "test", values)
+        _write(self.tasks, history[-1]["task"], "test", metrics.task_scalars(history))
 
     def close(self) -> None:
         self.epochs.close()
