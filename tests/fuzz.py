@@ -2,8 +2,9 @@
 
     python tests/fuzz.py --minutes 60 [--seed N]
 
-Whatever is asked for, the command line must answer with an exit code of its own (0, 1, 2 or 130), without a traceback, and bad
-input (2) with one line. Each case follows from its number, which is printed where a case fails: ``--seed`` begins with it.
+Whatever is asked for, the command line must answer with an exit code of its own (0, 1, 2 or 130), without a traceback,
+and bad input (2) with one line. Each case follows from its number, which is printed where a case fails: ``--seed``
+begins with it.
 """
 
 import argparse
@@ -44,9 +45,10 @@ HARMLESS_TO_RUN = [
     "wsc.retain",
 ]
 HOSTILE = [
-    None, True, False, 0, 1, -1, 2, 3, 0.5, -0.5, 1e300, 1e-300, 10**6, 2**32, 2**63, 10**30, "", "x", "none", "auto", "../..", "a/b",
-    "a\0b", "a\nb", "\ud800", "é", "x" * 300, "npz:", "folder:", "npz:~nosuchuser/x", [], [[]], [None], [1], [0, 1], [2, 1], [1, 1.5],
-    [""], {}, {"a": 1}, {"updates_like": "replay"}, [[1], [2]], "every", "replay", "wsc", "foster", "cuda:7", ["0", "1"], "=", "1e5",
+    None, True, False, 0, 1, -1, 2, 3, 0.5, -0.5, 1e300, 1e-300, 10**6, 2**32, 2**63, 10**30, "", "x", "none", "auto",
+    "../..", "a/b", "a\0b", "a\nb", "\ud800", "é", "x" * 300, "npz:", "folder:", "npz:~nosuchuser/x", [], [[]], [None],
+    [1], [0, 1], [2, 1], [1, 1.5], [""], {}, {"a": 1}, {"updates_like": "replay"}, [[1], [2]], "every", "replay", "wsc",
+    "foster", "cuda:7", ["0", "1"], "=", "1e5",
 ]  # fmt: skip
 OPTIONS = [
     "--set",
@@ -66,7 +68,9 @@ class Fault(AssertionError):
 
 
 def answer(arguments: list[str]) -> tuple[int, str, str]:
-    """The exit code of the command line in this process, and what it printed; :class:`Fault` for an answer that is none."""
+    """The exit code of the command line in this process, and what it printed;
+    :class:`Fault` for an answer that is none.
+    """
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), undrawn():
@@ -163,7 +167,10 @@ def hostile_arrays(place: Place, rng: random.Random) -> None:
         [
             usual[:0], usual[:1], usual[None], usual[..., None], usual.astype("U3"), np.array(3), np.array("x"),
             usual.astype(bool), usual[::-1], usual.repeat(2, -1),
-            *([] if usual.dtype.kind == "U" else [usual.astype(float) * np.nan, -usual.astype(int), usual.astype(">u8") + 2**62]),
+            *(
+                [] if usual.dtype.kind == "U"
+                else [usual.astype(float) * np.nan, -usual.astype(int), usual.astype(">u8") + 2**62]
+            ),
         ]
     )  # fmt: skip
     np.savez(place.data, **arrays)

@@ -1,4 +1,6 @@
-"""What tests of language models share: two tasks that a tiny Llama learns in seconds, and two processes to learn them."""
+"""What tests of language models share: two tasks that a tiny Llama learns in seconds,
+and two processes to learn them.
+"""
 
 import contextlib
 import json
@@ -16,7 +18,9 @@ COLOURS = ["red", "blue", "green"]
 
 
 def write_tasks(root):
-    """Tasks ``colours`` and ``shapes``, and a pool, below ``root``: a letter for each colour, and another in the other task."""
+    """Tasks ``colours`` and ``shapes``, and a pool, below ``root``: a letter for each colour,
+    and another in the other task.
+    """
     nouns = ["ball", "box", "hat", "cup", "car", "pen", "key", "bag"]
     for name, letters in (("colours", "ABC"), ("shapes", "BCA")):
         rows = [
@@ -65,7 +69,7 @@ def configured(settings, **changes):
     return config, load_corpus(config)
 
 
-# ---- two processes, as torchrun starts them, without waiting for its imports ---------------------------------------------
+# ---- two processes, as torchrun starts them, without waiting for its imports -----------------------------------------
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch.distributed.fsdp", "peft", "pycil_wsc.llm.torchrun", "pycil_wsc.runs.sweep"])

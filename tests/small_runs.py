@@ -52,7 +52,8 @@ SETTINGS = {  # three tasks of two classes, a schedule of seconds
 
 
 class Undisturbed:
-    """Finished runs that nothing stopped or watched, to compare others with. Each is made once, through the command line.
+    """Finished runs that nothing stopped or watched, to compare others with.
+    Each is made once, through the command line.
 
     Args:
         folder: where the runs and their data go.
@@ -89,7 +90,9 @@ def without_measurements(result):
 
 
 class Command(multiprocessing.get_context("fork").Process):
-    """main.py with these arguments, in a fork of this process: it need not import torch anew. Like ``subprocess.Popen``."""
+    """main.py with these arguments, in a fork of this process: it need not import torch anew.
+    Like ``subprocess.Popen``.
+    """
 
     def __init__(self, arguments):
         super().__init__()

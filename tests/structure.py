@@ -37,7 +37,9 @@ def within(name: str, parents: Iterable[str]) -> bool:
 
 
 def room(name: str, root: Path = ROOT) -> str:
-    """The folder a module is in: ``pycil_wsc.data``; ``pycil_wsc.*`` for a file flat in the package; ``main`` for a script."""
+    """The folder a module is in: ``pycil_wsc.data``; ``pycil_wsc.*`` for a file flat in the package;
+    ``main`` for a script.
+    """
     top, *rest = name.split(".")
     if top != PACKAGE or not rest:
         return top
@@ -78,7 +80,9 @@ def length(function: Function) -> int:
 
 
 def annotated(function: Function) -> bool:
-    """Whether every argument has a type, ``self`` and ``cls`` aside, and the result too (of ``__init__`` it is known)."""
+    """Whether every argument has a type, ``self`` and ``cls`` aside,
+    and the result too (of ``__init__`` it is known).
+    """
     arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     named += [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
@@ -87,7 +91,9 @@ def annotated(function: Function) -> bool:
 
 
 def long_lines(root: Path = ROOT) -> list[tuple[Path, int]]:
-    """(file, number of lines over ``LINE_LENGTH`` columns) of the Python files that have any, tests and benchmarks too."""
+    """(file, number of lines over ``LINE_LENGTH`` columns) of the Python files that have any,
+    tests and benchmarks too.
+    """
     paths = [*(path for _, path in modules(root)), *root.glob("tests/**/*.py"), *root.glob("benchmarks/*.py")]
     counts = [(path, sum(len(line) > LINE_LENGTH for line in path.read_text().splitlines())) for path in paths]
     return [(path, count) for path, count in counts if count]

@@ -31,7 +31,9 @@ WSC = {
 
 
 def result(method="replay", memory=20, seed=1993, classes=100, increment=10, losses=3, confusion=False, **config):
-    """The contents of one ``result.json``, with ``losses`` epochs of training loss; ``config`` overrides keys (``wsc__retain`` for ``wsc.retain``)."""
+    """The contents of one ``result.json``, with ``losses`` epochs of training loss;
+    ``config`` overrides keys (``wsc__retain`` for ``wsc.retain``).
+    """
     rng = np.random.default_rng([seed, memory, sum(map(ord, method + json.dumps(config)))])
     first, later = EPOCHS.get(method, (200, 170))
     values = {

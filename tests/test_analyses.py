@@ -39,7 +39,7 @@ def recorded(run):
     return [json.loads(line) for line in (run.folder / "analyses.jsonl").read_text().splitlines()]
 
 
-# ---- each analysis against its definition ------------------------------------------------------------------------------
+# ---- each analysis against its definition ----------------------------------------------------------------------------
 
 
 class Snapshots(Observer):
@@ -224,7 +224,7 @@ def test_the_share_of_dormant_units_is_over_all_layers(observed):
         assert found["share"] == pytest.approx(np.dot(found["layers"], units) / sum(units))
 
 
-# ---- nothing but the records -------------------------------------------------------------------------------------------
+# ---- nothing but the records -----------------------------------------------------------------------------------------
 
 
 class Meddler(Observer):
@@ -273,7 +273,9 @@ def test_a_poisoned_test_set_changes_no_record(settings, tmp_path):
 
 @pytest.mark.parametrize("name, saves", [("wsc", [2, 4, 6, 9]), ("foster", [10])])
 def test_a_stopped_run_goes_on_with_the_same_records(name, saves, settings, tmp_path):
-    """Stopped within the first task, at its end, within the others and between them, each time after the stop before."""
+    """Stopped within the first task, at its end, within the others and between them,
+    each time after the stop before.
+    """
     undisturbed = run_of(settings, model_name=name, out=str(tmp_path / "undisturbed"))
     undisturbed.execute()
     for save in np.diff([0, *saves]):
@@ -310,7 +312,7 @@ def test_a_first_task_that_another_run_trained_gives_the_same_records(analyse, s
     )
 
 
-# ---- the command and the report ----------------------------------------------------------------------------------------
+# ---- the command and the report --------------------------------------------------------------------------------------
 
 
 def test_the_report_draws_what_was_recorded_and_a_broken_record_is_named(settings, tmp_path, capsys):

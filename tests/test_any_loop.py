@@ -1,4 +1,6 @@
-"""The consolidation in any loop: every optimiser, scaler, type and way of naming parameters, against the slow twin and torch's own."""
+"""The consolidation in any loop: every optimiser, scaler, type and way of naming parameters,
+against the slow twin and torch's own.
+"""
 
 import copy
 import random
@@ -100,7 +102,9 @@ def test_fast_version_follows_the_slow_one_in_every_loop(case):
 
 
 def compare_with_reference(with_reset, loop):
-    """One task: the fast version attached to an optimiser, and beside it the same optimiser's twin, whose weights the slow version changes."""
+    """One task: the fast version attached to an optimiser, and beside it the same optimiser's twin,
+    whose weights the slow version changes.
+    """
     rng = random.Random(loop["seed"])
     dtype, tolerance = loop["dtype"], {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2**-5}[loop["dtype"]]
     params = {

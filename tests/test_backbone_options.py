@@ -1,4 +1,6 @@
-"""``convnet_options``: keyword arguments of the backbone, from the JSON to the network; and backbones of the user's own."""
+"""``convnet_options``: keyword arguments of the backbone, from the JSON to the network;
+and backbones of the user's own.
+"""
 
 import copy
 import json

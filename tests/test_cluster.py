@@ -1,4 +1,6 @@
-"""Sweeps on a Ray cluster of two nodes on this machine: nothing is lost when one is killed, with a shared output folder or without."""
+"""Sweeps on a Ray cluster of two nodes on this machine: nothing is lost when one is killed,
+with a shared output folder or without.
+"""
 
 import json
 import socket

@@ -194,7 +194,9 @@ def test_points_that_are_the_same_run_are_done_once(tmp_path):
 
 
 def test_runs_lists_irregular_sets_over_the_files_keys(tmp_path):
-    """Each entry may have axes of its own; all first seeds come before the second, then the file's order; the same run comes once."""
+    """Each entry may have axes of its own; all first seeds come before the second, then the file's order;
+    the same run comes once.
+    """
     entries = [
         {"model_name": "wsc", "wsc": {"retain": [0.1, 0.5]}, "epochs": 60},
         {"model_name": ["finetune", "replay"]},
@@ -441,7 +443,9 @@ def test_options_are_declared_in_one_place_and_under_names_of_their_own(warm, mo
 
 
 def test_every_key_says_what_it_decides():
-    """The one place where a key's decision is listed again: a change here changes the names of finished runs' folders."""
+    """The one place where a key's decision is listed again:
+    a change here changes the names of finished runs' folders.
+    """
     by_decision = {what: {name for name, key in KEYS.items() if key.decides == what} for what in DECIDES}
     assert by_decision["files"] == {"data_root", "out", "save_weights", "tensorboard", "wandb", "analyse"}
     assert by_decision["speed"] == {"num_workers", "cache_first_task", "checkpoint_seconds"}
@@ -452,7 +456,8 @@ def test_every_key_says_what_it_decides():
         key(1, "a key", decides="nothing")
 
 
-FINISHED = {  # of results in the repository, what names their runs' folders: the hash is of all that differs from the defaults
+# of results in the repository, what names their runs' folders: the hash is of all that differs from the defaults
+FINISHED = {
     "cifar100_short/replay-m20": "replay/m20/seed1993-5de4e937",
     "cifar100_short_all/bic-m20": "bic/m20/seed1993-41f30391",
     "cifar100_short_all/der-m200": "der/m200/seed1993-d773f0ff",

@@ -429,7 +429,8 @@ def test_absolute_count_gives_the_reset_weights_the_papers_literal_share():
     "file, entry, share", [("wsc", 0, 1 / 12), ("wsc_literal", 0, 22 / 72), ("paper_text", -1, 20 / 75)]
 )
 def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
-    """70 epochs, the reset after 17, j = 5: weights that are 1 at the reset and 0 from then on have their share as average.
+    """70 epochs, the reset after 17, j = 5: weights that are 1 at the reset and 0 from then on
+    have their share as average.
 
     since_reset: samples at 17, 22, ..., 67 and 70, all alike. absolute: n = i/5 at 22, 27, ..., 67, and the product of
     n / (n + 1) = i / (i + 5) telescopes to 22/72. swa: at 20, 25, ..., 70, so 20/75.

@@ -1,4 +1,6 @@
-"""Continual backpropagation: units are ranked by what they contribute, and the least useful of the mature ones are made anew."""
+"""Continual backpropagation: units are ranked by what they contribute,
+and the least useful of the mature ones are made anew.
+"""
 
 import copy
 
@@ -54,7 +56,9 @@ def train(net, optimizer, steps):
 
 
 def reference(steps, rate, maturity, decay):
-    """Algorithm 1 unit by unit: (network, momentum of the first and second convolution, steps and units of the replacements)."""
+    """Algorithm 1 unit by unit: (network, momentum of the first and second convolution,
+    steps and units of the replacements).
+    """
     torch.manual_seed(1)
     net = new_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)

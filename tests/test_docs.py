@@ -1,8 +1,9 @@
-"""Every block of code in README.md and docs/ runs, every page's link leads somewhere, and what is generated is up to date.
+"""Every block of code in README.md and docs/ runs, every page's link leads somewhere,
+and what is generated is up to date.
 
-The blocks of a page run in their order, in an empty folder: Python in one namespace, JSON saved under its title, commands in process. A
-command trains only where it is quick; where it takes hours it is a dry run, with the page's own arguments. A page may prepare what its
-blocks need (``prepares``), and check what they did (``checks``).
+The blocks of a page run in their order, in an empty folder: Python in one namespace, JSON saved under its title,
+commands in process. A command trains only where it is quick; where it takes hours it is a dry run, with the page's own
+arguments. A page may prepare what its blocks need (``prepares``), and check what they did (``checks``).
 """
 
 import functools
@@ -55,7 +56,9 @@ PREPARES, CHECKS = {}, {}
 
 
 def prepares(page):
-    """Register ``function(monkeypatch) -> {name: value}``, called in the page's folder: the names its Python blocks use."""
+    """Register ``function(monkeypatch) -> {name: value}``, called in the page's folder:
+    the names its Python blocks use.
+    """
     return lambda function: PREPARES.setdefault(page, function)
 
 
@@ -207,7 +210,7 @@ def python(*arguments):
     return run.stdout
 
 
-# ---- what pages need, and what came of it ----------------------------------------------------------------------------------
+# ---- what pages need, and what came of it ----------------------------------------------------------------------------
 
 
 @prepares("README.md")
@@ -341,7 +344,7 @@ def prepare_language_models(monkeypatch):
     return {}
 
 
-# ---- the page on extending -------------------------------------------------------------------------------------------------
+# ---- the page on extending -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -414,7 +417,7 @@ def test_the_pages_analysis_is_recorded(extended, tmp_path):
     assert len(norms) == 3 and min(norms) > 1
 
 
-# ---- the benchmarks --------------------------------------------------------------------------------------------------------
+# ---- the benchmarks --------------------------------------------------------------------------------------------------
 
 SMALL = {  # by script: options that make it quick
     "throughput": "--images 128 --epochs 1 --repeats 1",
@@ -437,7 +440,7 @@ def test_every_benchmark_of_the_pages_on_speed_is_among_them():
     assert set(re.findall(r"benchmarks/(\w+)\.py", text)) == set(SMALL)
 
 
-# ---- links, and what is generated ------------------------------------------------------------------------------------------
+# ---- links, and what is generated ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -490,8 +493,10 @@ def test_the_readme_is_of_a_readable_length():
 
 def test_pycils_files_that_run_are_those_that_the_pages_name():
     """PyCIL's 26 files have these names; a file runs if its learner is one of ours."""
-    theirs = "acil aper_finetune beef bic coil der ds-al ewc fetril finetune foster gem icarl il2a lwf memo pass podnet replay"
-    theirs = [*theirs.split(), *"rmm-foster rmm-icarl rmm-pretrain simplecil ssre tagfex wa".split()]
+    theirs = (
+        "acil aper_finetune beef bic coil der ds-al ewc fetril finetune foster gem icarl il2a lwf memo pass podnet "
+        "replay rmm-foster rmm-icarl rmm-pretrain simplecil ssre tagfex wa"
+    ).split()
     ours = sorted(name for name in theirs if name in registry.learners)
     assert len(theirs) == 26 and len(ours) == 8
     for page in ("README.md", "docs/pycil.md"):
@@ -499,7 +504,7 @@ def test_pycils_files_that_run_are_those_that_the_pages_name():
         assert sorted(set(re.findall(r"`(\w+)`", said))) == ours
 
 
-# ---- the notebook and the site ---------------------------------------------------------------------------------------------
+# ---- the notebook and the site ---------------------------------------------------------------------------------------
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch):

@@ -30,7 +30,8 @@ def data(step, size):
 
 
 class Tape(TorchDispatchMode):
-    """What a CUDA graph does, on the CPU: the operators are recorded, and no Python beside them runs when they are replayed.
+    """What a CUDA graph does, on the CPU: the operators are recorded,
+    and no Python beside them runs when they are replayed.
 
     Each writes into the memory that recording left. As on a GPU, what waits for the device cannot be recorded.
     """
@@ -138,7 +139,8 @@ def test_a_loss_that_cannot_be_recorded_is_computed_as_usual_and_nothing_is_reco
                 lambda net, compute, optimizer: RecordedPasses(compute, optimizer, net.parameters(), refuse), [8] * 9
             )
     assert [record.getMessage() for record in caplog.records] == [
-        "cuda_graph: the loss cannot be recorded, so every step is launched as usual (operation not permitted when stream is capturing)"
+        "cuda_graph: the loss cannot be recorded, so every step is launched as usual "
+        "(operation not permitted when stream is capturing)"
     ]
     assert our_losses == losses
     assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), plain.state_dict().values()))
@@ -153,7 +155,9 @@ METHODS += [
 
 @pytest.mark.parametrize("method, keys", METHODS)
 def test_runs_whose_passes_are_recorded_are_the_plain_ones(method, keys, settings, tmp_path, monkeypatch, caplog):
-    """No Python of a loss, a network or a hook runs in a replayed step: what depends on it would go wrong here as on a GPU."""
+    """No Python of a loss, a network or a hook runs in a replayed step:
+    what depends on it would go wrong here as on a GPU.
+    """
     settings |= {"model_name": method, "batch_size": 4, "init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5} | keys
     recorded = []
     monkeypatch.setattr(

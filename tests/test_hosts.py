@@ -1,4 +1,6 @@
-"""One sequence of gradients through every host gives the same weights: a plain loop, PyCIL's path and the Hugging Face callback."""
+"""One sequence of gradients through every host gives the same weights: a plain loop,
+PyCIL's path and the Hugging Face callback.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ OPTIONS = dict(retain=0.3, importance=moment_score(), reset=Blend(0.4))
 
 
 class Dictated(nn.Module):
-    """Its gradient is the batch, whatever its weights are; and the weights are what dictates the loss, as Trainer wants it."""
+    """Its gradient is the batch, whatever its weights are; and the weights are what dictates the loss,
+    as Trainer wants it.
+    """
 
     def __init__(self):
         super().__init__()

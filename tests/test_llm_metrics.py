@@ -185,7 +185,10 @@ def test_text_is_cut_as_sacrebleus_13a_does_and_lower_cased():
 
 def test_the_fixed_sari_has_the_paragraph_as_source_and_gives_nothing_for_nothing():
     pytest.importorskip("sacrebleu")
-    prompt = "Provide a simplified version of the following paragraph in German.\n\nParagraph:\nDas Haus ist alt.\n\nSimplification:"
+    prompt = (
+        "Provide a simplified version of the following paragraph in German.\n\n"
+        "Paragraph:\nDas Haus ist alt.\n\nSimplification:"
+    )
     assert one("sari", "Ein Haus", "Das Haus", "trace", prompt) == sari(prompt, "Ein Haus", ["Das Haus"])
     assert one("sari", " Ein Haus\n", "Das Haus\n", "fixed", prompt) == sari(
         "Das Haus ist alt.", "Ein Haus", ["Das Haus"]

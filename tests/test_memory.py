@@ -109,7 +109,9 @@ def test_reservoir_holds_its_capacity(fixed, quota, expected):
 
 
 def test_reservoir_over_the_stream_is_uniform():
-    """Each of the 60 samples is held with probability 12/60 in the end, whenever it came: within five standard deviations."""
+    """Each of the 60 samples is held with probability 12/60 in the end, whenever it came:
+    within five standard deviations.
+    """
     counts = np.zeros(60)
     for seed in range(600):
         counts[filled("reservoir", False, total=12, seed=seed)[0].indices] += 1

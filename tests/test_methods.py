@@ -56,7 +56,7 @@ def moved(module, before):
     return sorted(name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name]))
 
 
-# ---- losses ------------------------------------------------------------------------------------------------------------
+# ---- losses ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.5, 0.5, 1.0])])
@@ -89,7 +89,7 @@ def test_the_auxiliary_head_sees_old_classes_as_one():
     assert newest_task_targets(torch.tensor([0, 3, 4, 6, 5]), 4).tolist() == [0, 0, 1, 3, 2]
 
 
-# ---- distilling learners -----------------------------------------------------------------------------------------------
+# ---- distilling learners ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["icarl", "wa", "bic"])
@@ -131,7 +131,7 @@ def test_alignment_scales_new_rows_alone_and_no_bias(digits, tmp_path):
     torch.testing.assert_close(head.weight[4:], 2 * weight[4:])
 
 
-# ---- BiC ---------------------------------------------------------------------------------------------------------------
+# ---- BiC -------------------------------------------------------------------------------------------------------------
 
 
 def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
@@ -199,7 +199,7 @@ def test_bic_holds_out_as_pycil_does_and_no_more_than_there_is(keys, sizes, tmp_
     assert found[1:] == sizes and found[0] == 0
 
 
-# ---- expanding learners ------------------------------------------------------------------------------------------------
+# ---- expanding learners ----------------------------------------------------------------------------------------------
 
 
 def test_ders_old_backbones_do_not_move_and_its_features_stand_in_order(digits, tmp_path):
@@ -295,7 +295,7 @@ def test_memos_parts_have_the_published_sizes():
     assert sizes == {"resnet32": [112_016, 351_488], "resnet18": [11_176_512 - 8_393_728, 8_393_728]}
 
 
-# ---- FOSTER ------------------------------------------------------------------------------------------------------------
+# ---- FOSTER ----------------------------------------------------------------------------------------------------------
 
 
 def test_fosters_student_is_the_next_first_backbone_and_smaller_than_the_teacher(digits, tmp_path):
@@ -349,7 +349,7 @@ def test_foster_az_keeps_new_classes_off_old_features(digits, tmp_path):
     assert after("foster", 2, digits, tmp_path)[0].network.head.weight[4:, :64].any()
 
 
-# ---- full retraining ---------------------------------------------------------------------------------------------------
+# ---- full retraining -------------------------------------------------------------------------------------------------
 
 
 def test_joint_forgets_its_weights_and_not_its_memory(digits, tmp_path):

@@ -1,4 +1,6 @@
-"""The consolidation inside PyCIL: in a stand-in checkout with PyCIL's interface, and phase by phase against a plain loop."""
+"""The consolidation inside PyCIL: in a stand-in checkout with PyCIL's interface,
+and phase by phase against a plain loop.
+"""
 
 import copy
 import hashlib
@@ -28,7 +30,9 @@ CONFIG = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """-> function of changes to CONFIG that gives (exit code, standard output, standard error). Afterwards ``utils`` is ours again."""
+    """-> function of changes to CONFIG that gives (exit code, standard output, standard error).
+    Afterwards ``utils`` is ours again.
+    """
     before = dict(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)

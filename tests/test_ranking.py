@@ -76,7 +76,8 @@ torch.set_num_threads(1)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 size = 2**25
 # Every whole number below 2^23 four times, in a scattered order: ties everywhere, and the answer is known.
-scores = torch.arange(size, dtype=torch.int32).mul_(40503).bitwise_and_(size - 1).div_(4, rounding_mode="floor").to(torch.float32)
+scores = torch.arange(size, dtype=torch.int32).mul_(40503).bitwise_and_(size - 1)
+scores = scores.div_(4, rounding_mode="floor").to(torch.float32)
 parts = scores[: size // 2].view(2**12, -1), scores[size // 2 : -6], scores[-6:]
 top_mask([torch.rand(2**21)], 0.2)  # what is allocated once
 before = peak()

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "docs" / "speed.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MEASURES = {  # what a column of a table of runs says of a run; others (names, the paper's values) are not numbers of ours
+# what a column of a table of runs says of a run; others (names, the paper's values) are not numbers of ours
+MEASURES = {
     "average accuracy": lambda run, runs: with_student(run),
     "last accuracy": lambda run, runs: f"{run['last_acc']:.2f}",
     "newest task": lambda run, runs: f"{run['new_acc']:.2f}",

@@ -140,7 +140,8 @@ def test_axes_are_labelled_and_measured_quantities_have_units(made):
 
 
 def test_every_figure_is_there_as_svg_pdf_and_png_of_300_dots_per_inch(made):
-    plots = "accuracy-time accuracy-memory forgetting-memory new-task-memory time-memory retain-rate curves training-loss cost".split()
+    plots = "accuracy-time accuracy-memory forgetting-memory new-task-memory time-memory".split()
+    plots += "retain-rate curves training-loss cost".split()
     plots += [f"matrix-m{memory}" for memory in (0, 20, 200)] + ["confusion-m20"]
     names = {path.name for path in (made[0] / "figures").iterdir()}
     assert {f"{plot}-{HERE}.{suffix}" for plot in plots for suffix in ("svg", "pdf", "png")} <= names

@@ -254,7 +254,9 @@ def as_shown(label, corner="method"):
 
 
 def printed(folder, slug, form):
-    """``{labels: cells as text}`` of one table in one of its forms. LaTeX has the paper's numbers in a row of their own."""
+    """``{labels: cells as text}`` of one table in one of its forms.
+    LaTeX has the paper's numbers in a row of their own.
+    """
     if form == "html":
         rows = Tables((folder / "index.html").read_text()).tables[f"table-{slug}"]
     else:
@@ -381,8 +383,8 @@ def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
     assert (line["paper_mean"], line["compared"], line["differs_by"]) == ("48.63", "0", "")
     text = (folder / "tables" / f"accuracy-{HERE}.md").read_text()
     assert (
-        "a shorter schedule than the paper's, 20 epochs for the first task and 5 for each later one (the paper has 200 and 70)"
-        in text
+        "a shorter schedule than the paper's, 20 epochs for the first task and 5 for each later one "
+        "(the paper has 200 and 70)" in text
     )
     assert "(48.63 ± 1.1)" in text
 

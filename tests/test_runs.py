@@ -1,4 +1,6 @@
-"""Whole runs through the command line: every learner learns, a killed run goes on, and what goes wrong costs nothing done."""
+"""Whole runs through the command line: every learner learns, a killed run goes on,
+and what goes wrong costs nothing done.
+"""
 
 import json
 import os
@@ -192,7 +194,9 @@ def test_a_loss_that_is_no_number_stops_that_run_alone(settings, tmp_path, capsy
 
 @pytest.mark.parametrize("name", ["replay", "bic", "foster", "wsc"])
 def test_a_last_batch_of_one_image_on_maps_of_one_pixel_is_joined_to_the_one_before(name, settings):
-    """ResNet-18 leaves images of 8x8 one pixel; 24 + 1 + ... images in batches of 8, and batch norm is recomputed too."""
+    """ResNet-18 leaves images of 8x8 one pixel; 24 + 1 + ... images in batches of 8,
+    and batch norm is recomputed too.
+    """
     keys = {"model_name": name, "convnet_type": "resnet18_small", "init_epoch": 1, "epochs": 2, "batch_size": 23}
     config = resolve(settings | keys | {"memory_per_class": 11, "wsc.warmup": 0.5})
     run = Run(config, load_dataset(config.dataset, "."))
@@ -288,7 +292,11 @@ def test_an_output_folder_that_cannot_be_is_named(settings, tmp_path, capsys):
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings, tmp_path):
     """A limit on the size of files stands in for the disk: writing a checkpoint fails half-way, as on a full disk."""
     path = write(tmp_path, settings | {"model_name": "replay"})
-    script = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.path.insert(0, '.'); from main import main; sys.exit(main(sys.argv[1:]))"
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.path.insert(0, '.'); "
+        "from main import main; sys.exit(main(sys.argv[1:]))"
+    )
     process = subprocess.run([sys.executable, "-c", script, "--config", path], cwd=ROOT, capture_output=True, text=True)
     assert (
         process.returncode == 2

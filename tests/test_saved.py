@@ -66,7 +66,9 @@ def run(arrays, tmp_path):
 
 
 def accuracies(model, classes, arrays):
-    """On each two of ``classes`` (in learning order), from the raw arrays; batches as in the run, so equality can be exact."""
+    """On each two of ``classes`` (in learning order), from the raw arrays; batches as in the run,
+    so equality can be exact.
+    """
     labels = arrays["test_y"]
     indices = np.concatenate([np.flatnonzero(labels == c) for c in classes])
     right = model.predict(arrays["test_x"][indices]) == labels[indices]
@@ -239,7 +241,10 @@ def test_the_pages_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
     finished.execute()
     source = re.sub(r'load\("[^"]+"\)', f"load({str(finished.folder)!r})", source)
     np.save(tmp_path / "images.npy", arrays["test_x"])
-    script = f"import json, numpy\nimages = numpy.load({str(tmp_path / 'images.npy')!r})\n{source}\nprint(json.dumps([labels.tolist(), list(logits.shape)]))"
+    script = (
+        f"import json, numpy\nimages = numpy.load({str(tmp_path / 'images.npy')!r})\n{source}\n"
+        "print(json.dumps([labels.tolist(), list(logits.shape)]))"
+    )
     output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert json.loads(output) == [pycil_wsc.load(finished.folder).predict(arrays["test_x"]).tolist(), [54, 6]]
 

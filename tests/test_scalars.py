@@ -39,7 +39,9 @@ def run(tmp_path):
 
 
 class StandIn:
-    """A writer that holds what it is given by file; a new one drops the steps from ``purge_step`` on, as TensorBoard does."""
+    """A writer that holds what it is given by file; a new one drops the steps from ``purge_step`` on,
+    as TensorBoard does.
+    """
 
     scalars = {}
 
@@ -68,7 +70,9 @@ def stand_in(monkeypatch):
 
 
 def check(scalars, result, nme):
-    """``scalars``: {file: {name: [(step, value)]}}, against the result, the schedule by hand and the definition of forgetting."""
+    """``scalars``: {file: {name: [(step, value)]}}, against the result,
+    the schedule by hand and the definition of forgetting.
+    """
     epochs, tasks = scalars["epochs"], scalars["tasks"]
     expected = {"train/loss": sum(result["train_loss"], []), "train/accuracy": sum(result["train_accuracy"], [])}
     expected["train/learning_rate"] = [0.1, 0.01, 0.001, 0.1, 0.01, 0.1, 0.01]
@@ -98,7 +102,9 @@ def test_the_numbers_are_the_results(nme, run, stand_in):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 10])
 def test_a_stop_doubles_no_step_and_leaves_none_out(number, before, run, stand_in):
-    """Around the checkpoint of the first epoch, of the first task's last, of its end, of the next epoch, and of the last task's end."""
+    """Around the checkpoint of the first epoch, of the first task's last, of its end, of the next epoch,
+    and of the last task's end.
+    """
     with killed_at(number, saved=not before):
         run().execute()
     check(stand_in, run().execute(), True)
@@ -130,7 +136,7 @@ def test_without_tensorboard_one_line_says_so_before_training(tmp_path, monkeypa
     assert "task" not in captured.out
 
 
-# ---- Weights & Biases --------------------------------------------------------------------------------------------------
+# ---- Weights & Biases ------------------------------------------------------------------------------------------------
 
 
 class OfflineRun:

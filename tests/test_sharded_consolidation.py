@@ -44,7 +44,9 @@ def whole(model):
 
 
 def sharded_training(source):
-    """The weights at the end, of a training that is stopped before the reset, and after it, and resumed from whole states."""
+    """The weights at the end, of a training that is stopped before the reset, and after it,
+    and resumed from whole states.
+    """
     from pycil_wsc.llm.parallel import Processes
 
     Processes(timeout_minutes=1)

@@ -99,7 +99,9 @@ def test_hutchinsons_estimate_is_its_formula_with_the_dense_hessian_and_tends_to
 
 
 def consolidated(**options):
-    """Two parameters after three steps of SGD: {name: before}, {name: just before the reset}, {name: after it}, {name: [gradients]}."""
+    """Two parameters after three steps of SGD:
+    {name: before}, {name: just before the reset}, {name: after it}, {name: [gradients]}.
+    """
     torch.manual_seed(0)
     model = nn.Linear(6, 4)
     before = {name: param.detach().clone() for name, param in model.named_parameters()}
@@ -177,7 +179,7 @@ def test_a_function_that_leaves_a_parameter_out_is_named():
         consolidated(importance=lambda params, previous: {"weight": params["weight"]})
 
 
-# ---- in a run ----------------------------------------------------------------------------------------------------------
+# ---- in a run --------------------------------------------------------------------------------------------------------
 
 
 def run(settings, **keys):

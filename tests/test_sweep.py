@@ -274,7 +274,9 @@ class Terminal(io.StringIO):
 
 
 def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monkeypatch):
-    """Three runs of 1000 images. One goes on from image 400: 100 more in 10 s, and the other trains 300, so 40 images/s."""
+    """Three runs of 1000 images. One goes on from image 400: 100 more in 10 s, and the other trains 300,
+    so 40 images/s.
+    """
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(sys, "stderr", Terminal())

@@ -18,7 +18,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.runs.run import Run
 
-# ---- in any loop -------------------------------------------------------------------------------------------------------
+# ---- in any loop -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused():
         wsc.end_warmup()
 
 
-# ---- in a run ----------------------------------------------------------------------------------------------------------
+# ---- in a run --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,9 @@ def test_a_task_without_a_plateau_ends_as_replay(settings):
 
 
 def test_a_plateau_is_the_fixed_warmup_of_as_many_epochs(settings, monkeypatch):
-    """Reset, average and learning rate after it: all as if the warm-up had been set to the epochs that the plateau took."""
+    """Reset, average and learning rate after it:
+    all as if the warm-up had been set to the epochs that the plateau took.
+    """
     monkeypatch.setattr(Plateau, "reached", lambda self, loss: True)
     ours = run(settings, **{"wsc.trigger": "training_loss"}).execute()
     fixed = run(settings, **{"wsc.warmup": 1 / 6}).execute()

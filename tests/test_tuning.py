@@ -1,4 +1,6 @@
-"""Hyper-parameters are chosen on a part of the training data: never on the test set, for each method with as many trials."""
+"""Hyper-parameters are chosen on a part of the training data: never on the test set,
+for each method with as many trials.
+"""
 
 import dataclasses
 import json
@@ -23,7 +25,7 @@ from pycil_wsc.runs.run import Run
 
 TUNING = f"tuning-{HERE}-validation10"
 
-# ---- the held-out part -------------------------------------------------------------------------------------------------
+# ---- the held-out part -----------------------------------------------------------------------------------------------
 
 
 def numbered(sizes):
@@ -162,7 +164,7 @@ def test_small_copies_of_image_files_are_made_of_the_training_files_alone(tmp_pa
     )
 
 
-# ---- the report --------------------------------------------------------------------------------------------------------
+# ---- the report ------------------------------------------------------------------------------------------------------
 
 
 def trial(method, average, seed=1993, memory=200, **keys):
@@ -298,7 +300,7 @@ def test_the_winners_configuration_runs_at_other_memory_sizes_on_the_test_set(se
             assert same.items() <= result["config"].items()
 
 
-# ---- the shipped experiments -------------------------------------------------------------------------------------------
+# ---- the shipped experiments -----------------------------------------------------------------------------------------
 
 
 def test_the_shipped_search_gives_every_method_as_many_trials_on_held_out_data():

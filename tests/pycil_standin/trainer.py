@@ -14,6 +14,7 @@ def train(args):
             model.incremental_train(data_manager)
             weights = sum(p.double().abs().sum().item() for p in model._network.parameters())
             print(
-                f"task {task}: top1 {model.eval_task():.2f}, weights {weights!r}, exemplars seen with {model.seen_at_exemplars!r}"
+                f"task {task}: top1 {model.eval_task():.2f}, weights {weights!r}, "
+                f"exemplars seen with {model.seen_at_exemplars!r}"
             )
             model.after_task()
