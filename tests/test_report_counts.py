@@ -12,6 +12,7 @@ from synthetic import HERE, lines_of
 from pycil_wsc import registry, report
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS
+from pycil_wsc.files import RESULT_SCHEMA
 from pycil_wsc.keys import Key
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report import groups
@@ -365,6 +366,11 @@ def test_a_loop_of_links_is_named(tmp_path, capsys, undrawn):
     loop.symlink_to(loop)
     assert command.main([str(tmp_path)]) == 0
     assert f"skipped: {loop}: cannot be read" in capsys.readouterr().err
+
+
+def test_a_run_writes_the_schema_that_the_report_reads(undisturbed):
+    folder, result = undisturbed(model_name="replay")
+    assert result["schema"] == RESULT_SCHEMA and report.read_result(folder / "result.json")["curve"] == result["curve"]
 
 
 def test_a_result_of_a_newer_version_says_so(tmp_path, undrawn):

@@ -26,7 +26,7 @@ from pycil_wsc.engine.environment import (
 )
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.prediction import best_classes
-from pycil_wsc.files import save_tensors, write_atomically, write_json
+from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import read_checkpoint
 from pycil_wsc.runs.progress import TaskBar, open_log, print_task
@@ -332,6 +332,7 @@ class Run:
         matrix, curve = [row["cnn_tasks"] for row in rows], [row["cnn_top1"] for row in rows]
         nme = [row.get("nme_top1") for row in rows]
         return {
+            "schema": RESULT_SCHEMA,
             "config": self.config.recorded(),
             "tested_on": "validation" if self.dataset.held_out else "test",
             "curve": curve,
