@@ -204,7 +204,7 @@ class WeightSpaceConsolidation:
         To evaluate or save the average while training goes on. Takes a copy of the weights. Raises RuntimeError in the
         warm-up, when there is no average yet.
         """
-        if self.average is None or self.phase != "averaging":
+        if self.average is None or self.warmup_steps is None or self.phase != "averaging":
             raise RuntimeError(f"applied() in phase '{self.phase}': there is no average; ask for it after the reset")
         tensors = {name: local(self._tensors[name]) for name in self._average or self._params}
         own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
