@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 
-def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Generator) -> Tensor:
+def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Generator | None) -> Tensor:
     """Zero-pad, crop back to size at random and mirror at random: uint8 (B, H, W, C) -> the same shape.
 
     Crop offsets are uniform in 0..2*padding for each image; ``flip`` mirrors each with probability one half.
@@ -38,7 +38,7 @@ def crop_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, mirror: T
     return padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def random_brightness(images: Tensor, strength: float, generator: Generator) -> Tensor:
+def random_brightness(images: Tensor, strength: float, generator: Generator | None) -> Tensor:
     """``ColorJitter(brightness=strength)``: a factor for each image, uniform in 1 +- strength; uint8 -> uint8."""
     factor = torch.empty(len(images), device=images.device).uniform_(
         max(0, 1 - strength), 1 + strength, generator=generator
@@ -52,7 +52,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
     return scaled.clamp_(0, 255).to(torch.uint8)
 
 
-def random_flip(images: Tensor, generator: Generator) -> Tensor:
+def random_flip(images: Tensor, generator: Generator | None) -> Tensor:
     """Mirror each image with probability one half: (B, H, W, C)."""
     mirror = torch.rand(len(images), generator=generator, device=images.device) < 0.5
     return torch.where(mirror[:, None, None, None], images.flip(2), images)

@@ -16,7 +16,7 @@ def cosine_lr(base: float, epochs: int) -> Schedule:
     return lambda epoch: base * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
-def held_lr(schedule: Schedule, start: int, value: float, anneal: int) -> Schedule:
+def held_lr(schedule: Schedule, start: float, value: float, anneal: int) -> Schedule:
     """``schedule`` until epoch ``start``; then over to ``value`` along half a cosine in ``anneal`` epochs, and held
     there.
     """
