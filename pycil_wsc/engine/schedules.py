@@ -25,6 +25,6 @@ def held_lr(schedule: Schedule, start: float, value: float, anneal: int) -> Sche
         if epoch < start:
             return schedule(epoch)
         done = min(1, (epoch - start + 1) / anneal) if anneal else 1
-        return value + (schedule(start - 1) - value) * (1 + math.cos(math.pi * done)) / 2
+        return value + (schedule(int(start) - 1) - value) * (1 + math.cos(math.pi * done)) / 2
 
     return rate
