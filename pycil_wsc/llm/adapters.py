@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
         raise UserError("llm.lora_rank: adapters need peft; pip install peft, or use 0") from None
     targets: Any = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
     options = LoraConfig(
-        r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM"
+        r=config.lora_rank, lora_alpha=cast(int, config.lora_alpha), target_modules=targets, task_type="CAUSAL_LM"
     )
     try:
         # Not get_peft_model: its wrapper's forward and generate pass by the hooks of the model, which FSDP needs.
@@ -55,7 +55,7 @@ def adapted_layers(model: nn.Module) -> list[Adapted]:
                 f"llm.lora_targets: '{name}' is no linear layer, whose adapter cannot be merged here; name linear layers"
             )
         weight: Any = module.get_base_layer().weight
-        up, down = module.lora_B[NAME].weight, module.lora_A[NAME].weight
+        up, down = (cast(nn.Parameter, factor[NAME].weight) for factor in (module.lora_B, module.lora_A))
         layers.append(Adapted(name, weight, down, up, module.scaling[NAME]))
     return layers
 

@@ -1,13 +1,16 @@
 """The tasks of a run as tokens, and what each epoch learns of them."""
 
 import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.llm.data import load_pool, load_task, replay_items, warnings_of
+from pycil_wsc.llm.config import LLMConfig
+from pycil_wsc.llm.data import Item, TaskData, load_pool, load_task, replay_items, warnings_of
 from pycil_wsc.llm.metrics import VERSIONS, score, trivial_scores
-from pycil_wsc.llm.tokens import encode, encode_prompts, frame, load_tokenizer
+from pycil_wsc.llm.tokens import Example, encode, encode_prompts, frame, load_tokenizer
 
 DECIDING = (
     "data_root",
@@ -34,24 +37,24 @@ class Epoch:
     number: int
     total: int
     replay: bool
-    examples: list
+    examples: list[Example]
 
 
-def load_corpus(config):
+def load_corpus(config: LLMConfig) -> "Corpus":
     """The :class:`Corpus` of ``config``; runs that agree in what decides it share one."""
     return _load(*(getattr(config, name) for name in DECIDING))
 
 
 @functools.lru_cache(maxsize=1)
-def _load(*values):
+def _load(*values: Any) -> "Corpus":
     return Corpus(**dict(zip(DECIDING, values)))
 
 
 class Corpus:
     """Tasks and pool, read and tokenised. The keywords are keys of the configuration: those in ``DECIDING``."""
 
-    def __init__(self, **chosen):
-        self.chosen = type("Chosen", (), chosen)
+    def __init__(self, **chosen: Any) -> None:
+        self.chosen: Any = type("Chosen", (), chosen)
         root = Path(self.chosen.data_root, self.chosen.data)
         self.tasks = [self._cut(load_task(root, name)) for name in self.chosen.tasks]
         _try_metrics(self.tasks)
@@ -66,11 +69,11 @@ class Corpus:
         self.warnings = warnings_of(self.tasks)
 
     @functools.cached_property
-    def trivial(self):
+    def trivial(self) -> dict[str, dict[str, dict[str, float]]]:
         """{version: {task: {name: score}}} of answers that need no learning."""
         return {version: {task.name: trivial_scores(task, version) for task in self.tasks} for version in VERSIONS}
 
-    def epochs(self, config, index):
+    def epochs(self, config: LLMConfig, index: int) -> list[Epoch]:
         """The epochs of task ``index``, in order: its own, then those of replay if there is anything to replay."""
         if config.method == "zero_shot":
             return []
@@ -85,7 +88,7 @@ class Corpus:
             ]
         return epochs
 
-    def planned_tokens(self, config):
+    def planned_tokens(self, config: LLMConfig) -> int:
         """Tokens that a whole run trains on."""
         return sum(
             len(example)
@@ -94,13 +97,13 @@ class Corpus:
             for example in epoch.examples
         )
 
-    def _cut(self, task):
+    def _cut(self, task: TaskData) -> TaskData:
         test = task.test if self.chosen.test_on == "test" else task.eval
         if not test:
             raise UserError(f"llm.test_on: task '{task.name}' has no eval.json; add one, or use 'test'")
         return replace(task, train=task.train[: self.chosen.train_items], test=test[: self.chosen.test_items])
 
-    def _pool(self, root):
+    def _pool(self, root: Path) -> tuple[Item, ...]:
         if self.chosen.pool is None:
             return ()
         try:
@@ -108,22 +111,22 @@ class Corpus:
         except UserError as error:
             raise UserError(f"{error}; or set llm.pool to null if there are no general items") from None
 
-    def _texts(self):
+    def _texts(self) -> list[str]:
         """What a tokeniser is trained on."""
         return [text for task in self.tasks for item in task.train for text in (item.prompt, item.answer)]
 
-    def _encode(self, items):
+    def _encode(self, items: Iterable[Item]) -> dict[Item, Example]:
         unique = list(dict.fromkeys(items))
         pairs = [(item.prompt, item.answer) for item in unique]
         return dict(
             zip(unique, encode(self.tokenizer, pairs, self.chosen.max_prompt, self.chosen.max_answer, self.frame))
         )
 
-    def _examples(self, items):
+    def _examples(self, items: Iterable[Item]) -> list[Example]:
         return [self.encoded[item] for item in items]
 
 
-def _try_metrics(tasks):
+def _try_metrics(tasks: Sequence[TaskData]) -> None:
     """Score an answer of each task, so that a package that lacks shows before hours of training."""
     for task in tasks:
         for version in VERSIONS:

@@ -10,8 +10,10 @@ TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes
 import json
 import os
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +60,7 @@ TASKS = {  # in TRACE's order, with its epochs
 POOL = "Lima"  # general instructions, replayed with every task and never a task itself: its test answers are empty
 
 
-def load_task(root, name):
+def load_task(root: str | Path, name: str) -> TaskData:
     """The :class:`TaskData` in ``<root>/<name>``. Whatever is wrong with it is a :class:`UserError` of one line with file and row."""
     folder = _task_folder(root, name)
     evaluation = _items(folder / "eval.json") if (folder / "eval.json").exists() else ()
@@ -71,12 +73,14 @@ def load_task(root, name):
     )
 
 
-def load_pool(root, name=POOL):
+def load_pool(root: str | Path, name: str = POOL) -> tuple[Item, ...]:
     """The training items of ``<root>/<name>``, to be replayed whole with every task: a tuple of :class:`Item`."""
     return _items(_task_folder(root, name) / "train.json")
 
 
-def replay_items(earlier, ratio, choice="head", seed=0, pool=()):
+def replay_items(
+    earlier: Iterable[TaskData], ratio: float, choice: str = "head", seed: int = 0, pool: Iterable[Item] = ()
+) -> list[Item]:
     """What the replay epoch after a task learns: all of ``pool``, then ``int(N * ratio)`` training items of each earlier task.
 
     ``choice``: ``"head"`` takes the first of the file, as TRACE does; ``"random"`` a draw that depends on ``seed`` and the task's
@@ -94,12 +98,12 @@ def replay_items(earlier, ratio, choice="head", seed=0, pool=()):
     return items
 
 
-def warnings_of(tasks):
+def warnings_of(tasks: Iterable[TaskData]) -> list[str]:
     """What makes the scores on these tasks doubtful, measured on the data: a list of lines, each naming its task."""
     return [f"{task.name}: {trap}" for task in tasks for trap in _traps(task)]
 
 
-def _traps(task):
+def _traps(task: TaskData) -> Iterator[str]:
     train, evaluation, test = ({item.prompt for item in split} for split in (task.train, task.eval, task.test))
     leaked = sum(item.prompt in train for item in task.test)
     if leaked:
@@ -114,11 +118,11 @@ def _traps(task):
         yield f"{shared} of {len(test)} different test prompts are in eval too; do not choose anything by eval"
 
 
-def _shuffled(count, seed, name):
+def _shuffled(count: int, seed: int, name: str) -> np.ndarray:
     return np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(count)
 
 
-def _task_folder(root, name):
+def _task_folder(root: str | Path, name: str) -> Path:
     folder = Path(root).expanduser() / name
     if not folder.is_dir():
         there = (
@@ -131,7 +135,7 @@ def _task_folder(root, name):
     return folder
 
 
-def _info(folder, known):
+def _info(folder: Path, known: TaskInfo) -> TaskInfo:
     """The task's facts: those of ``task.json`` where it is there, else those known."""
     path = folder / "task.json"
     if not path.exists():
@@ -152,7 +156,7 @@ def _info(folder, known):
     return replace(known, **given)
 
 
-def _items(path):
+def _items(path: Path) -> tuple[Item, ...]:
     rows = _json(path, "a list of rows")
     if not isinstance(rows, list) or not rows:
         problem = "an empty list" if rows == [] else f"not a list but {_kind(rows)}"
@@ -160,7 +164,7 @@ def _items(path):
     return tuple(_item(path, number, row) for number, row in enumerate(rows, 1))
 
 
-def _item(path, number, row):
+def _item(path: Path, number: int, row: Any) -> Item:
     place = f"{path}, row {number}"
     if not isinstance(row, dict):
         raise UserError(f'{place} (counted from 1): {_kind(row)}; a row is {{"prompt": text, "answer": text}}')
@@ -182,7 +186,7 @@ def _item(path, number, row):
     return Item(row["prompt"], row["answer"])
 
 
-def _json(path, wanted):
+def _json(path: Path, wanted: str) -> Any:
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -197,13 +201,13 @@ def _json(path, wanted):
         raise UserError(f"{path}: not JSON in UTF-8 ({error}); it must hold {wanted}") from None
 
 
-def _kind(value):
+def _kind(value: Any) -> str:
     return {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(
         type(value), "a number"
     )
 
 
-def _is_unicode(text):
+def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

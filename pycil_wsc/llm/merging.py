@@ -14,9 +14,12 @@ model. Tensors that share their storage (tied embeddings) are merged once, and s
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from pycil_wsc.consolidation.checks import check_saved_shapes
 from pycil_wsc.consolidation.functional import average_
@@ -26,8 +29,12 @@ merges = Registry("merging method")
 UNMERGED = {"zero_shot": 1, "finetune": 1, "replay": 1, "wsc": 2}  # other methods: the models each keeps at once
 PARALLEL = 0.9995  # |cos| of two tensors from which slerp is linear, as usual: the sine in its denominator vanishes
 
+State = Mapping[str, Tensor]
+Total = Callable[[Tensor], Tensor]
+M = TypeVar("M", bound="type[Merge]")
 
-def register_merge(name):
+
+def register_merge(name: str) -> Callable[[M], M]:
     return lambda cls: merges.add(name, cls)
 
 
@@ -41,7 +48,7 @@ class Merge:
     online = False  # the next task starts from the merge, not from the last model
     task_vectors = False  # tau_t is merged instead of theta_t, so theta_0 is kept
 
-    def __init__(self, start):
+    def __init__(self, start: State) -> None:
         self._layout = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in start.items()}
         self._alias = _aliases(start)
         self._merged = [
@@ -49,10 +56,12 @@ class Merge:
         ]
         self._copied = [name for name, tensor in start.items() if not tensor.is_floating_point()]
         self._start = {name: start[name].clone() for name in self._merged} if self.task_vectors else {}
-        self._running, self._last, self.count = {}, {}, 0
+        self._running: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
+        self.count = 0
 
     @torch.no_grad()
-    def update(self, state):
+    def update(self, state: State) -> None:
         """Take in theta_t, the state dict after the next task. The tensors are read and copied, none is kept."""
         self._check(state)
         for name in self._merged:
@@ -65,7 +74,7 @@ class Merge:
         self.count += 1
 
     @torch.no_grad()
-    def result(self):
+    def result(self) -> dict[str, Tensor]:
         """The merged model: a state dict of new tensors in the types of theta_0, tied ones sharing their storage."""
         if not self.count:
             raise RuntimeError("nothing to merge: call update(state) after each task first")
@@ -73,7 +82,7 @@ class Merge:
         merged |= {name: tensor.clone() for name, tensor in self._last.items()}
         return {name: merged[self._alias.get(name, name)] for name in self._layout}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Tensor]:
         """A flat dict of tensors, fit for safetensors. theta_0 is not in it: construct with the same one before loading."""
         running = {f"running.{name}": tensor for name, tensor in self._running.items()}
         return (
@@ -82,7 +91,7 @@ class Merge:
             | {"count": torch.tensor(self.count)}
         )
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: State) -> None:
         """Go on where ``state_dict()`` was taken. Names or shapes of another model are a ``ValueError``."""
         count = int(state["count"])
         keys = [f"running.{name}" for name in self._merged] + [f"last.{name}" for name in self._copied] if count else []
@@ -92,19 +101,19 @@ class Merge:
         self._last = {name: state[f"last.{name}"].clone() for name in self._copied if count}
         self.count = count
 
-    def _fold_(self, running, new):
+    def _fold_(self, running: Tensor, new: Tensor) -> None:
         """Change the running tensor in place by that of the next model (or by its task vector); ``self.count`` are in it."""
         raise NotImplementedError
 
-    def _incoming(self, name, tensor):
+    def _incoming(self, name: str, tensor: Tensor) -> Tensor:
         wide = tensor.to(_wide(tensor.dtype))
         return wide - self._start[name].to(wide) if self.task_vectors else wide
 
-    def _finished(self, name):
+    def _finished(self, name: str) -> Tensor:
         running = self._running[name]
         return running + self._start[name].to(running) if self.task_vectors else running
 
-    def _check(self, state):
+    def _check(self, state: State) -> None:
         check_saved_shapes(
             {name: tensor.shape for name, tensor in state.items()},
             {name: shape for name, (shape, _) in self._layout.items()},
@@ -125,7 +134,7 @@ class Merge:
 class ModelSoup(Merge):
     """The uniform mean of theta_1 .. theta_T (Wortsman et al., 2022)."""
 
-    def _fold_(self, running, new):
+    def _fold_(self, running: Tensor, new: Tensor) -> None:
         average_([running], [new], self.count)
 
 
@@ -135,13 +144,13 @@ class OnlineAverage(Merge):
 
     online = True
 
-    def __init__(self, start, *, decay):
+    def __init__(self, start: State, *, decay: float | None) -> None:
         super().__init__(start)
         if decay is not None and not 0 <= decay < 1:
             raise ValueError(f"decay={decay}: it must be None (plain mean) or in [0, 1)")
         self.decay = decay
 
-    def _fold_(self, running, new):
+    def _fold_(self, running: Tensor, new: Tensor) -> None:
         average_([running], [new], self.count if self.decay is None else self.decay / (1 - self.decay))
 
 
@@ -156,7 +165,7 @@ class Slerp(Merge):
 
     online = True
 
-    def __init__(self, start, *, weight, space, total=None):
+    def __init__(self, start: State, *, weight: float, space: str, total: Total | None = None) -> None:
         if not 0 <= weight <= 1:
             raise ValueError(f"weight={weight}: the new model's share must be in 0..1")
         if space not in ("weights", "task_vectors"):
@@ -164,7 +173,7 @@ class Slerp(Merge):
         self.weight, self.task_vectors, self.total = weight, space == "task_vectors", total
         super().__init__(start)
 
-    def _fold_(self, running, new):
+    def _fold_(self, running: Tensor, new: Tensor) -> None:
         running.copy_(slerp(running, new, self.weight, self.total))
 
 
@@ -174,14 +183,14 @@ class TaskArithmetic(Merge):
 
     task_vectors = True
 
-    def __init__(self, start, *, scale):
+    def __init__(self, start: State, *, scale: float) -> None:
         super().__init__(start)
         self.scale = scale
 
-    def _fold_(self, running, new):
+    def _fold_(self, running: Tensor, new: Tensor) -> None:
         running += new
 
-    def _finished(self, name):
+    def _finished(self, name: str) -> Tensor:
         running = self._running[name]
         return torch.add(self._start[name].to(running), running, alpha=self.scale)
 
@@ -190,11 +199,11 @@ class TaskArithmetic(Merge):
 class MagMax(TaskArithmetic):
     """theta_0 + scale * tau, element by element the tau_t of largest magnitude, of equals the latest (Marczak et al., 2024)."""
 
-    def _fold_(self, running, new):
+    def _fold_(self, running: Tensor, new: Tensor) -> None:
         torch.where(new.abs() >= running.abs(), new, running, out=running)
 
 
-def slerp(first, second, weight, total=None):
+def slerp(first: Tensor, second: Tensor, weight: float, total: Total | None = None) -> Tensor:
     """Spherical interpolation from ``first`` (weight 0) to ``second`` (weight 1), two tensors of one shape, as flat vectors.
 
     With w the angle between them: (sin((1 - weight) w) first + sin(weight w) second) / sin w, lengths as they are (Shoemake, 1985). Linear
@@ -237,7 +246,7 @@ def models_resident(
     return Residents(1 + (paper - 1) * trained, 1 + (streamed - 1) * merged)
 
 
-def _aliases(state):
+def _aliases(state: State) -> dict[str, str]:
     """{name: the first name of the same tensor} of the names that are not the first."""
     first = {}
     return {
@@ -247,10 +256,10 @@ def _aliases(state):
     }
 
 
-def _place(tensor):
+def _place(tensor: Tensor) -> tuple | None:
     """What tensors that are one have in common; None for a tensor without elements."""
     return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
 
 
-def _wide(dtype):
+def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)

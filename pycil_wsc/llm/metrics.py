@@ -17,13 +17,18 @@ metric              trace                                                       
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pycil_wsc.llm.rouge import rouge_l, rouge_l_union
 from pycil_wsc.llm.sari import sari
 from pycil_wsc.runs import metrics
+
+if TYPE_CHECKING:  # data.py imports this module
+    from pycil_wsc.llm.data import TaskData
 
 VERSIONS = ("trace", "fixed")
 LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
@@ -36,12 +41,24 @@ AROUND, AFTER = (
 )  # of an exact match: not "-", "%" or a leading "."
 
 
-def score(metric, predictions, answers, prompts, version="trace"):
+def score(
+    metric: str,
+    predictions: Sequence[str],
+    answers: Sequence[str],
+    prompts: Sequence[str],
+    version: str = "trace",
+) -> float:
     """Mean score of the predictions, 0 to 1, by one of :data:`METRICS`. Three lists of equal length; any strings will do."""
     return float(np.mean(item_scores(metric, predictions, answers, prompts, version)))
 
 
-def item_scores(metric, predictions, answers, prompts, version="trace"):
+def item_scores(
+    metric: str,
+    predictions: Sequence[str],
+    answers: Sequence[str],
+    prompts: Sequence[str],
+    version: str = "trace",
+) -> list[float]:
     """The score of each prediction: a list of floats."""
     if version not in VERSIONS:
         raise ValueError(f"version={version!r} is unknown; known: {VERSIONS}")
@@ -53,50 +70,50 @@ def item_scores(metric, predictions, answers, prompts, version="trace"):
     return [float(one(*triple)) for triple in zip(predictions, answers, prompts, strict=True)]
 
 
-def _exact_match(prediction, answer, prompt):
+def _exact_match(prediction: str, answer: str, prompt: str) -> bool:
     return prediction == answer
 
 
-def _exact_match_bare(prediction, answer, prompt):
+def _exact_match_bare(prediction: str, answer: str, prompt: str) -> bool:
     return _bare(prediction) == _bare(answer)
 
 
-def _bare(text):
+def _bare(text: str) -> str:
     """Without what no answer consists of: white space, quotes and brackets around it, full stops and their like after it."""
     return text.strip(AROUND).rstrip(AROUND + AFTER) or text.strip()
 
 
-def _first_character(prediction, answer, prompt):
+def _first_character(prediction: str, answer: str, prompt: str) -> bool:
     return prediction[:1] == answer[:1]
 
 
-def _choice(prediction, answer, prompt):
+def _choice(prediction: str, answer: str, prompt: str) -> bool:
     ours, right = (re.match(r"\W*([A-Za-z])\b", text) for text in (prediction, answer))
-    return bool(ours and right) and ours[1].upper() == right[1].upper()
+    return ours is not None and right is not None and ours[1].upper() == right[1].upper()
 
 
-def _rouge_l_union(prediction, answer, prompt):
+def _rouge_l_union(prediction: str, answer: str, prompt: str) -> float:
     return rouge_l_union(prediction, answer)
 
 
-def _rouge_l(prediction, answer, prompt):
+def _rouge_l(prediction: str, answer: str, prompt: str) -> float:
     return rouge_l(prediction, answer)
 
 
-def _difflib_percent(prediction, answer, prompt):
+def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
     """fuzzywuzzy's ``ratio`` as TRACE installs it (without python-Levenshtein, so difflib's heuristic), of the code with literals in place."""
     ours, theirs = _with_literals(prediction), _with_literals(answer)
     return round(100 * SequenceMatcher(None, ours, theirs).ratio()) / 100 if ours and theirs else 0.0
 
 
-def _indel_ratio(prediction, answer, prompt):
+def _indel_ratio(prediction: str, answer: str, prompt: str) -> float:
     """Twice the longest common subsequence over the sum of the lengths, in characters: rapidfuzz's ``fuzz.ratio``."""
     from rapidfuzz.fuzz import ratio  # here: an extra, wanted by this metric alone
 
     return ratio(*(_with_literals(text).strip() for text in (prediction, answer))) / 100
 
 
-def _with_literals(code):
+def _with_literals(code: str) -> str:
     """Py150's placeholders replaced: <NUM_LIT> by 0, <STR_LIT> and <CHAR_LIT> by nothing, <STR_LIT:x> and its like by x."""
     code = code.replace("<NUM_LIT>", "0").replace("<STR_LIT>", "").replace("<CHAR_LIT>", "")
     for found in list(LITERAL.finditer(code)):
@@ -104,15 +121,15 @@ def _with_literals(code):
     return code
 
 
-def _sari_of_prompt(prediction, answer, prompt):
+def _sari_of_prompt(prediction: str, answer: str, prompt: str) -> float:
     return sari(prompt, prediction, [answer])
 
 
-def _sari_of_paragraph(prediction, answer, prompt):
+def _sari_of_paragraph(prediction: str, answer: str, prompt: str) -> float:
     return sari(_text(prompt).strip(), prediction.strip(), [answer.strip()]) if prediction.strip() else 0.0
 
 
-def _text(prompt):
+def _text(prompt: str) -> str:
     """What is to be simplified or summarised, without TRACE's instruction around it; of other prompts, the whole."""
     found = TEXT.search(prompt)
     return found[1] if found else prompt
@@ -127,7 +144,7 @@ METRICS = {  # name -> (as in TRACE, fixed): functions of (prediction, answer, p
 }
 
 
-def trivial_scores(task, version="trace"):
+def trivial_scores(task: "TaskData", version: str = "trace") -> dict[str, float]:
     """Scores on the test items of answers that need no model, by name: what a result must beat.
 
     ``majority``: the commonest test answer (of ``choice``: its first character), the best that a constant can do. ``lead``: the first
@@ -149,13 +166,13 @@ def trivial_scores(task, version="trace"):
     return {name: _mean_score(metric, texts, answers, prompts, version) for name, texts in guesses.items() if texts}
 
 
-def _mean_score(metric, predictions, answers, prompts, version):
+def _mean_score(metric: str, predictions: list[str], answers: list[str], prompts: list[str], version: str) -> float:
     """Of one or more predictions an item: the whole list of items, then the whole list again."""
     rounds = len(predictions) // len(answers)
     return score(metric, predictions, answers * rounds, prompts * rounds, version)
 
 
-def summary(matrix):
+def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Any]:
     """What TRACE and the continual-learning literature report of ``matrix[t][i]``, the score on task i after task t (i <= t).
 
     ``last_average``: mean of the last row. ``op``: the mean of each row (overall performance). ``bwt``: for each row, the mean of

@@ -1,7 +1,7 @@
 """The language model: from a folder, from the hub, or with random weights; whole or with LoRA's adapters."""
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
     with torch.device("meta") if empty else contextlib.nullcontext():
         with seeding.seeded(config.seed, "weights"):
             model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config, empty)
-        known = model.get_input_embeddings().num_embeddings
+        known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
         if len(tokenizer) > known:
             raise UserError(
                 f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {known}; "
@@ -55,7 +55,7 @@ def tiny_llama(config: LLMConfig, tokenizer: Any) -> LlamaForCausalLM:
             pad_token_id=tokenizer.pad_token_id,
             max_position_embeddings=config.max_prompt + max(config.max_answer, config.max_new_tokens),
             tie_word_embeddings=True,
-            attn_implementation=config.attn_implementation,
+            attn_implementation=config.attn_implementation,  # pyright: ignore[reportCallIssue]
         )
     )
 

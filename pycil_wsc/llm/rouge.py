@@ -1,16 +1,17 @@
 """ROUGE-L (Lin, 2004), F-measure, of a summary against one reference: as two well-known packages compute it."""
 
 import re
+from collections.abc import Sequence
 
 
-def rouge_l(prediction, reference):
+def rouge_l(prediction: str, reference: str) -> float:
     """ROUGE-L of ``rouge-score`` without stemming, in 0..1: longest common subsequence of words, lower case, ASCII letters and digits."""
     ours, theirs = (re.findall(r"[a-z0-9]+", text.lower()) for text in (prediction, reference))
     common = len(_common_subsequence(ours, theirs))
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 
 
-def rouge_l_union(prediction, reference):
+def rouge_l_union(prediction: str, reference: str) -> float:
     """ROUGE-L of ``rouge`` 1.0.1 on summary level, with the arguments exchanged as TRACE has them, in 0..1.
 
     Sentences end at full stops, words at white space. For each sentence of the *prediction*, its longest common subsequence with
@@ -25,12 +26,12 @@ def rouge_l_union(prediction, reference):
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 
-def _sentences(text):
+def _sentences(text: str) -> list[list[str]]:
     """Lists of words. Two full stops with white space between hold a sentence of one empty word, as in ``rouge``."""
     return [" ".join(sentence.split()).split(" ") for sentence in text.split(".") if sentence]
 
 
-def _common_subsequence(first, second):
+def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> list[str]:
     """A longest common subsequence of two lists. Of several, the one found from the ends by dropping from ``second`` on a tie."""
     lengths = [[0] * (len(second) + 1)]
     for word in first:

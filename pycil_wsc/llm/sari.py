@@ -1,24 +1,25 @@
 """SARI of a simplified text (Xu et al., TACL 2016), as the ``sari`` metric of Hugging Face's ``datasets`` and ``evaluate`` has it."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
 
 ORDERS = (1, 2, 3, 4)
 
 
-def sari(source, output, references):
+def sari(source: str, output: str, references: Sequence[str]) -> float:
     """SARI of one ``output`` against a list of references, in 0..1: the mean of three scores, each the mean over n-grams of 1 to 4.
 
     Kept n-grams of the source: F1, each weighted by its count (in the source and output, times the number of references, against
     all references together). Deleted ones: precision, likewise. Added ones: F1 of the sets. 0/0 is 1. Text is lower-cased and cut by
     sacrebleu's 13a tokeniser. An empty text is one empty token, as there.
     """
-    source, output, *references = map(_tokens, (source, output, *references))
-    scores = [_of_order(n, source, output, references) for n in ORDERS]
+    given, said, *wanted = map(_tokens, (source, output, *references))
+    scores = [_of_order(n, given, said, wanted) for n in ORDERS]
     return sum(map(sum, scores)) / (3 * len(ORDERS))
 
 
-def _of_order(n, source, output, references):
+def _of_order(n: int, source: list[str], output: list[str], references: list[list[str]]) -> tuple[float, float, float]:
     """(keep F1, delete precision, add F1) of the n-grams."""
     wanted = sum((_ngrams(tokens, n) for tokens in references), Counter())
     present, said = (
@@ -36,28 +37,28 @@ def _of_order(n, source, output, references):
     return keep, _mean_share(deleted_well, deleted), add
 
 
-def _ngrams(tokens, n):
+def _ngrams(tokens: list[str], n: int) -> Counter:
     return Counter(zip(*(tokens[start:] for start in range(n))))
 
 
-def _mean_share(part, whole):
+def _mean_share(part: Counter, whole: Counter) -> float:
     return _share(sum(part[gram] / count for gram, count in whole.items()), len(whole))
 
 
-def _share(part, whole):
+def _share(part: float, whole: float) -> float:
     return part / whole if whole else 1.0
 
 
-def _f1(precision, recall):
+def _f1(precision: float, recall: float) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def _tokens(text):
+def _tokens(text: str) -> list[str]:
     return _tokenizer()(text.lower()).split(" ")
 
 
 @cache
-def _tokenizer():
+def _tokenizer() -> Callable[[str], str]:
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a  # here: an extra, wanted by this metric alone
 
     return Tokenizer13a()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation.functional import Betas
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.llm.config import Consolidation, LLMConfig
 from pycil_wsc.llm.corpus import Epoch
@@ -33,7 +34,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=config.lr,
-            betas=(config.betas[0], config.betas[1]),
+            betas=_betas(config),
             eps=config.eps,
             weight_decay=config.weight_decay,
             fused=True,
@@ -48,7 +49,7 @@ class Training:
         """Before task ``index``, which has these ``epochs``: the weights before it are remembered."""
         steps = sum(steps_of(epoch, self.config) for epoch in epochs if self._covered(epoch))
         wanted = self.config.method == "wsc" and steps and (index or self.config.wsc.first_task)
-        self.wsc = _consolidation(self.config.wsc, self.config.betas, self.placing, steps) if wanted else None
+        self.wsc = _consolidation(self.config.wsc, _betas(self.config), self.placing, steps) if wanted else None
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Before an epoch: the consolidation follows those that it covers."""
@@ -187,9 +188,12 @@ def steps_of(epoch: Epoch, config: LLMConfig) -> int:
     return -(-len(epoch.examples) // config.batch_size)
 
 
-def _consolidation(
-    options: Consolidation, betas: tuple[float, ...], placing: Whole, steps: int
-) -> WeightSpaceConsolidation:
+def _betas(config: LLMConfig) -> Betas:
+    first, second = config.betas
+    return first, second
+
+
+def _consolidation(options: Consolidation, betas: Betas, placing: Whole, steps: int) -> WeightSpaceConsolidation:
     """A consolidation over ``steps`` optimiser steps, with the present weights as those before the task."""
     warmup, momentum = int(options.warmup * steps), options.reset_momentum
     resets = {"blend": Blend(options.blend, momentum=momentum), "revert": Revert(momentum=momentum), "none": None}
