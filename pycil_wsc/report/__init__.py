@@ -32,7 +32,7 @@ def result_table(results: Iterable[dict[str, Any]]) -> str:
 
 
 def accuracy_table(results: Iterable[dict[str, Any]]) -> str:
-    """Average accuracy of each method (rows) at each memory size (columns) as text, with its standard error over the seeds."""
+    """Average accuracy of each method (rows) at each memory size (columns) as text, with standard errors over seeds."""
     groups, _ = group_runs([Record(result) for result in results])
     titled = len(groups) > 1
     texts = [_group_text(group, group.title if titled or group.setting.validation_split else "") for group in groups]
@@ -57,10 +57,11 @@ def _group_text(group: Group, title: str) -> str:
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None, options: Options = USUAL) -> Path:
-    """Write ``index.html``, ``tables/`` and ``figures/`` of the runs below ``folders``; returns the path of ``index.html``.
+    """Write ``index.html``, ``tables/`` and ``figures/`` for the runs below ``folders``; return the page's path.
 
-    ``out``: where to; else ``report`` in the folder given. Data that cannot be used are named in the report, skipped, and left
-    as they are. :class:`UserError`: nothing can be written there, or matplotlib is not installed.
+    ``out`` is the output folder, by default ``report`` in the first of ``folders``. Files that cannot be used are named
+    in the report, skipped and left as they are. Raises :class:`UserError` if ``out`` cannot be written or matplotlib is
+    not installed.
     """
     return write_found(find_runs(folders), folders, Path(out) if out else Path(folders[0]) / "report", options)
 

@@ -83,14 +83,13 @@ def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
         print(f"skipped: {clean(path)}: {clean(reason)}", file=sys.stderr)
     if not found.records and not found.language:
         raise UserError(
-            f"{clean(', '.join(folders))}: no finished run below (no usable result.json); name the folder that a sweep wrote, "
-            "runs/<prefix>"
+            f"{clean(', '.join(folders))}: no finished run below (no usable result.json); "
+            "name the folder that a sweep wrote, runs/<prefix>"
         )
     methods = {name for record in found.records for name in (record.method, record.config.get("label"))}
     if options.baseline != USUAL.baseline and options.baseline not in methods:
-        raise UserError(
-            f"--baseline {clean(options.baseline)}: no run of it; there are {clean(', '.join(sorted(filter(None, methods))))}"
-        )
+        present = clean(", ".join(sorted(filter(None, methods))))
+        raise UserError(f"--baseline {clean(options.baseline)}: no run of it; there are {present}")
     return write_found(found, folders, Path(out) if out else _beside(folders), options)
 
 

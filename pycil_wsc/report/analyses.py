@@ -78,7 +78,10 @@ def dormant_curves(series: Series) -> Iterator[Plot]:
 
 
 def gradients(series: Series) -> Iterator[Plot]:
-    """How alike the gradients of new and past data are, over memory and the share of new data; and the paper's drift with its bound."""
+    """Similarity of the gradients of new and past data over the memory size and the share of new data.
+
+    Beside it are the paper's gradient drift with its bound and, where recorded, the parameter drift.
+    """
     shown = {name: style for name, style in series.styles.items() if series.of(name, alignment)}
     if not shown:
         return

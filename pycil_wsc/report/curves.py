@@ -27,9 +27,9 @@ def curves(
     markers: bool = False,
     from_zero: bool = False,
 ) -> Iterator[Plot]:
-    """A :class:`Plot` of ``curve(records)`` over the records in which ``read`` finds something; none where there are none.
+    """A :class:`Plot` of ``curve(records)`` over the records in which ``read`` finds something, if any.
 
-    ``labels``: of the two axes. A third part of the curve is drawn as a band.
+    ``labels`` are those of the two axes. A third part of the curve is drawn as a band.
     """
     memories = [memory for memory in series.memories if any(memory in series.of(name, read) for name in series.methods)]
     if not memories:

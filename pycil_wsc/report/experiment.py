@@ -14,7 +14,7 @@ from pycil_wsc.report.runs import Record
 
 
 def experiment(group: Group) -> dict[str, Any]:
-    """What all runs share, and in ``runs`` the rest: an entry for each way in which a method was run, a list of its seeds."""
+    """The keys that all runs share and, under ``runs``, one entry per method variant with its other keys and seeds."""
     memory = "memory_per_class" if group.setting.fixed_memory else "memory_size"
     ways: dict[str, list[Record]] = defaultdict(list)
     for record in group.records:

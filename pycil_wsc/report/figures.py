@@ -25,7 +25,10 @@ from pycil_wsc.report.tables import Failed
 
 
 def figures(group: Group) -> Iterator[Plot | Failed]:
-    """Every :class:`Plot` that the runs of a group fill, even in part; drawn one at a time. One that fails costs no other."""
+    """Every :class:`Plot` that the runs of a group fill, even in part, drawn one at a time.
+
+    One that fails does not stop the others.
+    """
     if group.setting.validation_split:
         return  # to choose by, not to show
     parts: list[Callable[[Series], Iterable[Plot]]] = [accuracy_curves, over_memory, accuracy_over_time]
@@ -198,7 +201,7 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
 
 
 def retain_rates(series: Series) -> Iterator[Plot]:
-    """Accuracy over the share of parameters that keep their weights: a line per memory size, with averaging and without."""
+    """Accuracy over the share of parameters that keep their weights, with and without averaging, per memory size."""
     group, found = series.group, {}
     for record in group.records:
         if record.memory and retain_row(record, unusual(record)) is not None:

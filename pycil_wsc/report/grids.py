@@ -215,7 +215,8 @@ def _paper_notes(cells: Sequence[Cell], records: Sequence[Record], shown: Callab
     errors = any(cell.error is not None for cell in compared)
     if any(cell.error is not None and cell.paper and cell.paper[1] is not None for cell in compared):
         notes.append(
-            "▲ and ▼: ours is above or below the paper's by more than the two standard errors together, and by how much."
+            "▲ and ▼: ours is above or below the paper's by more than the two standard errors together, "
+            "and by how much."
         )
     elif compared:
         lacking = "the paper gives no standard error here" if errors else "one seed has no standard error"
@@ -230,13 +231,15 @@ def _schedule_notes(records: Sequence[Record], shown: Callable[[str], str]) -> l
         theirs, ours = PAPER["schedules"].get(record.method), [record.config["init_epoch"], record.config["epochs"]]
         if theirs and theirs != ours:
             other.setdefault((sum(ours) < sum(theirs), *ours), {})[record.method] = True
-    return [
-        f"{', '.join(map(shown, methods))}: {'a shorter' if shorter else 'another'} schedule than the paper's, {first} epochs for the first "
-        f"task and {later} for each later one (the paper has "
-        f"{' or '.join(sorted({'{} and {}'.format(*PAPER['schedules'][method]) for method in methods}))}), so the paper's "
-        "numbers stand there for orientation, not for comparison."
-        for (shorter, first, later), methods in other.items()
-    ]
+    notes = []
+    for (shorter, first, later), methods in other.items():
+        theirs = sorted({"{} and {}".format(*PAPER["schedules"][method]) for method in methods})
+        notes.append(
+            f"{', '.join(map(shown, methods))}: {'a shorter' if shorter else 'another'} schedule than the paper's, "
+            f"{first} epochs for the first task and {later} for each later one (the paper has {' or '.join(theirs)}), "
+            "so the paper's numbers stand there for orientation, not for comparison."
+        )
+    return notes
 
 
 def _missing(memories: Sequence[float], rows: Sequence[Row], shown: Callable[[str], str]) -> tuple[str, ...]:

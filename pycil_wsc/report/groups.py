@@ -17,7 +17,8 @@ from pycil_wsc.report.runs import STUDIED, Problem, Record
 
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
 SCHEDULE = ("init_epoch", "epochs")
-OF_THE_METHOD = {  # keys for which methods have defaults of their own; what differs in them is the method, not the comparison
+# keys for which methods have their own defaults: a difference in them is part of the method, not of the comparison
+OF_THE_METHOD = {
     *("init_milestones", "init_weight_decay", "milestones", "weight_decay", "scheduler", "nme"),
 }
 
@@ -40,8 +41,8 @@ Variants = Mapping[Record, Mapping[str, Any]]
 class Group:
     """Runs of one setting that may be compared: their training differs in the method alone, and in what a study varies.
 
-    ``conditions``: keys that the other groups of the setting have other values of. ``variants``: what a method was trained with
-    in all these ways, where no other method was; it has no conditions.
+    ``conditions``: keys for which the setting's other groups have other values. ``variants_of``: methods that were
+    trained in ways in which no other method was; a group of them holds all their runs and has no conditions.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Group:
     ) -> dict[Record, str]:
         """``{record: name}``: the ``base`` name, and the keys that tell apart runs of one base name.
 
-        Without ``base`` it is the label of the run's configuration, or its method. ``studied`` keys are in the base name.
+        Without ``base``, the base name is the label in the run's configuration, or its method. ``studied`` keys are
+        already in the base name.
         """
         return label(records, base or self.name_of, self.variant_of, studied)
 
@@ -145,7 +147,11 @@ def group_runs(records: Iterable[Record], options: Options = USUAL) -> tuple[lis
 
 
 def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
-    """Each run's setting. Data of one content are the same under every path; runs that did not record it join those that did."""
+    """Each run's setting.
+
+    Data with the same content are the same under every path. Runs that did not record a hash of the content are grouped
+    with those that did.
+    """
     contents: dict[str, set[str]] = defaultdict(set)
     first: dict[str, str] = {}
     for record in records:
@@ -181,8 +187,8 @@ class Comparison(NamedTuple):
 def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison]:
     """What of a setting's runs may be compared.
 
-    The runs of a group share the schedule and every key that is not a method's own. Where a single method was trained in some
-    way, its runs stand in a further group with all its other ones.
+    The runs of a group share the schedule and every key that is not specific to a method. If only one method was
+    trained in some way, its runs form a further group together with all its other runs.
     """
     schedule = _schedules(records)
     shared = {name for record in records for name in variant_of[record] if _is_shared(name)}
@@ -216,9 +222,9 @@ def _is_shared(name: str) -> bool:
 def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:
     """The schedule that each run's is taken for.
 
-    Methods have epochs of their own, so schedules differ only where one method has several. Then those of the method with the
-    most count, and each other run goes with the one that has its epochs, or as large a share of the paper's, or its epochs of
-    the first task.
+    Methods have their own epochs, so schedules differ only where one method has several. Then those of the method with
+    the most schedules count. Each other run joins the first of them that has the same epochs, the same share of the
+    paper's epochs, or the same epochs for the first task.
     """
     own = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}
     by_method: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
@@ -250,7 +256,10 @@ def label(
     variant_of: Variants,
     studied: Iterable[str] = (),
 ) -> dict[Record, str]:
-    """``{record: name}``: the ``base`` name, and the keys that tell apart runs of one base name; None leaves a record out."""
+    """``{record: name}``: the ``base`` name, and the keys that tell apart runs with the same base name.
+
+    Records for which ``base`` returns None are left out.
+    """
     alike: dict[str, dict[Hashable, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         if (name := base(record)) is not None:

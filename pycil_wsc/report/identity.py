@@ -17,10 +17,11 @@ Variant = tuple[tuple[str, str], ...]  # key and value as JSON, in a configurati
 
 
 def variants(records: Iterable[Record]) -> dict[Record, dict[str, Any]]:
-    """For each record what decides its result beside the method, the memory size and the seed: ``{key: value}``.
+    """For each record, what decides its result besides the method, the memory size and the seed: ``{key: value}``.
 
-    A key that an older version did not know has the value that runs had before the key was added (:mod:`pycil_wsc.keys`). So
-    has an option of a learner, where all other results of the method agree on one value: the report knows no learner.
+    A key that an older version did not know gets the value that runs had before the key was added
+    (:mod:`pycil_wsc.config.options`). A learner's option gets the value on which all other results of the method agree,
+    if they do: the report knows no learner.
     """
     found = {record: _decisive(record) for record in records}
     options: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -55,8 +56,8 @@ def frozen(variant: Mapping[str, Any]) -> Variant:
 def distinct(variants_of: dict[Record, dict[str, Any]]) -> tuple[list[Record], list[Problem]]:
     """Each run once, and what was left out: a result of the same configuration and seed counts once.
 
-    Where two such results are not the same, the problem says so: the numbers of one of them are wrong, or something decides the
-    result that the configuration does not hold.
+    If two such results differ, the problem says so: the numbers of one of them are wrong, or the result depends on
+    something that the configuration does not hold.
     """
     first: dict[Any, Record] = {}
     problems: list[Problem] = []

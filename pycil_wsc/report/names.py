@@ -1,4 +1,4 @@
-"""Names for readers: of methods, data sets and settings, clean of what a terminal, a page or a file could stumble over."""
+"""Display names of methods, data sets and settings, without characters that terminals, pages or files cannot show."""
 
 from __future__ import annotations
 

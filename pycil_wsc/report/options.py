@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """``spread``: what ± and error bars are, the standard error of the mean (``se``) or the standard deviation (``sd``).
+    """How to write a report.
 
-    ``baseline``: the method that the others are compared with, seed by seed. ``labels``: pairs of a pattern, as in a shell, and
-    the name to show for the methods and data sets that it fits. ``paper``: whether the paper's numbers stand beside ours.
+    ``spread``: what ± and error bars show, the standard error of the mean (``se``) or the standard deviation (``sd``).
+    ``baseline``: the method that the others are compared with, seed by seed. ``labels``: pairs of a shell pattern and
+    the name to show for the methods and data sets that match it. ``paper``: whether to show the paper's numbers beside
+    ours.
     """
 
     spread: str = "se"

@@ -31,11 +31,14 @@ LONG = 30  # rows: a longer table is shown on demand
 DRAWN = 4  # groups of a setting that have figures, those with the most runs: of a wide search the rest is in the tables
 AnyGroup = Group | LanguageGroup
 MEASURES = {
-    "accuracy": "top-1 accuracy in percent on the test images of all classes seen so far, by the classifier's logits (CNN).",
+    "accuracy": "top-1 accuracy in percent on the test images of all classes seen so far, "
+    "by the classifier's logits (CNN).",
     "average": "the mean of the accuracies after each task (average incremental accuracy).",
     "last": "the accuracy after the last task.",
-    "newest task": "the accuracy on the newest task's classes, among all classes seen, averaged over the tasks (plasticity).",
-    "forgetting": "for each task but the last, its best accuracy so far minus that after the last task; the mean, in points.",
+    "newest task": "the accuracy on the newest task's classes, among all classes seen, "
+    "averaged over the tasks (plasticity).",
+    "forgetting": "for each task but the last, its best accuracy so far minus that after the last task; "
+    "the mean, in points.",
     "top-5": "how often the true class is among the five highest logits.",
     "NME": "accuracy by the nearest mean of exemplars instead of the logits.",
     "training": "seconds in training steps alone; total: with tests, choice of exemplars and saving.",
@@ -130,7 +133,8 @@ def _section(
     failures += [item for items in found.values() for item in items if isinstance(item, Failed)]
     parts = {name: [item for item in items if isinstance(item, str)] for name, items in found.items()}
     divisions = (f'<div class="{name}">\n' + "\n".join(items) + "\n</div>" for name, items in parts.items())
-    return f'<section id="{group.slug}"><h2>{_text(group.title)}</h2>\n{"".join(divisions)}{_reading(group, out)}</section>'
+    content = "".join(divisions) + _reading(group, out)
+    return f'<section id="{group.slug}"><h2>{_text(group.title)}</h2>\n{content}</section>'
 
 
 def _reading(group: AnyGroup, out: Path) -> str:
@@ -144,8 +148,8 @@ def _reading(group: AnyGroup, out: Path) -> str:
     return (
         f"<details><summary>What the measures are</summary><dl>{measures}</dl></details>"
         "<details><summary>Configuration and command</summary>"
-        f'<p>The configuration of every run shown above, in <a href="configs/{group.slug}.json">one file</a>. To run them '
-        f"again: <code>{_text(command(path))}</code></p><pre>{_text_lines(listing)}</pre></details>"
+        f'<p>The configuration of every run shown above, in <a href="configs/{group.slug}.json">one file</a>. '
+        f"To run them again: <code>{_text(command(path))}</code></p><pre>{_text_lines(listing)}</pre></details>"
     )
 
 
@@ -250,7 +254,8 @@ def _origins(groups: Sequence[AnyGroup]) -> list[str]:
     records = {record for group in groups for record in group.records}
     counts = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)
     entries = [
-        f"{_many(count, 'run')}: {_text(device)}, {_text(precision)}, torch {_text(torch)}, commit <code>{_text(commit)}</code>"
+        f"{_many(count, 'run')}: {_text(device)}, {_text(precision)}, torch {_text(torch)}, "
+        f"commit <code>{_text(commit)}</code>"
         for (device, precision, torch, commit), count in counts.items()
     ]
     paper = f"The paper's numbers are reference data: {_text(PAPER['source'])}"

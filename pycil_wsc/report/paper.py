@@ -31,6 +31,6 @@ def same_schedule(record: Any) -> bool:
 
 
 def share_of_schedule(method: str, epochs: tuple[int, int]) -> tuple[Fraction, Fraction] | None:
-    """A run's epochs of the first task and of later ones over the paper's; None of a method that is not in the paper."""
+    """A run's epochs of the first task and of later ones over the paper's; None for a method that the paper lacks."""
     theirs = PAPER["schedules"].get(method.removesuffix("+wsc"))
     return (Fraction(epochs[0], theirs[0]), Fraction(epochs[1], theirs[1])) if theirs else None

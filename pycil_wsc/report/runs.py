@@ -78,9 +78,9 @@ class Found:
 
 
 def find_runs(places: Iterable[str | Path]) -> Found:
-    """The finished runs in ``places``, files or folders: every ``result.json``, and other ``*.json`` that hold a result.
+    """The finished runs in ``places`` (files or folders): ``result.json``, and other ``*.json`` that hold a result.
 
-    Raises for no file's contents.
+    Never raises because of a file's contents.
     """
     found, seen = Found(), set()
     for path in _files(places, found.problems):
@@ -211,9 +211,9 @@ def _checked(path: Path, data: Any) -> tuple[dict[str, Any], list[str]]:
         place = data["config"] if name.startswith("config.") else data
         value = place.get(name.removeprefix("config."))
         if not fits(value, data):
+            state = "lacking" if value is None else "not as expected"
             raise UnusableRun(
-                f"{path}: is a result of another version ('{name}' is {'lacking' if value is None else 'not as expected'}); "
-                "move it away to run this again"
+                f"{path}: is a result of another version ('{name}' is {state}); move it away to run this again"
             )
     optional = {} if language else OPTIONAL
     spoilt = [name for name, fits in optional.items() if data.get(name) is not None and not fits(data[name], data)]

@@ -33,8 +33,9 @@ class Plot:
 class Series:
     """The runs of a group outside its studies. A name has the same style in every figure.
 
-    ``group``: a :class:`~pycil_wsc.report.groups.Group`, or another with its ``base``, ``names`` and ``shown``. Of more than
-    ``MOST`` names there are those with the most runs, and at least one of each method while there is room.
+    ``group``: a :class:`~pycil_wsc.report.groups.Group`, or an object with its ``base``, ``names`` and ``shown``. If
+    there are more than ``MOST`` names, those with the most runs are kept, and at least one of each method while there
+    is room.
     """
 
     def __init__(self, group: Any) -> None:

@@ -41,8 +41,8 @@ def paired(ours: Seeds, theirs: Seeds) -> Difference | None:
 def best(candidates: Mapping[Hashable, Seeds]) -> set[Hashable]:
     """Those that may be the best: the highest mean, and all that lie below it by no more than the standard error.
 
-    The error is that of the paired difference, or, where two candidates share fewer than two seeds, of the difference of their
-    means. A single seed has no error: it is no candidate. Of fewer than two candidates none is the best.
+    The error is that of the paired difference or, if two candidates share fewer than two seeds, of the difference of
+    their means. A single seed has no error, so it is not a candidate. With fewer than two candidates, none is the best.
     """
     measured = {name: seeds for name, seeds in candidates.items() if len(seeds) > 1}
     if len(measured) < 2:

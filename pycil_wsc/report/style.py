@@ -1,7 +1,7 @@
 """How the figures look: one colour, marker and line for each method, the same in every figure.
 
-The colours are Okabe and Ito's, which colour-blind readers can tell apart, and a few that keep their distance from them; markers and
-lines say the same again. Methods that expand have dashed lines and hollow markers.
+The colours are Okabe and Ito's, which colour-blind readers can tell apart, and a few that are distinct from them.
+Markers and lines repeat the distinction. Methods that expand have dashed lines and hollow markers.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def arranged(count: int) -> tuple[int, int]:
 
 
 def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
-    """``{name: keywords of plot}`` for ``{name: method}``; further variants of a method are paler and have other dashes."""
+    """``{name: keywords of plot}`` for ``{name: method}``; a method's further variants are paler, with other dashes."""
     bases = {name: method.removesuffix("+wsc") for name, method in names.items()}
     own = [base for base in dict.fromkeys(bases.values()) if base not in COLOURS]
     seen: dict[str, int] = {}
@@ -199,7 +199,10 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 
 def inline(svg: str, prefix: str, text: str) -> str:
-    """The SVG as an element of a page: no names clash with those of another, ink and ground follow the page, ``text`` describes it."""
+    """The SVG as an element of a page, described by ``text``.
+
+    The ``prefix`` keeps its ids apart from those of other figures. Ink and background follow the page.
+    """
     body = svg[svg.index("<svg") :]
     width = float(_found(r'width="([\d.]+)pt"', body)[1]) * 96 / 72
     box = _found(r'viewBox="[^"]+"', body)[0]

@@ -75,10 +75,10 @@ def by_name(name: Any) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` of cells below ``columns``, with what to say below: ``notes`` and what is ``missing``.
+    """``rows`` of cells under ``columns``, with ``notes`` and what is ``missing`` below.
 
-    ``spread``: whether ± is the standard error (``se``) or the standard deviation (``sd``). ``shown``: a label of the first
-    column as a reader sees it; the CSV keeps the label.
+    ``spread``: whether ± is the standard error (``se``) or the standard deviation (``sd``). ``shown``: turns a label of
+    the first column into its display name; the CSV keeps the label.
     """
 
     slug: str
@@ -100,7 +100,10 @@ class Table:
 
 
 def measured(read: Callable[[Mapping[str, Any]], float], records: list[Any]) -> Seeds:
-    """What each record has of one measure, by seed (and memory, where records of several are given); older ones may lack it."""
+    """The value of one measure in each record, by seed, or by (memory, seed) if the records have several memory sizes.
+
+    Records without the measure, such as those of older versions, are left out.
+    """
     values = {}
     several = len({record.memory for record in records}) > 1
     for record in records:

@@ -1,4 +1,4 @@
-"""Hyper-parameters chosen on held-out training data: each method's best trial, and its configuration for other settings."""
+"""Hyper-parameters chosen on held-out training data: each method's best trial, and its configuration for reuse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Trial(NamedTuple):
 
 
 def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
-    """``{method: (its trials, the best first; how many were left out)}``: those without a memory size or seed of the others."""
+    """``{method: (its trials, best first; how many were left out)}``.
+
+    Trials that lack a memory size or seed of the others are left out.
+    """
     members: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record, name in label(group.records, lambda record: record.method, group.variant_of).items():
         members[record.method][name.removeprefix(record.method).strip()].append(record)
@@ -55,8 +58,8 @@ def tuning(group: Group) -> Table:
         rows.append(Row((method, len(ranked), ranked[0].keys or "the only one"), expands(method), cells))
     share, counts = group.setting.validation_split, {method: len(ranked) for method, (ranked, _) in found.items()}
     notes = [
-        f"Accuracy on {100 * share:g} % of each class's training samples, which no run of its seed was trained on. The test "
-        "set was not used: a basis for the choice, not a result.",
+        f"Accuracy on {100 * share:g} % of each class's training samples, which no run of its seed was trained on. "
+        "The test set was not used: a basis for the choice, not a result.",
         "The winners' configurations, for other memory sizes and data sets: "
         f"{', '.join(_file(method, group) for method in found)}.",
     ]
@@ -82,7 +85,10 @@ def tuning(group: Group) -> Table:
 
 
 def winners(group: Group) -> dict[str, dict[str, Any]]:
-    """``{file name: configuration}`` of each method's best trial: without where it ran, and tested on the test set again."""
+    """``{file name: configuration}`` of each method's best trial, set to be tested on the test set.
+
+    The keys that say where it ran are left out.
+    """
     configs = {}
     for method, (ranked, _) in trials(group).items():
         config = ranked[0].records[0].config
