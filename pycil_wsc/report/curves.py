@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.series import Plot, Read, Series
-from pycil_wsc.report.style import key, panels
+from pycil_wsc.report.style import Style, key, panels
 
 Curve = tuple[Any, Any] | tuple[Any, Any, Any]  # places, values, and how far they spread
 
@@ -35,7 +35,7 @@ def curves(
     if not memories:
         return
     figure, axes = panels(len(memories), sharex=True, sharey=True)
-    styles = {
+    styles: dict[str, Style] = {
         name: style if markers else style | {"marker": ""}
         for name, style in series.styles.items()
         if series.of(name, read)
@@ -45,7 +45,7 @@ def curves(
         for name, style in styles.items():
             if records := series.of(name, read).get(memory):
                 places, values, *spread = curve(records)
-                smaller = {"markersize": style.get("markersize", 5) - 1.5} if markers else {"linewidth": 1}
+                smaller: Style = {"markersize": style.get("markersize", 5) - 1.5} if markers else {"linewidth": 1}
                 ax.plot(places, values, **style | smaller)
                 if spread and np.any(spread[0]):
                     banded = True
@@ -60,7 +60,7 @@ def curves(
     yield Plot(slug, title, figure, series.notes(*notes, read=read, errors="bands" * banded))
 
 
-def concatenated(tasks: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+def concatenated(tasks: Sequence[Sequence[float] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Each task's values one after another, every task one unit wide: (places, values)."""
     places = [task + (np.arange(len(values)) + 1) / len(values) for task, values in enumerate(tasks)]
     return np.concatenate(places), np.concatenate(tasks)

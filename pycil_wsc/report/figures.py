@@ -20,7 +20,7 @@ from pycil_wsc.report.runs import Record
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.stats import mean_and_error
 from pycil_wsc.report.studies import retain_row
-from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, key, new_figure, wrapped
+from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, key, new_figure, wrapped
 from pycil_wsc.report.tables import Failed
 
 
@@ -158,7 +158,8 @@ def against_memory(series: Series, quantity: Quantity) -> Plot:
             if memory
         }
         means = [float(np.mean(line)) for line in values.values()]
-        axes.errorbar(list(values), means, list(map(series.spread, values.values())), **style | {"elinewidth": 0.8})
+        look: Style = style | {"elinewidth": 0.8}
+        axes.errorbar(list(values), means, list(map(series.spread, values.values())), **look)
     memory_axis(axes, [memory for memory in series.memories if memory], series.group.memory_title)
     axes.set_ylabel(f"{quantity.axis} ({unit})" if unit else quantity.axis)
     if unit:

@@ -244,7 +244,7 @@ def _schedule_notes(records: Sequence[Record], shown: Callable[[str], str]) -> l
 
 def _missing(memories: Sequence[float], rows: Sequence[Row], shown: Callable[[str], str]) -> tuple[str, ...]:
     """Gaps, and rows with fewer seeds than others, in one sentence."""
-    gaps: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    gaps: dict[tuple[float, ...], list[str]] = defaultdict(list)
     fewer: dict[int, list[str]] = defaultdict(list)
     seeds = max((len(cell.seeds) for row in rows for cell in row.cells), default=0)
     for row in rows:
@@ -260,5 +260,5 @@ def _missing(memories: Sequence[float], rows: Sequence[Row], shown: Callable[[st
     return (f"Missing: {'; '.join(parts)}.",) if parts else ()
 
 
-def _listed(memories: Iterable[int]) -> str:
+def _listed(memories: Iterable[float]) -> str:
     return ", ".join(f"{memory:,}" for memory in memories)

@@ -163,8 +163,15 @@ def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
         config, known = record.config, contents[record.config["dataset"]]
         content = _content(record) or (next(iter(known)) if len(known) == 1 else "")
         dataset = first.get(content) or config["dataset"]
-        numbers = (config[name] for name in ("init_cls", "increment", "convnet_type", "fixed_memory"))
-        settings[record] = Setting(dataset, *numbers, config.get("validation_split") or 0.0, content)
+        settings[record] = Setting(
+            dataset,
+            config["init_cls"],
+            config["increment"],
+            config["convnet_type"],
+            config["fixed_memory"],
+            config.get("validation_split") or 0.0,
+            content,
+        )
     return settings
 
 

@@ -57,7 +57,7 @@ THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {
     COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")
 }
 COLUMN, PAGE = 5.9, 12.0  # inches, at 96 pixels: figures of one column and of the whole page
-RC = {
+RC: dict[Any, Any] = {  # Any: the type of the keys differs between versions of matplotlib
     "font.size": 9,
     "axes.labelsize": 9,
     "axes.titlesize": 9.5,
@@ -137,7 +137,8 @@ def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
         base = bases[name]
         colour, marker = (COLOURS[base], MARKERS[base]) if base in COLOURS else FURTHER[own.index(base) % len(FURTHER)]
         variant = seen[method] = seen.get(method, -1) + 1
-        colour = to_hex([c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour)])
+        red, green, blue = (c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour))
+        colour = to_hex((red, green, blue))
         dashes: Any = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
         dashes = (0, (6, 1.5, 1, 1.5)) if method != base else dashes
         styles[name] = {
