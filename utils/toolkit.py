@@ -31,7 +31,7 @@ def accuracy(y_pred: np.ndarray, y_true: np.ndarray, nb_old: int, increment: int
     if len(y_pred) != len(y_true):
         raise ValueError(f"accuracy: {len(y_pred)} predictions for {len(y_true)} targets")
 
-    def share(mask):
+    def share(mask: np.ndarray) -> float:
         return round(metrics.accuracy(y_pred[mask][:, None], y_true[mask]), 2) if mask.any() else 0
 
     groups = range(0, int(y_true.max()) + 1, increment)

@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,45 +22,46 @@ class Records:
     ``analyse``, watches from the next task on.
     """
 
-    def __init__(self, config, learner, folder):
+    def __init__(self, config: Any, learner: Any, folder: Path):
         self.learner, self.path = learner, folder / FILE
         self.observers = {name: registry.analyses[name](learner) for name in config.analyse}
-        self.watching, self.lines = [], []
+        self.watching: list[str] = []
+        self.lines: list[dict[str, Any]] = []
 
     @property
-    def watch_epochs(self):
+    def watch_epochs(self) -> bool:
         return any(observer.watches_epochs for observer in self.observers.values())
 
-    def task_started(self, task):
+    def task_started(self, task: Any) -> None:
         self.watching = list(self.observers)
         self._tell("task_started", task)
 
-    def epoch_ended(self, task):
+    def epoch_ended(self, task: Any) -> None:
         self._tell("epoch_ended", task)
 
-    def task_trained(self, task):
+    def task_trained(self, task: Any) -> None:
         """Add the task's line to the file."""
         if recorded := self._tell("task_trained", task):
             self.lines.append({"task": task.index, "share_new": Observer(self.learner).share_of_new(task)} | recorded)
             write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def _tell(self, event, task):
+    def _tell(self, event: str, task: Any) -> dict[str, Any]:
         if not self.watching:
             return {}
         with undisturbed(self.learner):
             return {name: getattr(self.observers[name], event)(task) for name in self.watching}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"lines": self.lines, "observers": {name: self.observers[name].state for name in self.watching}}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.lines = state["lines"]
         self.watching = [name for name in self.observers if name in state["observers"]]
         for name in self.watching:
             self.observers[name].state = state["observers"][name]
 
 
-def unrecorded(config):
+def unrecorded(config: Any) -> list[str]:
     """The analyses that ``analyse`` asks for, and that a finished run did not record for its last task."""
     try:
         recorded = json.loads((config.run_folder / FILE).read_text().splitlines()[-1])
@@ -67,7 +71,7 @@ def unrecorded(config):
 
 
 @contextlib.contextmanager
-def undisturbed(learner):
+def undisturbed(learner: Any) -> Iterator[None]:
     """Evaluation mode within; afterwards the learner's mode and torch's global generator are restored."""
     modes = [(module, module.training) for module in learner.modules()]
     with torch.random.fork_rng(devices=[]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pycil_wsc.consolidation import Average, Importance, WeightSpaceConsolidation, moment_score
 
@@ -60,7 +60,15 @@ class WSCCallback(TrainerCallback):
         # Bad options raise now, not when training begins.
         WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options)
 
-    def on_train_begin(self, args, state, control, model: Any = None, optimizer: Any = None, **others) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        optimizer: Any = None,
+        **others: Any,
+    ) -> None:
         _check(args)
         if self.wsc:
             self.wsc.detach()  # of a training that was interrupted
@@ -73,31 +81,42 @@ class WSCCallback(TrainerCallback):
             self.wsc.load_state_dict(_saved(args, state.global_step))
         self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it and steps the inner one
 
-    def on_step_end(self, args, state, control, **others) -> None:
-        if self.evaluate_average and control.should_evaluate and self._averages():
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        if self.evaluate_average and control.should_evaluate and (averaging := self._averaging()):
             self._evaluation.close()
-            self._evaluation.enter_context(self.wsc.applied())
+            self._evaluation.enter_context(averaging.applied())
 
     on_epoch_end = on_step_end
 
-    def on_evaluate(self, args, state, control, **others) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         self._evaluation.close()  # a checkpoint follows
 
-    def on_save(self, args, state, control, model=None, processing_class=None, **others) -> None:
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        processing_class: Any = None,
+        **others: Any,
+    ) -> None:
         if not state.is_world_process_zero or not self.wsc:
             return
         folder = _folder(args, state.global_step)
         torch.save(self.wsc.state_dict(), folder / FILE)
-        if self._averages() and hasattr(model, "save_pretrained"):
-            with self.wsc.applied():
+        if (averaging := self._averaging()) and hasattr(model, "save_pretrained"):
+            with averaging.applied():
                 model.save_pretrained(folder / AVERAGE)
             if processing_class is not None:
                 processing_class.save_pretrained(folder / AVERAGE)
 
-    def _averages(self):
-        return self.wsc and self.wsc.average and self.wsc.phase == "averaging"
+    def _averaging(self) -> WeightSpaceConsolidation | None:
+        """The consolidation, while it averages."""
+        return self.wsc if self.wsc and self.wsc.average and self.wsc.phase == "averaging" else None
 
-    def on_train_end(self, args, state, control, **others) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
         self._evaluation.close()
         if not self.wsc:
             return

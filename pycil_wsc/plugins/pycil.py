@@ -145,7 +145,7 @@ class Settings:
 def with_consolidation(get_model: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
     """PyCIL's ``get_model``, with ``wsc`` and ``wsc_<learner>`` beside its own names."""
 
-    def get(name, args):
+    def get(name: str, args: dict[str, Any]) -> Any:
         base = "replay" if name.lower() == "wsc" else name.lower().removeprefix("wsc_")
         if base == name.lower():
             return _made(get_model, name, base, args)
@@ -198,7 +198,15 @@ def consolidated(learner_class: type, settings: Settings) -> type:
 
 def _followed(train, settings):
     @functools.wraps(train)
-    def phase(self, train_loader, test_loader, optimizer, scheduler, *rest, **named):
+    def phase(
+        self: Any,
+        train_loader: Any,
+        test_loader: Any,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
         first = self._cur_task == 0 and not settings.first_task
         later = getattr(self, "_wsc_task", None) == self._cur_task  # bias correction, balanced fine-tuning: as they are
         if first or later:
@@ -267,7 +275,7 @@ class HeldRate:
     beginning. A rate of 0 stays 0.
     """
 
-    def __init__(self, scheduler, optimizer, start, value, anneal):
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, start: int, value: float | str, anneal: int):
         self.scheduler, self.groups, self.start, self.anneal, self.epoch = (
             scheduler,
             optimizer.param_groups,
@@ -278,7 +286,7 @@ class HeldRate:
         self.targets = [group["lr"] if value == "initial" else value for group in self.groups]
         self.rates = [group["lr"] for group in self.groups]  # of the last epoch before `start`
 
-    def step(self):
+    def step(self) -> None:
         self.epoch += 1
         if self.epoch < self.start:
             self.scheduler.step()
@@ -343,29 +351,36 @@ def _checked(name: str, value: Any) -> Any:
         raise BadInput(
             f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(kinds)}")
         )
-    default, number = kinds[name], isinstance(value, (int, float)) and not isinstance(value, bool)
-    good = {
+    default = kinds[name]
+    if name == "average_lr":
+        good = _typed(value, float) and value >= 0 or value is None or value == "initial"
+    else:
+        good = _typed(value, type(default)) and _in_range(name, value)
+    if not good:
+        raise BadInput(f"{name}={value!r} cannot be; the default is {default!r}")
+    if value not in CHOICES.get(name, [value]):
+        raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _typed(value: Any, kind: type) -> bool:
+    """Whether ``value``, as JSON has it, can be a ``kind``."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {
         bool: isinstance(value, bool),
         int: number and isinstance(value, int),
         float: number,
         str: isinstance(value, str),
         tuple: isinstance(value, list) and len(value) == 2 and all(isinstance(v, (int, float)) for v in value),
-    }[type(default)]
-    if name == "average_lr":
-        good = number and value >= 0 or value is None or value == "initial"
-    if (
-        not good
-        or name == "average_anneal"
-        and value < 0
-        or name == "average_every"
-        and value < 1
-        or name == "warmup"
-        and not 0 <= value < 1
-    ):
-        raise BadInput(f"{name}={value!r} cannot be; the default is {default!r}")
-    if value not in CHOICES.get(name, [value]):
-        raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")
-    return tuple(value) if isinstance(value, list) else value
+    }[kind]
+
+
+def _in_range(name: str, value: Any) -> bool:
+    if name == "average_anneal":
+        return not value < 0
+    if name == "average_every":
+        return not value < 1
+    return name != "warmup" or 0 <= value < 1
 
 
 if __name__ == "__main__":
