@@ -1,4 +1,4 @@
-"""LoRA's adapters (Hu et al., 2022): beside a frozen weight W a trained update s B A of rank r, so that the layer has W + s B A."""
+"""LoRA adapters (Hu et al., 2022): a trained update s B A of rank r is added to a frozen weight W."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ NAME = "default"  # PEFT's, of the one adapter
 
 @dataclass(frozen=True)
 class Adapted:
-    """A linear layer with an adapter: ``weight`` (out, in), ``down`` = A (r, in), ``up`` = B (out, r), ``scaling`` = s."""
+    """A linear layer with an adapter: ``weight`` (out, in), ``down`` A (r, in), ``up`` B (out, r), ``scaling`` s."""
 
     layer: str
     weight: nn.Parameter
@@ -52,7 +52,8 @@ def adapted_layers(model: nn.Module) -> list[Adapted]:
             continue
         if not isinstance(module, Linear) or module.fan_in_fan_out:
             raise UserError(
-                f"llm.lora_targets: '{name}' is no linear layer, whose adapter cannot be merged here; name linear layers"
+                f"llm.lora_targets: '{name}' is no linear layer, "
+                "whose adapter cannot be merged here; name linear layers"
             )
         weight: Any = module.get_base_layer().weight
         up, down = (cast(nn.Parameter, factor[NAME].weight) for factor in (module.lora_B, module.lora_A))

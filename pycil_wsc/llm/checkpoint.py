@@ -1,4 +1,7 @@
-"""A training state as one safetensors file: the tensors under their paths, all else as JSON in its header. Whole or absent."""
+"""A training state as one safetensors file, written atomically.
+
+Tensors are stored under their paths; everything else is JSON in the header.
+"""
 
 import contextlib
 import json
@@ -35,7 +38,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def open_state(path: Path) -> Iterator[Any]:
-    """Within, what :func:`save_state` wrote: tensors as slices of the file, which read the rows asked for, numbers as tensors."""
+    """Open what :func:`save_state` wrote: tensors as slices of the file, read when indexed; numbers as tensors."""
     try:
         with safe_open(path, "pt") as file:
             yield _opened(path, file)

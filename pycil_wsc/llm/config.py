@@ -151,8 +151,8 @@ class LLMConfig:
     )
     chat_template: bool | None = key(
         None,
-        "prompts as a user's turn in the tokeniser's chat template; null: where it has one, but not for `Llama-3.2-1B`, "
-        "which TRACE's protocol in the paper trains on raw prompts",
+        "prompts as a user's turn in the tokeniser's chat template; null: where it has one, but not for "
+        "`Llama-3.2-1B`, which TRACE's protocol in the paper trains on raw prompts",
     )
     max_prompt: int = key(1024, "tokens of a prompt; a longer one loses its beginning", low=2)
     max_answer: int = key(512, "tokens of an answer, its end included; a longer one loses its end", low=2)

@@ -31,7 +31,7 @@ DECIDING = (
 
 @dataclass(frozen=True)
 class Epoch:
-    """A pass over ``examples`` after which ``name`` and ``number`` of ``total`` are shown; ``replay`` if it is one of old items."""
+    """A pass over ``examples``, shown as ``name`` and ``number`` of ``total``. ``replay``: they are replayed items."""
 
     name: str
     number: int

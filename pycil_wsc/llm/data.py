@@ -1,8 +1,8 @@
 """Tasks of prompts and answers in TRACE's folder format, and what is replayed of them.
 
 A task is a folder below the data root, ``<root>/<name>/{train,eval,test}.json``: each file a JSON list of rows
-``{"prompt": text, "answer": text}``. Your own task is a folder more; beside the files, ``task.json`` may say how it is
-scored and trained, ``{"metric": "rouge_l", "epochs": 3, "language": "en"}`` or a part of it, and overrules :data:`TASKS`.
+``{"prompt": text, "answer": text}``. To add a task, add a folder. Beside the files, ``task.json`` may say how it is
+scored and trained: ``{"metric": "rouge_l", "epochs": 3, "language": "en"}`` or part of it. It overrides :data:`TASKS`.
 
 TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes. Do not mix sizes: their splits differ.
 """
@@ -29,7 +29,10 @@ class Item:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """The facts of a task: ``metric`` is one of :data:`~pycil_wsc.llm.metrics.METRICS`, ``epochs`` the passes over its own data."""
+    """How a task is scored and trained.
+
+    ``metric`` is one of :data:`~pycil_wsc.llm.metrics.METRICS`, ``epochs`` the passes over the task's own data.
+    """
 
     metric: str = "exact_match"
     epochs: int = 5
@@ -61,7 +64,7 @@ POOL = "Lima"  # general instructions, replayed with every task and never a task
 
 
 def load_task(root: str | Path, name: str) -> TaskData:
-    """The :class:`TaskData` in ``<root>/<name>``. Whatever is wrong with it is a :class:`UserError` of one line with file and row."""
+    """The :class:`TaskData` in ``<root>/<name>``. Bad data is a one-line :class:`UserError` with file and row."""
     folder = _task_folder(root, name)
     evaluation = _items(folder / "eval.json") if (folder / "eval.json").exists() else ()
     return TaskData(
@@ -81,10 +84,11 @@ def load_pool(root: str | Path, name: str = POOL) -> tuple[Item, ...]:
 def replay_items(
     earlier: Iterable[TaskData], ratio: float, choice: str = "head", seed: int = 0, pool: Iterable[Item] = ()
 ) -> list[Item]:
-    """What the replay epoch after a task learns: all of ``pool``, then ``int(N * ratio)`` training items of each earlier task.
+    """The items of the replay epoch after a task: all of ``pool``, then ``int(N * ratio)`` items of each earlier task.
 
-    ``choice``: ``"head"`` takes the first of the file, as TRACE does; ``"random"`` a draw that depends on ``seed`` and the task's
-    name alone, so neither the other tasks nor their order change it, and a larger ratio adds items to a smaller one's.
+    ``choice``: ``"head"`` takes the first training items of the file, as TRACE does; ``"random"`` draws them. The draw
+    depends on ``seed`` and the task's name alone, so neither the other tasks nor their order change it, and a larger
+    ratio adds items to those of a smaller one.
     """
     if not 0 <= ratio <= 1:
         raise ValueError(f"ratio={ratio}: the share of a task's items to replay must be in 0..1")
@@ -171,17 +175,20 @@ def _item(path: Path, number: int, row: Any) -> Item:
     for key in ("prompt", "answer"):
         if key not in row:
             raise UserError(
-                f"{place} (counted from 1): no '{key}'{did_you_mean(key, row)}; give each row both 'prompt' and 'answer'"
+                f"{place} (counted from 1): no '{key}'{did_you_mean(key, row)}; "
+                "give each row both 'prompt' and 'answer'"
             )
         if not isinstance(row[key], str):
             raise UserError(f"{place} (counted from 1): '{key}' is {_kind(row[key])}; write it as a string in quotes")
         if not _is_unicode(row[key]):
             raise UserError(
-                f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff); mend or remove the row"
+                f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff); "
+                "mend or remove the row"
             )
     if not row["answer"].strip():
         raise UserError(
-            f"{place} (counted from 1): 'answer' is empty, so there is nothing to learn or to score; fill it in or remove the row"
+            f"{place} (counted from 1): 'answer' is empty, so there is nothing to learn or to score; "
+            "fill it in or remove the row"
         )
     return Item(row["prompt"], row["answer"])
 

@@ -17,11 +17,11 @@ from pycil_wsc.llm.model import load_model, own_dtype
 def save_model(
     folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], config: LLMConfig, with_adapters: bool
 ) -> None:
-    """Write the model of weights ``state`` into ``folder``, in the type in which the model is published, with its tokeniser.
+    """Write the model of weights ``state`` and its tokeniser into ``folder``, in the type in which it is published.
 
-    Of a model with adapters the weights are merged (W + s B A), so that ``AutoModelForCausalLM.from_pretrained(folder)`` needs
-    nothing else. ``with_adapters``: ``<folder>/adapter`` then holds them alone, for ``AutoPeftModelForCausalLM``. They name their base
-    model; that of random weights is written beside ``folder``, as ``base``.
+    Adapters are merged into the weights (W + s B A), so that ``AutoModelForCausalLM.from_pretrained(folder)`` needs
+    nothing else. ``with_adapters``: ``<folder>/adapter`` also holds them alone, for ``AutoPeftModelForCausalLM``. They
+    name their base model; one of random weights is written beside ``folder``, as ``base``.
     """
     if config.lora_rank:
         if with_adapters:

@@ -28,13 +28,15 @@ def answers(
 ) -> list[str]:
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
-    Greedy, or sampled where ``config.temperature`` is not 0, then random by ``address``. Of the model's own generation settings
-    only the end-of-text tokens count: a repetition penalty, for one, would make greedy decoding something else.
+    Decoding is greedy, or sampled where ``config.temperature`` is not 0, with a seed that depends on ``address``. Of
+    the model's own generation settings only the end-of-text tokens count: a repetition penalty, for example, would no
+    longer be greedy decoding.
 
     Args:
         end: the tokens that end an answer, of which the last is awaited beside the end-of-text tokens.
         answered: called with the number of answers after each batch.
-        together: the model is sharded, and every process goes on until all have their answers; they need as many prompts each.
+        together: the model is sharded; every process continues until all have their answers. All need equally many
+            prompts.
     """
     model.eval()
     stop = stop_tokens(model, tokenizer) | set(end[-1:])
@@ -61,14 +63,14 @@ def answers(
 
 
 def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
-    """The end-of-text token that was learned, and those that the model knows beside it (a chat model's end of a turn)."""
+    """The end-of-text token that was learned, and the model's other ones (such as a chat model's end of a turn)."""
     own = getattr(model.generation_config, "eos_token_id", None)
     return {tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])}
 
 
 @contextlib.contextmanager
 def no_settings(model: Any) -> Iterator[None]:
-    """Within, the model has no generation settings of its own, with which ``generate`` would fill what it is not given."""
+    """Take away the model's own generation settings, from which ``generate`` would fill in what it is not given."""
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield

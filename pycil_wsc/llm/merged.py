@@ -49,8 +49,8 @@ class TrainedWeights:
 class AdaptedWeights(TrainedWeights):
     """The effective weights W + s B A of the layers with adapters, under the names of the Ws.
 
-    To merge the factors A and B apart would be something else: the mean of products is no product of means. A merge is written into
-    W, with B = 0, and so is exact: it may have any rank. Training then goes on with an adapter that starts from there.
+    Merging the factors A and B separately would differ: the mean of products is no product of means. A merge is written
+    into W, with B = 0, and is exact whatever its rank. Training then continues with an adapter that starts from there.
     """
 
     def __init__(self, placing: Whole) -> None:

@@ -8,9 +8,10 @@ theta_0 is the model before the first task, theta_t the one after task t, tau_t 
         merge.update(theta)
     model.load_state_dict(merge.result())
 
-No method needs the T models at once, not even those that the literature calls offline. Sums and interpolations are done in fp32
-(or wider), the result has the type of theta_0. Tensors that are not of floating point are not merged but taken from the last
-model. Tensors that share their storage (tied embeddings) are merged once, and share it in the result.
+No method needs the T models at once, not even those that the literature calls offline. Sums and interpolations are
+computed in fp32 (or wider); the result has the type of theta_0. Tensors that are not floating point are not merged but
+taken from the last model. Tensors that share their storage (tied embeddings) are merged once, and share it in the
+result.
 """
 
 import math
@@ -39,10 +40,10 @@ def register_merge(name: str) -> Callable[[M], M]:
 
 
 class Merge:
-    """What all methods share; one says how a model enters (``_fold_``) and, if not as it is, how the merge leaves (``_finished``).
+    """Base class: a method defines how a model enters (``_fold_``) and, if needed, the final result (``_finished``).
 
-    ``start``: theta_0, a state dict. It fixes names, shapes, types and ties, and is copied where ``task_vectors`` is true. A state that
-    differs from it in one of these is a ``ValueError``.
+    ``start``: theta_0, a state dict. It fixes names, shapes, types and ties, and is copied where ``task_vectors`` is
+    true. A state that differs from it in one of these is a ``ValueError``.
     """
 
     online = False  # the next task starts from the merge, not from the last model
@@ -83,7 +84,7 @@ class Merge:
         return {name: merged[self._alias.get(name, name)] for name in self._layout}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A flat dict of tensors, fit for safetensors. theta_0 is not in it: construct with the same one before loading."""
+        """A flat dict of tensors, ready for safetensors. It lacks theta_0: construct with the same one to load."""
         running = {f"running.{name}": tensor for name, tensor in self._running.items()}
         return (
             running
@@ -102,7 +103,7 @@ class Merge:
         self.count = count
 
     def _fold_(self, running: Tensor, new: Tensor) -> None:
-        """Change the running tensor in place by that of the next model (or by its task vector); ``self.count`` are in it."""
+        """Merge the next model's tensor (or task vector) into the running one, in place; ``self.count`` are in it."""
         raise NotImplementedError
 
     def _incoming(self, name: str, tensor: Tensor) -> Tensor:
@@ -126,7 +127,8 @@ class Merge:
         for name, first in self._alias.items():
             if _place(state[name]) != _place(state[first]) and not torch.equal(state[name], state[first]):
                 raise ValueError(
-                    f"'{name}' and '{first}' were one tensor in the model merged from and now differ: tie or untie them throughout"
+                    f"'{name}' and '{first}' were one tensor in the model merged from and now differ: "
+                    "tie or untie them throughout"
                 )
 
 
@@ -140,7 +142,10 @@ class ModelSoup(Merge):
 
 @register_merge("avg_online")
 class OnlineAverage(Merge):
-    """Mean of the models so far, from which the next task starts: plain if ``decay`` is None, else decay * mean + (1 - decay) * theta_t."""
+    """Mean of the models so far, from which the next task starts.
+
+    The plain mean if ``decay`` is None, else decay * mean + (1 - decay) * theta_t.
+    """
 
     online = True
 
@@ -156,11 +161,11 @@ class OnlineAverage(Merge):
 
 @register_merge("slerp")
 class Slerp(Merge):
-    """merged_t = slerp(merged_{t-1}, theta_t, weight), tensor by tensor, from which the next task starts (Jang et al., 2024).
+    """merged_t = slerp(merged_{t-1}, theta_t, weight) per tensor; the next task starts from it (Jang et al., 2024).
 
-    ``space``: ``"weights"``, or ``"task_vectors"``: theta_0 + slerp(merged_{t-1} - theta_0, tau_t, weight). Weights barely turn at the
-    learning rates of fine-tuning, which makes the first nearly linear. ``total``: if the tensors are parts of sharded ones, the sum of a tensor
-    over the processes that hold them.
+    ``space``: ``"weights"``, or ``"task_vectors"``: theta_0 + slerp(merged_{t-1} - theta_0, tau_t, weight). Weights
+    barely turn at the learning rates of fine-tuning, which makes the first nearly linear. ``total``: where the tensors
+    are parts of sharded ones, the sum of a tensor over the processes that hold them.
     """
 
     online = True
@@ -197,17 +202,21 @@ class TaskArithmetic(Merge):
 
 @register_merge("magmax")
 class MagMax(TaskArithmetic):
-    """theta_0 + scale * tau, element by element the tau_t of largest magnitude, of equals the latest (Marczak et al., 2024)."""
+    """theta_0 + scale * tau, where each element of tau is that tau_t's of largest magnitude (Marczak et al., 2024).
+
+    Of equal magnitudes the latest counts.
+    """
 
     def _fold_(self, running: Tensor, new: Tensor) -> None:
         torch.where(new.abs() >= running.abs(), new, running, out=running)
 
 
 def slerp(first: Tensor, second: Tensor, weight: float, total: Total | None = None) -> Tensor:
-    """Spherical interpolation from ``first`` (weight 0) to ``second`` (weight 1), two tensors of one shape, as flat vectors.
+    """Spherical interpolation from ``first`` (weight 0) to ``second`` (weight 1): tensors of one shape as flat vectors.
 
-    With w the angle between them: (sin((1 - weight) w) first + sin(weight w) second) / sin w, lengths as they are (Shoemake, 1985). Linear
-    where |cos w| exceeds .9995 and where one is zero, which has no direction. ``total`` as in :class:`Slerp`.
+    With w the angle between them: (sin((1 - weight) w) first + sin(weight w) second) / sin w, without normalisation
+    (Shoemake, 1985). Linear where |cos w| exceeds .9995 and where one is zero, which has no direction. ``total`` as in
+    :class:`Slerp`.
     """
     products = torch.stack([(a * b).sum() for a, b in ((first, second), (first, first), (second, second))])
     dot, *squares = (total(products) if total else products).tolist()
@@ -220,7 +229,10 @@ def slerp(first: Tensor, second: Tensor, weight: float, total: Total | None = No
 
 @dataclass(frozen=True)
 class Residents:
-    """Models kept at once. ``paper``: as its relative VRAM counts them (offline methods T); ``streamed``: as this package needs them."""
+    """Models kept at once.
+
+    ``paper``: as the paper's relative VRAM counts them (offline methods: T); ``streamed``: as this package needs them.
+    """
 
     paper: float
     streamed: float
@@ -229,14 +241,15 @@ class Residents:
 def models_resident(
     method: str, tasks: int, task_vectors: bool = False, trained: float = 1.0, merged: float = 1.0
 ) -> Residents:
-    """:class:`Residents` of a method over ``tasks`` tasks: the model in training, the running merge, and theta_0 where it is kept.
+    """:class:`Residents` of a method over ``tasks`` tasks.
 
-    WSC keeps the weights before the task, or else their average.
+    They are the model in training, the running merge, and theta_0 where it is kept. WSC keeps the weights
+    before the task, or else their average.
 
     Args:
         task_vectors: slerp's ``space`` is so.
-        trained, merged: shares of the model's parameters. A copy beside the model is one of the ``trained`` alone: with adapters little more
-            than nothing. The running merge has the ``merged``: with adapters the layers that these are for.
+        trained, merged: shares of the model's parameters. A copy beside the model holds the ``trained`` ones alone:
+            with adapters, very little. The running merge holds the ``merged``: with adapters, the layers that have one.
     """
     if method in UNMERGED:
         residents = 1 + (UNMERGED[method] - 1) * trained

@@ -1,18 +1,19 @@
 """Scores of generated text, 0 to 1, and what is reported of a sequence of tasks.
 
-Each metric exists twice: ``"trace"`` as TRACE computes it, quirks included but without its crashes, so that numbers compare with
-the published ones; ``"fixed"`` as it should be. TRACE reports Py150 and 20Minuten in percent: here both are divided by 100, as its
-averages have them.
+Each metric exists twice: ``"trace"`` as TRACE computes it, quirks included but without its crashes, so that numbers
+compare with the published ones; ``"fixed"`` as it should be. TRACE reports Py150 and 20Minuten in percent: here both
+are divided by 100, as in its averages.
 
-=================== ============================================================ ====================================================
-metric              trace                                                        fixed
-=================== ============================================================ ====================================================
-``exact_match``     equal strings, nothing stripped                              but for white space, quotes and final stops
-``choice``          equal first characters                                       equal letters that stand alone at the start: "B", "(B)"
-``rouge_l``         ``rouge`` 1.0.1, arguments exchanged (:mod:`.rouge`)         ``rouge-score`` (:mod:`.rouge`)
-``edit_similarity`` difflib, rounded to whole percent as fuzzywuzzy does         rapidfuzz's ``ratio``, both stripped
-``sari``            :mod:`.sari` with the whole prompt as source; empty scores   the paragraph as source, stripped; empty is 0
-=================== ============================================================ ====================================================
+=================== ==================================================== ==============================================
+metric              trace                                                fixed
+=================== ==================================================== ==============================================
+``exact_match``     equal strings, nothing stripped                      but for white space, quotes and final stops
+``choice``          equal first characters                               equal letters alone at the start: "B", "(B)"
+``rouge_l``         ``rouge`` 1.0.1, arguments exchanged (:mod:`.rouge`) ``rouge-score`` (:mod:`.rouge`)
+``edit_similarity`` difflib, rounded to whole percent as by fuzzywuzzy   rapidfuzz's ``ratio``, both stripped
+``sari``            :mod:`.sari`, the whole prompt as source; an empty   the paragraph as source, stripped; an empty
+                    prediction has a score                               prediction scores 0
+=================== ==================================================== ==============================================
 """
 
 import re
@@ -48,7 +49,7 @@ def score(
     prompts: Sequence[str],
     version: str = "trace",
 ) -> float:
-    """Mean score of the predictions, 0 to 1, by one of :data:`METRICS`. Three lists of equal length; any strings will do."""
+    """Mean score of the predictions, 0 to 1, by one of :data:`METRICS`. The three lists have equal length."""
     return float(np.mean(item_scores(metric, predictions, answers, prompts, version)))
 
 
@@ -79,7 +80,7 @@ def _exact_match_bare(prediction: str, answer: str, prompt: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """Without what no answer consists of: white space, quotes and brackets around it, full stops and their like after it."""
+    """The text without white space, quotes and brackets around it and without punctuation after it."""
     return text.strip(AROUND).rstrip(AROUND + AFTER) or text.strip()
 
 
@@ -101,7 +102,10 @@ def _rouge_l(prediction: str, answer: str, prompt: str) -> float:
 
 
 def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
-    """fuzzywuzzy's ``ratio`` as TRACE installs it (without python-Levenshtein, so difflib's heuristic), of the code with literals in place."""
+    """fuzzywuzzy's ``ratio`` of the code with literals filled in.
+
+    As TRACE installs it: without python-Levenshtein, so with difflib's heuristic.
+    """
     ours, theirs = _with_literals(prediction), _with_literals(answer)
     return round(100 * SequenceMatcher(None, ours, theirs).ratio()) / 100 if ours and theirs else 0.0
 
@@ -114,7 +118,7 @@ def _indel_ratio(prediction: str, answer: str, prompt: str) -> float:
 
 
 def _with_literals(code: str) -> str:
-    """Py150's placeholders replaced: <NUM_LIT> by 0, <STR_LIT> and <CHAR_LIT> by nothing, <STR_LIT:x> and its like by x."""
+    """Replace Py150's placeholders: <NUM_LIT> by 0, <STR_LIT> and <CHAR_LIT> by nothing, <STR_LIT:x> and such by x."""
     code = code.replace("<NUM_LIT>", "0").replace("<STR_LIT>", "").replace("<CHAR_LIT>", "")
     for found in list(LITERAL.finditer(code)):
         code = code.replace(found[0], found[1])
@@ -147,9 +151,9 @@ METRICS = {  # name -> (as in TRACE, fixed): functions of (prediction, answer, p
 def trivial_scores(task: "TaskData", version: str = "trace") -> dict[str, float]:
     """Scores on the test items of answers that need no model, by name: what a result must beat.
 
-    ``majority``: the commonest test answer (of ``choice``: its first character), the best that a constant can do. ``lead``: the first
-    500 characters of the text to summarise. ``shuffled``: the answers of other test items, the mean of ten shifts of the list.
-    ``empty``: nothing. ``source``: the text to simplify.
+    ``majority``: the commonest test answer (for ``choice``: its first character), the best that a constant can do.
+    ``lead``: the first 500 characters of the text to summarise. ``shuffled``: the answers of other test items, the mean
+    over ten shifts of the list. ``empty``: nothing. ``source``: the text to simplify.
     """
     answers, prompts = [item.answer for item in task.test], [item.prompt for item in task.test]
     metric = task.info.metric
@@ -173,11 +177,12 @@ def _mean_score(metric: str, predictions: list[str], answers: list[str], prompts
 
 
 def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What TRACE and the continual-learning literature report of ``matrix[t][i]``, the score on task i after task t (i <= t).
+    """The usual summaries of ``matrix[t][i]``, the score on task i after task t (i <= t).
 
-    ``last_average``: mean of the last row. ``op``: the mean of each row (overall performance). ``bwt``: for each row, the mean of
-    (score now - score when learned), the newest task's 0 included (backward transfer). ``new_score``: mean score of each
-    task when learned. ``forgetting``: mean over all tasks but the last of (best score ever - score at the end).
+    ``last_average``: mean of the last row. ``op``: the mean of each row (overall performance). ``bwt``: for each row,
+    the mean of (score now - score when learned), the newest task's 0 included (backward transfer). ``new_score``: mean
+    score of each task when learned. ``forgetting``: mean over all tasks but the last of (best score ever - score at the
+    end).
     """
     op = [float(np.mean(row)) for row in matrix]
     learned = [row[-1] for row in matrix]

@@ -21,7 +21,8 @@ logging.disable_progress_bar()  # runs have their own
 def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
     """The model before the first task, in fp32 on the CPU; only what is trained requires a gradient.
 
-    ``empty``: its parameters are on the meta device, to be filled by the caller: no memory, nothing read but the configuration.
+    ``empty``: its parameters are on the meta device, to be filled by the caller. This takes no memory and reads only
+    the configuration.
     """
     with torch.device("meta") if empty else contextlib.nullcontext():
         with seeding.seeded(config.seed, "weights"):

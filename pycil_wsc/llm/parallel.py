@@ -28,13 +28,13 @@ def rank_and_count() -> tuple[int, int]:
     return (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if launched() else (0, 1)
 
 
-# ---- from run to run: through the store by which the processes find each other -----------------------------------------
+# ---- from run to run: through the store by which the processes find each other -------------------------------------
 
 
 class Announcements:
     """The first process announces each run before it begins; the others wait for it, for as long as it takes.
 
-    A message is any JSON value. Not a collective: those have a timeout, and between runs the first process is alone at work.
+    A message is any JSON value. Not a collective: those have a timeout, and between runs only the first process works.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def _rendezvous() -> distributed.Store:
     return next(distributed.rendezvous("env://"))[0]
 
 
-# ---- within a run: collectives -----------------------------------------------------------------------------------------
+# ---- within a run: collectives -------------------------------------------------------------------------------------
 
 
 class Processes:

@@ -1,7 +1,7 @@
 """How the processes hold the model: each all of it, or each a part (FSDP).
 
-Either way ``parameters`` are plain tensors with gradients, so that optimiser, consolidation and merges are the same. Of a
-sharded model they are this process's rows, in the storage that FSDP gathers from.
+Either way ``parameters`` are plain tensors with gradients, so that optimiser, consolidation and merges are the same.
+For a sharded model they are this process's rows, in the storage that FSDP gathers from.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Whole:
         return parameter.detach()
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
-        """``tensor``, this process's rows, in the shape of the model's parameter ``name``, where the first process has it."""
+        """``tensor``, this process's rows, in the shape of the whole parameter ``name``; in the first process only."""
         return tensor
 
     def part(self, name: str, stored: Stored) -> Tensor:
@@ -95,8 +95,8 @@ class Whole:
 class Sharded(Whole):
     """Every process has some rows of each parameter; layers are gathered when they are computed.
 
-    The first process alone reads the model and sends each its rows. In bf16 layers are gathered in bf16, while weights, gradients
-    and moments stay in fp32.
+    Only the first process reads the model; it sends each process its rows. In bf16 layers are gathered in bf16, while
+    weights, gradients and moments stay in fp32.
     """
 
     def __init__(self, load: Load, processes: Processes, device: torch.device, precision: str) -> None:
@@ -129,7 +129,7 @@ class Sharded(Whole):
         return contextlib.nullcontext()  # FSDP casts
 
     def share(self, groups: Sequence[T]) -> list[tuple[T, float]]:
-        """As many in every process, for they gather layers together: where too few, the last comes again and counts nothing."""
+        """Equally many per process, as they gather layers together: the last is repeated with weight 0 if needed."""
         count = self.processes.count
         # FSDP gives the mean over processes
         weighted = [(group, float(count)) for group in groups] + [(groups[-1], 0.0)] * (-len(groups) % count)

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 
 def rouge_l(prediction: str, reference: str) -> float:
-    """ROUGE-L of ``rouge-score`` without stemming, in 0..1: longest common subsequence of words, lower case, ASCII letters and digits."""
+    """ROUGE-L of ``rouge-score`` without stemming, in 0..1.
+
+    Words are runs of ASCII letters and digits, in lower case.
+    """
     ours, theirs = (re.findall(r"[a-z0-9]+", text.lower()) for text in (prediction, reference))
     common = len(_common_subsequence(ours, theirs))
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
@@ -14,9 +17,10 @@ def rouge_l(prediction: str, reference: str) -> float:
 def rouge_l_union(prediction: str, reference: str) -> float:
     """ROUGE-L of ``rouge`` 1.0.1 on summary level, with the arguments exchanged as TRACE has them, in 0..1.
 
-    Sentences end at full stops, words at white space. For each sentence of the *prediction*, its longest common subsequence with
-    each sentence of the reference is taken; their union, as a set of words, is counted against the different words of either
-    text. The package fails on a text without a sentence and on long sentences; here the first is 0, the second is computed.
+    Sentences end at full stops, words at white space. For each sentence of the *prediction*, its longest common
+    subsequence with each sentence of the reference is taken; their union, as a set of words, is counted against the
+    different words of either text. The package fails on a text without a sentence and on long sentences; here the first
+    scores 0 and the second is computed.
     """
     ours, theirs = _sentences(prediction), _sentences(reference)
     if not ours or not theirs:
@@ -32,7 +36,7 @@ def _sentences(text: str) -> list[list[str]]:
 
 
 def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """A longest common subsequence of two lists. Of several, the one found from the ends by dropping from ``second`` on a tie."""
+    """A longest common subsequence; of several, the one found from the ends by dropping from ``second`` on a tie."""
     lengths = [[0] * (len(second) + 1)]
     for word in first:
         above, row = lengths[-1], [0]

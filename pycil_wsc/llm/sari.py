@@ -1,4 +1,4 @@
-"""SARI of a simplified text (Xu et al., TACL 2016), as the ``sari`` metric of Hugging Face's ``datasets`` and ``evaluate`` has it."""
+"""SARI of a simplified text (Xu et al., TACL 2016), as in Hugging Face's ``datasets`` and ``evaluate``."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ ORDERS = (1, 2, 3, 4)
 
 
 def sari(source: str, output: str, references: Sequence[str]) -> float:
-    """SARI of one ``output`` against a list of references, in 0..1: the mean of three scores, each the mean over n-grams of 1 to 4.
+    """SARI of one ``output`` against a list of references, in 0..1: the mean of three scores over n-grams of 1 to 4.
 
-    Kept n-grams of the source: F1, each weighted by its count (in the source and output, times the number of references, against
-    all references together). Deleted ones: precision, likewise. Added ones: F1 of the sets. 0/0 is 1. Text is lower-cased and cut by
-    sacrebleu's 13a tokeniser. An empty text is one empty token, as there.
+    Kept n-grams of the source: F1, each weighted by its count (in the source and output, times the number of
+    references, against all references together). Deleted ones: precision, likewise. Added ones: F1 of the sets. 0/0 is
+    1. Text is lower-cased and tokenised by sacrebleu's 13a tokeniser. An empty text is one empty token, as there.
     """
     given, said, *wanted = map(_tokens, (source, output, *references))
     scores = [_of_order(n, given, said, wanted) for n in ORDERS]

@@ -26,7 +26,7 @@ PAD_NAMES = (
 
 @dataclass(frozen=True)
 class Example:
-    """An item as tokens, from beginning to end: what is given, the answer, its end. The first ``prompt`` of them are not learned."""
+    """An item as tokens: the framed prompt, the answer, its end. The first ``prompt`` tokens are not learned."""
 
     ids: tuple[int, ...]
     prompt: int
@@ -37,7 +37,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Frame:
-    """The tokens around a prompt and an answer: ``before`` prompt ``after`` answer ``end``. ``chat``: of a chat template."""
+    """The tokens around a prompt and an answer: ``before`` prompt ``after`` answer ``end``. ``chat``: of a template."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -86,7 +86,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def frame(tokenizer: Any, config: Any) -> Frame:
-    """The frame of ``config.chat_template``: a user's turn and the beginning of the answer, or BOS, the prompt and EOS."""
+    """The frame of ``config.chat_template``: a user's turn and the start of the answer, or BOS, the prompt and EOS."""
     template = getattr(tokenizer, "chat_template", None)
     wanted = config.chat_template
     if wanted and not template:
@@ -124,8 +124,8 @@ def encode(
 ) -> list[Example]:
     """An :class:`Example` of each (prompt, answer) pair, by default in the raw frame.
 
-    Prompt and answer are tokenised apart, so that no token spans both: training then sees what a test sees. A long prompt loses
-    its beginning, a long answer its end; what is around them stays. What looks like a special token in a text is text.
+    Prompt and answer are tokenised separately, so that no token spans both: training then sees what a test sees. A long
+    prompt loses its beginning, a long answer its end; the frame stays. A special token written out in a text is text.
     """
     around = around or raw_frame(tokenizer)
     prompts = encode_prompts(tokenizer, [prompt for prompt, _ in items], max_prompt, around)
@@ -158,11 +158,14 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-# ---- batches -----------------------------------------------------------------------------------------------------------
+# ---- batches -------------------------------------------------------------------------------------------------------
 
 
 def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> list[list[int]]:
-    """The items of each optimiser step of an epoch: lists of at most ``batch_size`` of ``range(count)``. Random by address."""
+    """The items of each optimiser step of an epoch: lists of at most ``batch_size``, in random order.
+
+    Together they are ``range(count)``. The order depends on ``seed`` and ``address``.
+    """
     order = torch.randperm(count, generator=seeding.generator(seed, "order", *address)).tolist()
     return [order[start : start + batch_size] for start in range(0, count, batch_size)]
 
@@ -170,8 +173,8 @@ def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> lis
 def micro_batches(examples: Iterable[Example], tokens: int, padding: float) -> list[list[Example]]:
     """The examples of an optimiser step in groups of like length: lists, each for one forward pass.
 
-    A group has at most ``tokens`` tokens, padding included, of which at most the share ``padding`` is padding; a longer example
-    is a group of its own.
+    A group has at most ``tokens`` tokens, padding included, of which at most the share ``padding`` is padding; a longer
+    example is a group of its own.
     """
     groups: list[list[Example]] = []
     for example in sorted(examples, key=len, reverse=True):
@@ -189,9 +192,9 @@ def _fits(group: list[Example], example: Example, tokens: int, padding: float) -
 
 @dataclass(frozen=True)
 class Batch:
-    """A group as tensors, padded on the right: ``ids`` and ``labels`` (B, L), ``counts`` of labels (B,). None is before ``first``.
+    """A group as tensors, padded on the right: ``ids`` and ``labels`` (B, L), ``counts`` of labels (B,).
 
-    Padding comes after all that counts, and attention is causal, so it needs no mask.
+    No label is before ``first``. Padding comes after all that counts, and attention is causal, so it needs no mask.
     """
 
     ids: torch.Tensor

@@ -12,7 +12,7 @@ from pycil_wsc.runs.run import TrainingDiverged
 
 
 def together(work: Callable[[], int]) -> int:
-    """Do ``work()`` in the first process that ``torchrun`` started, and each of its runs in all. Returns the exit code."""
+    """Call ``work()`` in ``torchrun``'s first process, and do each of its runs in all processes; the exit code."""
     rank, _ = rank_and_count()
     if rank:
         return follow()

@@ -102,7 +102,7 @@ class Run:
             self.processes.count,
         )
 
-    # ---- training ------------------------------------------------------------------------------------------------------
+    # ---- training ---------------------------------------------------------------------------------------------------
 
     def _learn(self, index: int, position: Position) -> None:
         """Train on task ``index`` from ``position`` on."""
@@ -142,7 +142,7 @@ class Run:
         """The processes' losses together."""
         return self.processes.sum_(losses.clone()).item()
 
-    # ---- testing -------------------------------------------------------------------------------------------------------
+    # ---- testing ----------------------------------------------------------------------------------------------------
 
     def _test(self, index: int, known: bool) -> None:
         """Test on every task so far.
@@ -222,7 +222,7 @@ class Run:
                 # a merge changes the layers below the adapters
                 save_model(folder, training.model, self.corpus.tokenizer, state, self.config, not training.merge)
 
-    # ---- saving and resuming -------------------------------------------------------------------------------------------
+    # ---- saving and resuming ----------------------------------------------------------------------------------------
 
     def _checkpoint(self, position: Position) -> None:
         self._tick()
@@ -276,7 +276,7 @@ class Run:
             self.clock[name] += now - self.mark
         self.mark = now
 
-    # ---- progress ------------------------------------------------------------------------------------------------------
+    # ---- progress ---------------------------------------------------------------------------------------------------
 
     def _speed(self) -> float:
         """Tokens per second of training, since this command took the run up."""

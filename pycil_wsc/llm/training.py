@@ -22,7 +22,7 @@ from pycil_wsc.llm.tokens import Example, collate, micro_batches
 
 
 class Training:
-    """``begin_task``, then ``begin_epoch`` and the steps of each epoch, then ``end_task``; between tasks a test within ``tested``."""
+    """``begin_task``, ``begin_epoch`` and the steps of each epoch, ``end_task``; then tests within ``tested``."""
 
     def __init__(self, config: LLMConfig, tokenizer: Any, processes: Processes, device: torch.device) -> None:
         self.config, self.device, self.pad = config, device, tokenizer.pad_token_id
@@ -92,7 +92,7 @@ class Training:
     def sharded(self) -> bool:
         return self.placing.peers is not None
 
-    # ---- saving and resuming -------------------------------------------------------------------------------------------
+    # ---- saving and resuming ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to resume, of the whole model; the tensors are not copies."""
@@ -102,7 +102,7 @@ class Training:
         return self._by_parameter(self.placing.whole, state) | {"counts": self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any], index: int, epochs: Sequence[Epoch]) -> None:
-        """Resume from ``state``, saved within or after task ``index`` of these ``epochs``; its tensors may be in a file."""
+        """Resume from ``state``, saved in or after task ``index`` of ``epochs``; its tensors may be in a file."""
         self.counts = state["counts"]
         parts = {name: part for name, part in state.items() if name != "counts"}
         parts = self._by_parameter(self.placing.part, parts)
@@ -121,7 +121,7 @@ class Training:
             self.wsc.load_state_dict(parts["wsc"] | {"shapes": self.wsc.state_dict()["shapes"]})
 
     def _by_parameter(self, change: Callable[[str, Any], Tensor], state: Any, path: tuple[Any, ...] = ()) -> Any:
-        """``state`` with ``change(name, tensor)`` for each tensor of the parameter ``name``: its key, or number in the optimiser."""
+        """``state`` with ``change(name, tensor)`` for each tensor of a parameter, found by key or optimiser index."""
         if isinstance(state, dict):
             return {key: self._by_parameter(change, value, (*path, key)) for key, value in state.items()}
         if hasattr(state, "get_shape") or isinstance(state, Tensor) and state.dim():
@@ -131,13 +131,13 @@ class Training:
             return change(name, state)
         return state
 
-    # ---- one step, and what each task needs ----------------------------------------------------------------------------
+    # ---- one step, and what each task needs -------------------------------------------------------------------------
 
     def _covered(self, epoch: Epoch) -> bool:
         return epoch.replay or self.config.wsc.covers == "all"
 
     def _backward(self, group: Sequence[Example], factor: float, examples: int, labels: int) -> Tensor | float:
-        """Add ``factor`` times the gradients of a group's share in the mean over ``examples`` items, or over ``labels`` tokens.
+        """Add ``factor`` times the gradients of a group's share in the mean of ``examples`` items or ``labels`` tokens.
 
         Returns the share.
         """
