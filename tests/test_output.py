@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import ROOT, command, results, wait_until, write
+from small_runs import ROOT, results, wait_until, write
 
 from pycil_wsc.runs.output import best_effort_output
 
@@ -61,7 +61,14 @@ def test_a_stream_that_fails_costs_nothing(stream, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_while_modules_are_imported_is_one_line(number, settings, tmp_path):
-    process = command(tmp_path, settings)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "main.py"), "--config", write(tmp_path, settings)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits that it is ignored
+    )
     maps = f"/proc/{process.pid}/maps"
     if not os.path.exists(maps):
         pytest.skip("needs /proc")

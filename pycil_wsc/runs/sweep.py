@@ -1,5 +1,6 @@
 """Many runs: finished ones are skipped, stopped ones resumed, and a failed one stops no other."""
 
+import errno
 import sys
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,8 @@ def is_finished(config: Any) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself, which the result will replace
+            return False
         raise UserError(
             f"{config.run_folder}: cannot be searched ({error.strerror}); choose another folder with --out"
         ) from None
