@@ -115,7 +115,10 @@ class LanguageGroup:
 
 
 def overall(matrix: Sequence[Sequence[float]]) -> list[float]:
-    """Overall performance after each task, in percent: the mean score on the tasks so far. ``matrix``: 0 to 1, by rows."""
+    """Overall performance after each task, in percent: the mean score on the tasks so far.
+
+    ``matrix``: scores from 0 to 1, a row per task trained.
+    """
     return [100 * sum(row) / len(row) for row in matrix]
 
 
@@ -129,7 +132,7 @@ def _rank(method: str) -> int:
 
 
 def language_groups(records: Iterable[Record], options: Options = USUAL) -> tuple[list[LanguageGroup], list[Problem]]:
-    """One :class:`LanguageGroup` for each setting, and the results that were left out because they are there already."""
+    """One :class:`LanguageGroup` for each setting, and the results left out because they are there already."""
     variants: dict[Record, dict[str, Any]] = {}
     for record in (LanguageRecord(record.data, record.path) for record in records):
         variants[record] = {name: value for name, value in record.config.items() if name not in NOT_DECISIVE}
@@ -179,7 +182,7 @@ def _scores(group: LanguageGroup, measures: Mapping[Column, Measure], version: s
 
 
 def _stages(group: LanguageGroup) -> Table:
-    """Scores on each task after each task, and their mean: TRACE's overall performance and backward transfer on the way."""
+    """Scores on each task after each task, and their mean: TRACE's overall performance along the way."""
     rows = []
     for (name, memory), records in _cells(group).items():
         for stage, task in enumerate(group.tasks):
@@ -211,8 +214,8 @@ def _costs(group: LanguageGroup) -> Table:
         for (name, memory), records in _cells(group).items()
     ]
     note = (
-        "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge at the "
-        "end keep one model per task), and as they are needed here (streamed)."
+        "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge "
+        "at the end keep one model per task), and as they are needed here (streamed)."
     )
     return Table(
         f"cost-{group.slug}",

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs import metrics
@@ -37,7 +37,7 @@ class WandB:
         folder.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
             dir=str(folder),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=cast(Any, os.environ.get("WANDB_MODE", "offline")),
             project=str(config["prefix"]),
             name=name,
             config=dict(config),
