@@ -54,7 +54,7 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undist
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["cnn_top1"] for line in lines] == result["curve"]
     assert not (folder / "checkpoint.pt").exists()
-    beside = {"data_root": "data", "save_weights": False, "tensorboard": False, "analyse": []}
+    beside = {"data_root": "data", "save_weights": False, "tensorboard": False, "wandb": False, "analyse": []}
     config = json.loads((folder / "config.json").read_text())
     assert folder.is_relative_to(config.pop("out")) and config == result["config"] | beside
     assert "epoch 4/4" in (folder / "log.txt").read_text()
