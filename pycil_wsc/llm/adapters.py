@@ -55,9 +55,9 @@ def adapted_layers(model: nn.Module) -> list[Adapted]:
                 f"llm.lora_targets: '{name}' is no linear layer, "
                 "whose adapter cannot be merged here; name linear layers"
             )
-        weight: Any = module.get_base_layer().weight
-        up, down = (cast(nn.Parameter, factor[NAME].weight) for factor in (module.lora_B, module.lora_A))
-        layers.append(Adapted(name, weight, down, up, module.scaling[NAME]))
+        layer: Any = module
+        up, down = (factor[NAME].weight for factor in (layer.lora_B, layer.lora_A))
+        layers.append(Adapted(name, layer.get_base_layer().weight, down, up, layer.scaling[NAME]))
     return layers
 
 
