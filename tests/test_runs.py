@@ -198,6 +198,9 @@ def test_a_last_batch_of_one_image_on_maps_of_one_pixel_is_joined_to_the_one_bef
     and batch norm is recomputed too.
     """
     keys = {"model_name": name, "convnet_type": "resnet18_small", "init_epoch": 1, "epochs": 2, "batch_size": 23}
+    keys |= {
+        "precision": "fp32"
+    }  # in bf16, oneDNN's weight gradient of a strided convolution of 1x1 maps is not defined
     config = resolve(settings | keys | {"memory_per_class": 11, "wsc.warmup": 0.5})
     run = Run(config, load_dataset(config.dataset, "."))
     assert not run.learner._takes_one_image and run.learner.num_batches(24) == 1 and run.learner.num_batches(47) == 2
