@@ -4,8 +4,10 @@ Importing the package imports nothing else of it, so that ``pycil_wsc.consolidat
 ``pycil_wsc.load`` (of ``pycil_wsc.runs.weights``) is there when it is asked for.
 """
 
+from typing import Any
 
-def __getattr__(name):
+
+def __getattr__(name: str) -> Any:
     if name == "load":
         from pycil_wsc.runs.weights import load
 

@@ -1,11 +1,9 @@
 """What holds of the tree as a whole: the direction of imports, and that the README's code is true."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from structure import ROOT, annotated, functions, imports, modules, within
 
 LEAVES = [f"pycil_wsc.{name}" for name in ("errors", "registry", "keys", "files", "seeding", "allocator")]
 ROOMS = ["data", "networks", "engine", "learners", "config", "runs"]  # each may import the rooms before it
@@ -31,28 +29,6 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
 }
 
 
-def modules():
-    """(name, path) of main.py and of every module of the package and of PyCIL's names."""
-    for path in [
-        ROOT / "main.py",
-        *(path for top in ("pycil_wsc", "convs", "utils") for path in (ROOT / top).rglob("*.py")),
-    ]:
-        yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
-
-
-def imports(path):
-    """Names of the modules that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def within(name, parents):
-    return any(name == parent or name.startswith(parent + ".") for parent in parents)
-
-
 def test_imports_point_one_way():
     wrong = []
     for name, path in modules():
@@ -60,6 +36,13 @@ def test_imports_point_one_way():
         ours = (module for module in imports(path) if within(module, ["convs", "utils", "pycil_wsc"]))
         wrong += [f"{name} -> {module}" for module in ours if not within(module, allowed)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_public_functions_are_annotated():
+    missing = [
+        f"{path}: {name}" for _, path in modules() for name, f, public in functions(path) if public and not annotated(f)
+    ]
+    assert not missing, "\n".join(missing)
 
 
 def test_only_the_registry_finds_language_models():

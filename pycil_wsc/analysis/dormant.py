@@ -58,7 +58,7 @@ class Activations(TorchDispatchMode):
         super().__init__()
         self.sums = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
         if function in RELU:
             self.sums.append(output.double().flatten(2).mean(2).sum(0) if output.dim() > 2 else output.double().sum(0))

@@ -37,7 +37,7 @@ class Average:
     last: bool = True
     buffers: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         whole_steps("every", self.every, 1)
         for name, known in ("start", STARTS), ("count", COUNTS):
             if getattr(self, name) not in known:

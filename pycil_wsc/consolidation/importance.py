@@ -47,7 +47,7 @@ class MomentScore:
     source: str = "own"
     needs_previous = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"source={self.source!r} is unknown; known: {', '.join(SOURCES)}")
         if self.source != "own" and (self.betas is not None or self.absolute):

@@ -32,7 +32,7 @@ class Reset:
     ranks: ClassVar[bool] = True  # False: nothing is kept, so no scores are needed
     needs_previous: ClassVar[bool] = True  # the weights before the task
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.every is not None:
             whole_steps("every", self.every, 1)
 
@@ -63,7 +63,7 @@ class Blend(Reset):
 
     blend: float = 0.5
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         share("blend", self.blend)
 
@@ -116,7 +116,7 @@ class ShrinkPerturb(Reset):
     ranks: ClassVar[bool] = False
     needs_previous: ClassVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         share("shrink", self.shrink)
         if not self.perturb >= 0:

@@ -249,11 +249,6 @@ class WeightSpaceConsolidation:
         return self._resets
 
     @property
-    def scoring_bytes(self) -> int:
-        """Bytes held at present to score by, the previous weights not included."""
-        return self._tracker.nbytes if self._tracker else 0
-
-    @property
     def phase(self) -> str:
         """``"warm-up"``, ``"averaging"`` or ``"finished"``."""
         if self._finished:

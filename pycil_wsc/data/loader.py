@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
@@ -130,10 +131,10 @@ class DecodedImages(Dataset):
         self.test_crop = v2.Compose([v2.Resize(round(side * 256 / 224)), v2.CenterCrop(side)])
         self.train_crop = v2.RandomResizedCrop(side)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: tuple[int, int]) -> Tensor | str:
         index, seed = key
         try:
             image = decode(str(self.paths[index]))

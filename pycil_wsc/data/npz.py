@@ -16,8 +16,9 @@ holds a copy of its own; what only plans runs can let it go.
 import os
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -118,7 +119,7 @@ def _check_split(path, part, arrays):
     return Split(images if images.ndim == 4 else three_channels(images), labels.astype(np.int64))
 
 
-def check_targets(place: str, targets: np.ndarray, names, absence: str) -> None:
+def check_targets(place: str, targets: np.ndarray, names: Sequence[Any] | np.ndarray, absence: str) -> None:
     """Labels lie in 0..C-1, C the length of ``names``, and each class has a sample; ``absence`` is the complaint about
     one without."""
     present = np.unique(targets)

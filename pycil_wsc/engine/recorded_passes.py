@@ -1,19 +1,23 @@
 """The forward and backward pass of a step as a CUDA graph: recorded once per phase, then launched as one."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) -> (loss, logits)
 
 
 class Passes:
     """(images, targets) -> (loss, number classified right), both on the device; gradients are then in ``p.grad``."""
 
-    def __init__(self, compute, optimizer):
+    def __init__(self, compute: Compute, optimizer: Optimizer):
         self.compute, self.optimizer = compute, optimizer
 
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         loss, logits = self.compute(images, targets)
         loss.backward()
         return loss.detach(), (logits.detach().argmax(1) == targets).sum()
@@ -37,13 +41,19 @@ class RecordedPasses(Passes):
     eager = 3
     refused = False  # for all phases of the process
 
-    def __init__(self, compute, optimizer, parameters, record):
+    def __init__(
+        self,
+        compute: Compute,
+        optimizer: Optimizer,
+        parameters: Iterable[Tensor],
+        record: Callable[[Callable], Callable],
+    ):
         super().__init__(compute, optimizer)
         self.parameters, self.record = list(parameters), record
         self.steps, self.size = 0, 0
         self.replay: Any = None  # a function, once recorded
 
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         self.size = self.size or len(images)
         if len(images) != self.size or RecordedPasses.refused:
             return super().__call__(images, targets)

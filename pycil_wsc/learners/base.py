@@ -247,22 +247,23 @@ class BaseLearner(nn.Module):
 
     # ---- what methods build on ---------------------------------------------------------------------------------------
 
-    def main_phase(self, task, parameters=None, epochs=None, weight_decay=None):
+    def main_phase(
+        self,
+        task: Task,
+        parameters: Iterable[nn.Parameter] | None = None,
+        epochs: int | None = None,
+        weight_decay: float | None = None,
+    ) -> Phase:
         """The usual phase: SGD over the task's data and the memory, with the schedule of the configuration."""
         c = self.config
-        if task.index == 0:
-            base, milestones, factor, usual = (
-                c.init_lr,
-                c.init_milestones,
-                c.init_lr_decay,
-                (c.init_epoch, c.init_weight_decay),
-            )
-        else:
-            base, milestones, factor, usual = c.lrate, c.milestones, c.lrate_decay, (c.epochs, c.weight_decay)
-        epochs = usual[0] if epochs is None else epochs
-        optimizer = self.sgd(
-            parameters or self.network.parameters(), usual[1] if weight_decay is None else weight_decay
+        first = task.index == 0
+        usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
+        base, milestones, factor = (
+            (c.init_lr, c.init_milestones, c.init_lr_decay) if first else (c.lrate, c.milestones, c.lrate_decay)
         )
+        epochs = usual_epochs if epochs is None else epochs
+        weight_decay = usual_decay if weight_decay is None else weight_decay
+        optimizer = self.sgd(parameters or self.network.parameters(), weight_decay)
         lr = cosine_lr(base, epochs) if c.scheduler == "cosine" else step_lr(base, milestones, factor)
         return Phase(epochs, optimizer, lr, self.training_indices(task), self.loss, self.network)
 

@@ -1,6 +1,7 @@
 """What is reported of a run: numpy only. Accuracies are percentages; tasks are the true ones, of any size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def forgetting(matrix: Sequence[Sequence[float]]) -> float:
     return float(drop[:-1].mean()) if tasks > 1 else 0.0
 
 
-def task_scalars(history):
+def task_scalars(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """What curves over the tasks show of the newest one. ``history``: the lines of ``metrics.jsonl`` so far."""
     line, matrix = history[-1], [line["cnn_tasks"] for line in history]
     values = {

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class TaskBar:
     end.
     """
 
-    def __init__(self, report, task, num_tasks):
+    def __init__(self, report: Callable[[Progress], None], task: Any, num_tasks: int):
         self.report, self.task = report, f"task {task.index + 1}/{num_tasks}"
         self.position, self.images, self.fresh, self.started = self.task, 0, 0, time.monotonic()
 
@@ -182,7 +183,7 @@ class Mailbox:
     def put(self, message: Any) -> None:
         self.messages.append(message)
 
-    def take(self):
+    def take(self) -> list[Any]:
         taken, self.messages = self.messages, []
         return taken
 

@@ -124,10 +124,10 @@ class Cluster:
             Mailbox
         ).remote()
 
-    def __enter__(self):
+    def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for mark, held in self.marks.values():
             mark.unlink(missing_ok=True)
             held.lock.release()

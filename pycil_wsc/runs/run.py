@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import DataManager, Task
+from pycil_wsc.data.types import Dataset
 from pycil_wsc.engine.environment import (
     commit,
     deterministic,
@@ -29,7 +30,7 @@ from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import read_checkpoint
-from pycil_wsc.runs.progress import TaskBar, open_log, print_task
+from pycil_wsc.runs.progress import Progress, TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
 from pycil_wsc.runs.weights_and_biases import WandB
 from pycil_wsc.seeding import derived_seed
@@ -50,7 +51,7 @@ class Run:
     :class:`pycil_wsc.runs.progress.Progress`.
     """
 
-    def __init__(self, config, dataset, report=print_task):
+    def __init__(self, config: Config, dataset: Dataset, report: Callable[[Progress], None] = print_task):
         if dataset.held_out != config.validation_split:
             raise ValueError(
                 "a run's data set must have its held-out part: take it from pycil_wsc.runs.attempt.Datasets"
@@ -164,8 +165,7 @@ class Run:
                 scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
         self.bar.take(self.learner.images_trained)
 
-    # ---- what the learner reports to
-    # -----------------------------------------------------------------------------------
+    # ---- what the learner reports to ---------------------------------------------------------------------------------
 
     def task_started(self, task: Task) -> None:
         self.records.task_started(task)
@@ -223,8 +223,7 @@ class Run:
                 f"{what} are no longer finite numbers after {self.bar.task}; try a lower learning rate"
             )
 
-    # ---- saving and going on
-    # -------------------------------------------------------------------------------------------
+    # ---- saving and going on -----------------------------------------------------------------------------------------
 
     def _checkpoint(self, position, optimizer):
         self._tick()
@@ -269,8 +268,7 @@ class Run:
             self.clock[name] += seconds
         return seconds
 
-    # ---- testing
-    # -------------------------------------------------------------------------------------------------------
+    # ---- testing -----------------------------------------------------------------------------------------------------
 
     def _test(self, task):
         """The line of ``metrics.jsonl`` for the task just learned."""
@@ -389,7 +387,7 @@ def planned_images(config: Config, manager: DataManager) -> int:
     return sum(plan_of(config, manager))
 
 
-def plan_of(config, manager):
+def plan_of(config: Config, manager: DataManager) -> list[int]:
     """Training images of each task."""
     learner, plan = config.learner, []
     strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
