@@ -262,8 +262,8 @@ class BaseLearner(nn.Module):
             (c.init_lr, c.init_milestones, c.init_lr_decay) if first else (c.lrate, c.milestones, c.lrate_decay)
         )
         num_epochs: int = usual_epochs if epochs is None else epochs
-        weight_decay = usual_decay if weight_decay is None else weight_decay
-        optimizer = self.sgd(parameters or self.network.parameters(), weight_decay)
+        decay: float = usual_decay if weight_decay is None else weight_decay
+        optimizer = self.sgd(parameters or self.network.parameters(), decay)
         lr = cosine_lr(base, num_epochs) if c.scheduler == "cosine" else step_lr(base, milestones, factor)
         return Phase(num_epochs, optimizer, lr, self.training_indices(task), self.loss, self.network)
 
