@@ -2,6 +2,7 @@
 and what goes wrong costs nothing done.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -192,19 +193,46 @@ def test_a_loss_that_is_no_number_stops_that_run_alone(settings, tmp_path, capsy
     assert len(results(settings)) == 1
 
 
+def test_gradients_of_the_warmup_that_are_no_numbers_are_divergence_and_not_tried_again(settings, tmp_path, capsys):
+    settings |= {"lrate": 1e38, "epochs": 1, "wsc.warmup": 0.5}
+    assert main(["--config", write(tmp_path, settings)]) == 1
+    captured = capsys.readouterr()
+    assert re.search("FAILED: task 2/3: the gradients of '.*' were not finite in the warm-up", captured.out)
+    assert "tried once more" not in captured.out and "traceback in log.txt" not in captured.out
+
+
 @pytest.mark.parametrize("name", ["replay", "bic", "foster", "wsc"])
 def test_a_last_batch_of_one_image_on_maps_of_one_pixel_is_joined_to_the_one_before(name, settings):
     """ResNet-18 leaves images of 8x8 one pixel; 24 + 1 + ... images in batches of 8,
     and batch norm is recomputed too.
     """
     keys = {"model_name": name, "convnet_type": "resnet18_small", "init_epoch": 1, "epochs": 2, "batch_size": 23}
-    keys |= {
-        "precision": "fp32"
-    }  # in bf16, oneDNN's weight gradient of a strided convolution of 1x1 maps is not defined
     config = resolve(settings | keys | {"memory_per_class": 11, "wsc.warmup": 0.5})
     run = Run(config, load_dataset(config.dataset, "."))
     assert not run.learner._takes_one_image and run.learner.num_batches(24) == 1 and run.learner.num_batches(47) == 2
     assert len(run.execute()["curve"]) == 3
+
+
+@pytest.mark.parametrize(
+    "name, size, precision",
+    [
+        ("resnet18", 16, "fp32"),  # the last stage's first convolution has stride 2 and sees one pixel
+        ("resnet18", 32, "bf16"),
+        ("resnet18_small", 8, "fp32"),
+        ("resnet18_cifar", 8, "bf16"),
+        ("resnet8", 8, "bf16"),
+    ],
+)
+def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, precision, settings, tmp_path, caplog):
+    settings |= {"dataset": f"npz:{small_data(tmp_path / 'other.npz', size=size)}", "convnet_type": name}
+    for model in ("wsc", "der"):
+        run = Run(
+            resolve(settings | {"precision": "bf16", "model_name": model}), load_dataset(settings["dataset"], ".")
+        )
+        before = torch.get_rng_state()
+        assert run.learner.precision == precision and torch.equal(torch.get_rng_state(), before)
+        assert run.learner.autocast().__class__ is (torch.autocast if precision == "bf16" else contextlib.nullcontext)
+    assert len(caplog.messages) == 2 * (precision == "fp32") and all("too small for" in m for m in caplog.messages)
 
 
 def test_a_last_batch_of_one_image_stays_one_where_it_can(settings):

@@ -2,6 +2,7 @@
 
 from pycil_wsc.consolidation.averaging import Average
 from pycil_wsc.consolidation.batch_norm import recompute_batch_norm
+from pycil_wsc.consolidation.checks import NonFiniteGradients
 from pycil_wsc.consolidation.continual_backprop import ContinualBackprop
 from pycil_wsc.consolidation.diagonals import fisher_diagonal, hessian_diagonal
 from pycil_wsc.consolidation.functional import (
@@ -34,6 +35,7 @@ __all__ = [
     "Blend",
     "ContinualBackprop",
     "Importance",
+    "NonFiniteGradients",
     "Random",
     "Reset",
     "Revert",

@@ -11,6 +11,10 @@ from pycil_wsc.consolidation.ranking import Peers, Scores, blocks
 Layout = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
+class NonFiniteGradients(RuntimeError):
+    """A gradient in the warm-up was infinite or NaN, so weights cannot be ranked: training has diverged."""
+
+
 def by_name(pairs: Iterable[tuple[str, Any]], argument: str, wanted: Callable[[Any], bool]) -> dict[str, Tensor]:
     """{name: tensor} of the wanted tensors among (name, tensor) pairs; a tensor with several names has its first."""
     names, tensors = set(), {}
@@ -75,14 +79,17 @@ def check_saved_shapes(saved: Mapping[str, Any], own: Mapping[str, tuple[int, ..
 
 
 def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None) -> None:
-    """Raise RuntimeError, in all processes, if a score in any of them is not finite. Waits for the device, once."""
+    """Raise :class:`NonFiniteGradients`, in all processes, if a score in any of them is not finite.
+
+    Waits for the device, once.
+    """
     parts = [(name, score[index].isfinite().all()) for name, score in scores.items() for index in blocks(score.shape)]
     finite = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []
     if peers and int(peers.sum(torch.tensor(finite.count(False)))) and all(finite):
-        raise RuntimeError("gradients of another process's part were not finite in the warm-up; see its error")
+        raise NonFiniteGradients("gradients of another process's part were not finite in the warm-up; see its error")
     for (name, _), is_finite in zip(parts, finite):
         if not is_finite:
-            raise RuntimeError(
+            raise NonFiniteGradients(
                 f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: "
                 "lower the learning rate or clip gradients"
             )

@@ -95,6 +95,7 @@ class WeightSpaceConsolidation:
 
     Raises:
         ValueError, TypeError: an argument is out of range, unknown or inconsistent.
+        NonFiniteGradients: at the reset, if a gradient in the warm-up was infinite or NaN; a RuntimeError.
         RuntimeError: during training, when it cannot continue; the message says what to do.
     """
 

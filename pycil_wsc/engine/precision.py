@@ -1,6 +1,7 @@
 """What a run computes in."""
 
 import torch
+from torch import nn
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:
@@ -12,3 +13,25 @@ def resolved_precision(precision: str, device: torch.device) -> str:
     else:
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if native else "fp32"
+
+
+@torch.no_grad()
+def undefined_in_bf16(backbone: nn.Module, side: int) -> bool:
+    """Whether torch leaves gradients of ``backbone`` undefined in bf16 on the CPU, for images of (3, side, side).
+
+    oneDNN does not write all elements of the gradient of a padded convolution whose input is smaller than its stride,
+    such as a 1x1 map under a 3x3 kernel with stride 2: they are whatever the memory held before.
+    """
+    found = []
+
+    def look(module, inputs):
+        found.extend(
+            size < stride and bool(padding)
+            for size, stride, padding in zip(inputs[0].shape[2:], module.stride, module.padding)
+        )
+
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_pre_hook(look)
+    backbone.eval()(torch.zeros(1, 3, side, side))
+    return any(found)

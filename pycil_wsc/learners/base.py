@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,12 +16,12 @@ from pycil_wsc.data.loader import mixed_order, num_batches
 from pycil_wsc.data.memory import ExemplarMemory, normalise
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase, Resume
-from pycil_wsc.engine.precision import resolved_precision
+from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
 from pycil_wsc.engine.schedules import cosine_lr, step_lr
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.keys import NoOptions
-from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 
 
 class BaseLearner(nn.Module):
@@ -283,7 +284,24 @@ class BaseLearner(nn.Module):
 
     @property
     def precision(self) -> str:
-        return resolved_precision(self.config.precision, self.device)
+        """``fp32`` or ``bf16``. On a CPU it is fp32 where bf16 is not defined."""
+        precision = resolved_precision(self.config.precision, self.device)
+        return "fp32" if precision == "bf16" and self.device.type == "cpu" and self._needs_fp32 else precision
+
+    @functools.cached_property
+    def _needs_fp32(self):
+        """Whether the backbone's gradients are undefined in bf16 on the CPU; a warning says so."""
+        name, side = self.config.convnet_type, self.train_source.info.image_size
+        with self.seeded("probe"):  # leaves the generator of the weights alone
+            needed = undefined_in_bf16(make_backbone(name, self.config.convnet_options), side)
+        if needed:
+            logging.getLogger("pycil_wsc").warning(
+                "precision: images of side %d are too small for '%s' in bf16 on the CPU (gradients of a convolution "
+                "would be undefined); computing in fp32",
+                side,
+                name,
+            )
+        return needed
 
     def seeded(self, *address: Any) -> contextlib.AbstractContextManager:
         return seeding.seeded(self.config.seed, *address)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pycil_wsc.allocator import keep_freed_memory
+from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import write_atomically, write_json
@@ -69,7 +70,10 @@ class Run:
         self.mark = self.saved = time.perf_counter()
         for index in range(position["task"], len(self.corpus.tasks)):
             if position["stage"] == "train":
-                self._learn(index, position)
+                try:
+                    self._learn(index, position)
+                except NonFiniteGradients as error:
+                    raise TrainingDiverged(f"task {index + 1}: {error}") from None
             self._test(index, known=position["stage"] == "test")
             position = START
         result = result_of(self.config, self.corpus, self.training, self.history, self.clock, self.peak_memory)

@@ -12,6 +12,7 @@ import torch
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.analysis import Records
 from pycil_wsc.config.options import Config
+from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.memory import ExemplarMemory
@@ -37,7 +38,7 @@ from pycil_wsc.seeding import derived_seed
 
 
 class TrainingDiverged(Exception):
-    """The loss, the weights or the test logits of a run are no longer finite numbers."""
+    """The loss, the gradients, the weights or the test logits of a run are no longer finite numbers."""
 
 
 class WrongPlan(Exception):
@@ -89,7 +90,10 @@ class Run:
         self.mark = self.saved_at = time.perf_counter()
         for task in self.manager.tasks[first:]:
             self.bar = TaskBar(self.report, task, len(self.manager.tasks))
-            self._learn(task, resume)
+            try:
+                self._learn(task, resume)
+            except NonFiniteGradients as error:
+                raise TrainingDiverged(f"{self.bar.task}: {error}") from None
             self._check_plan(task)
             resume = None
             self._tick()
