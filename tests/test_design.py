@@ -19,7 +19,13 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
     "pycil_wsc.plugins": ["pycil_wsc.consolidation", "pycil_wsc.plugins"],
     "pycil_wsc.analysis": [*LEAVES, "pycil_wsc.analysis"],
-    "pycil_wsc.runs": [*LEAVES, "pycil_wsc.analysis", "pycil_wsc.report", *rooms_up_to("runs")],
+    "pycil_wsc.runs": [
+        *LEAVES,
+        "pycil_wsc.consolidation",
+        "pycil_wsc.analysis",
+        "pycil_wsc.report",
+        *rooms_up_to("runs"),
+    ],
     "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.config.options"],
     "pycil_wsc.llm": [*LEAVES, "pycil_wsc.llm", "pycil_wsc.consolidation", *rooms_up_to("runs")],
     "pycil_wsc": ["pycil_wsc.runs.weights"],  # lazily, see below
