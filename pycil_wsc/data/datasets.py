@@ -21,7 +21,7 @@ import torchvision
 
 from pycil_wsc.data.fingerprint import fingerprint, fingerprint_of_file
 from pycil_wsc.data.image_files import read_folder
-from pycil_wsc.data.npz import ARRAYS, check_arrays, mean_and_std, read_npz, reason, three_channels
+from pycil_wsc.data.npz import ARRAYS, check_arrays, info_of_arrays, mean_and_std, read_npz, reason, three_channels
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.registry import datasets, register_dataset
@@ -152,10 +152,8 @@ def _imagenet100(root: Path) -> Dataset:
 
 
 def _npz(name, path):
-    """A user's own arrays, augmented without regard to what they show: pad an eighth, random crop, flip."""
+    """A user's own arrays."""
     arrays, read = read_npz(path)
     classes, train, test = check_arrays(path, arrays)
-    side = train.images.shape[1]
-    mean, std = mean_and_std(train.images)
-    info = DatasetInfo(name, classes, side, mean, std, crop="pad", padding=side // 8, flip=True, brightness=0.0)
+    info = info_of_arrays(name, classes, train.images)
     return Dataset(info, train, test, fingerprint=fingerprint_of_file(path, read, train, test))

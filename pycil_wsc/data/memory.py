@@ -17,10 +17,11 @@ class ExemplarMemory:
     * ``herding``: those whose running mean of normalised features follows the class mean best (Rebuffi et al., 2017);
     * ``random``: a uniform draw from each class;
     * ``reservoir``: a uniform draw from the stream, whatever the class (Vitter, 1985): with ``fixed``, ``per_class``
-    times the
-      number of new classes out of the task's samples; otherwise ``total`` out of all samples ever seen.
+      times the number of new classes out of the task's samples; otherwise ``total`` out of all samples ever seen.
 
-    A quota above the size of a class keeps the whole class; 0 keeps nothing.
+    A quota above the size of a class keeps the whole class; 0 keeps nothing. Where a task brings new samples of a known
+    class, ``herding`` and ``random`` choose the exemplars of that class again, out of the present ones and the new
+    samples.
     """
 
     strategies = ("herding", "random", "reservoir")
@@ -28,6 +29,7 @@ class ExemplarMemory:
     def __init__(self, fixed: bool, per_class: int, total: int, strategy: str) -> None:
         self.fixed, self.per_class, self.total, self.strategy = fixed, per_class, total, strategy
         self.classes = {}  # class -> its exemplars' indices, most important first
+        self.seen = 0  # samples of all tasks so far
 
     def __len__(self) -> int:
         return sum(map(len, self.classes.values()))
@@ -47,22 +49,26 @@ class ExemplarMemory:
         features: Callable[[np.ndarray], np.ndarray] | None,
         rng: np.random.Generator,
     ) -> None:
-        """Choose exemplars of ``task``'s classes and, unless ``fixed``, let the old classes shrink.
+        """Choose exemplars of the classes of which ``task`` has samples and, unless ``fixed``, let the others shrink.
 
         ``targets``: (N,) of the whole training set. ``features``: indices -> float32 (n, d) array, called once, and
         only for herding. ``rng``: a ``numpy.random.Generator``.
         """
         if self.strategy == "reservoir":
             self._update_reservoir(task, targets, rng)
-            return
+        else:
+            self._update_classes(task, targets, features, rng)
+        self.seen += len(task.train_indices)
+
+    def _update_classes(self, task, targets, features, rng):
         quota = self.quota(task.num_seen)
         self.classes = {c: kept[:quota] for c, kept in self.classes.items()} if not self.fixed else self.classes
-        candidates = task.train_indices
+        candidates = self._candidates(task, targets)
         described = None
         if self.strategy == "herding" and quota:
             assert features is not None, "herding needs features"
             described = features(candidates)
-        for c in range(task.num_old, task.num_seen):
+        for c in sorted({*range(task.num_old, task.num_seen), *targets[candidates].tolist()}):
             rows = np.flatnonzero(targets[candidates] == c)
             if not quota:
                 picks = rows[:0]
@@ -72,21 +78,29 @@ class ExemplarMemory:
                 picks = rows[herding(described[rows], quota)]
             self.classes[c] = candidates[picks]
 
+    def _candidates(self, task, targets):
+        """The task's samples and the exemplars of their classes, by class and then in the training set's order."""
+        again = set(self.classes) & set(targets[task.train_indices].tolist())
+        if not again:
+            return task.train_indices
+        candidates = np.sort(np.concatenate([task.train_indices, *(self.classes[c] for c in again)]))
+        return candidates[np.argsort(targets[candidates], kind="stable")]
+
     def _update_reservoir(self, task, targets, rng):
         if self.fixed:
             chosen = rng.permutation(task.train_indices)[: self.per_class * task.num_new]
             kept = self.classes
         else:
-            seen = np.count_nonzero(targets < task.num_old)
-            chosen, kept = _reservoir(self.indices, seen, task.train_indices, self.total, rng), {}
+            chosen, kept = _reservoir(self.indices, self.seen, task.train_indices, self.total, rng), {}
         groups = {c: chosen[targets[chosen] == c] for c in range(task.num_seen)}
-        self.classes = {c: kept.get(c, groups[c]) for c in groups}
+        self.classes = {c: np.concatenate([kept.get(c, group[:0]), group]) for c, group in groups.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"classes": {c: kept.tolist() for c, kept in self.classes.items()}}
+        return {"classes": {c: kept.tolist() for c, kept in self.classes.items()}, "seen": self.seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.classes = {c: np.array(kept, np.int64) for c, kept in state["classes"].items()}
+        self.seen = state.get("seen", 0)  # weights saved by earlier versions lack it, and learn nothing more
 
 
 def normalise(features: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from pycil_wsc.data.types import Split
+from pycil_wsc.data.types import DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
@@ -117,6 +117,15 @@ def _check_split(path, part, arrays):
             "image"
         )
     return Split(images if images.ndim == 4 else three_channels(images), labels.astype(np.int64))
+
+
+def info_of_arrays(name: str, classes: tuple[str, ...], images: np.ndarray) -> DatasetInfo:
+    """The facts of uint8 (N, side, side, 3), augmented without regard to what they show: pad an eighth, random crop,
+    flip.
+    """
+    side = images.shape[1]
+    mean, std = mean_and_std(images)
+    return DatasetInfo(name, classes, side, mean, std, crop="pad", padding=side // 8, flip=True, brightness=0.0)
 
 
 def check_targets(place: str, targets: np.ndarray, names: Sequence[Any] | np.ndarray, absence: str) -> None:

@@ -1,4 +1,4 @@
-"""A data set in three frozen records: its facts, its splits, and both together."""
+"""A data set in frozen records: its facts, its splits, and both together."""
 
 from dataclasses import dataclass
 
@@ -46,10 +46,22 @@ class Split:
 
 
 @dataclass(frozen=True, eq=False)
+class Arrivals:
+    """The tasks of a stream. ``seen``: the number of classes known after each of them. ``train`` and ``test``: int64
+    (N,), the task with which each sample of the split arrives, counted from 0.
+    """
+
+    seen: tuple[int, ...]
+    train: np.ndarray
+    test: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """``held_out``: the share of the training samples that stand in the test split's place
     (:mod:`pycil_wsc.data.validation`), or 0. ``fingerprint``: which data these are (:mod:`pycil_wsc.data.fingerprint`),
     set by ``load_dataset``; it stays that of the whole data set when samples are held out or image files resized.
+    ``arrivals``: of a stream of tasks (:mod:`pycil_wsc.data.stream`); None where the classes are split into tasks.
     """
 
     info: DatasetInfo
@@ -57,3 +69,4 @@ class Dataset:
     test: Split
     held_out: float = 0.0
     fingerprint: dict | None = None
+    arrivals: Arrivals | None = None

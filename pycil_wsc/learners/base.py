@@ -32,6 +32,7 @@ class BaseLearner(nn.Module):
 
     Options: type = NoOptions  # a frozen dataclass of the keys that the method alone has (`pycil_wsc.keys.key`)
     uses_memory = True
+    needs_new_classes = False  # a task that brings new images of known classes alone cannot be learned
     one_phase = True  # a task trains one network in one phase, so that it can be consolidated
     consolidates = False
     plain_first_task = False  # the first task is cross-entropy alone, so that learners may share what it gives
@@ -216,7 +217,7 @@ class BaseLearner(nn.Module):
         c, targets = self.config, self.manager.train_targets
         seed, join = seeding.derived_seed(c.seed, "batches", *address), self._joins(len(indices))
         if c.replay_ratio is not None:
-            newest = targets[indices] >= self.manager.boundaries[address[0]]
+            newest = np.isin(indices, self.manager.tasks[address[0]].train_indices)
             if newest.any() and not newest.all():
                 indices = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
                 return self.train_source.batches(

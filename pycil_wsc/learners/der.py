@@ -46,5 +46,5 @@ class DER(BaseLearner):
         return loss, logits
 
     def end_task(self, task: Task) -> None:
-        if task.index:
+        if task.index and task.num_new:
             self.network.head.align(task.num_old)

@@ -8,14 +8,17 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("finetune", epochs=80, milestones=[40, 70], nme=False)
 class Finetune(BaseLearner):
-    """No memory: cross-entropy over the new classes' logits, on the new data alone."""
+    """No memory: cross-entropy over the task's logits, on the new data alone.
+
+    They are those of its first class, in learning order, and of all later ones.
+    """
 
     uses_memory = False
     plain_first_task = True
 
     def begin_task(self, task: Task) -> None:
-        self.num_old = task.num_old
+        self.first = int(self.manager.train_targets[task.train_indices].min())  # `num_old` where all are new
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.network(images)
-        return cross_entropy(logits[:, self.num_old :].float(), targets - self.num_old), logits
+        return cross_entropy(logits[:, self.first :].float(), targets - self.first), logits

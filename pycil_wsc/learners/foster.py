@@ -94,7 +94,7 @@ class FOSTER(BaseLearner):
         self._silence()
         boosting.name = "boosting"
         yield boosting
-        if options.is_teacher_wa:
+        if options.is_teacher_wa and task.num_new:
             self.network.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
         self.weights = balanced_weights(counts, options.beta2).to(self.device)
         compression = self.main_phase(
@@ -102,7 +102,7 @@ class FOSTER(BaseLearner):
         )
         compression.network, compression.loss, compression.name = self.student, self.compression_loss, "compression"
         yield compression
-        if options.is_student_wa:
+        if options.is_student_wa and task.num_new:
             self.student.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ class WA(DistillingLearner):
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
     plain_first_task = True
+    needs_new_classes = True  # without them the loss is distillation alone
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         soft, logits = self.teach(images), self.network(images).float()

@@ -16,10 +16,9 @@ def top_k_accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
     return float(100 * np.mean((predictions == targets[:, None]).any(1)))
 
 
-def task_accuracies(predictions: np.ndarray, targets: np.ndarray, boundaries: Sequence[int]) -> list[float]:
-    """Accuracy on each task's classes, ``boundaries[i] <= class < boundaries[i + 1]``: one percentage per task."""
-    pairs = zip(boundaries, boundaries[1:])
-    masks = [(targets >= low) & (targets < high) for low, high in pairs]
+def task_accuracies(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> list[float]:
+    """Accuracy on each task's samples; ``tasks``: (N,) the task of each sample. One percentage per task."""
+    masks = [tasks == index for index in range(tasks.max() + 1)]
     return [accuracy(predictions[mask], targets[mask]) for mask in masks]
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.data.tasks import DataManager, Task
+from pycil_wsc.data.tasks import Task, TaskSequence, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.engine.environment import (
     commit,
@@ -28,6 +28,7 @@ from pycil_wsc.engine.environment import (
 )
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.prediction import best_classes
+from pycil_wsc.errors import UserError
 from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import read_checkpoint
@@ -61,7 +62,7 @@ class Run:
         self.folder = config.run_folder
         self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)  # made by hand, not loaded
         self.device = resolved_device(config.device)
-        self.manager = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
+        self.manager = tasks_of(dataset, config)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = config.learner(config, self.manager, self.train_source, self.device)
@@ -276,7 +277,7 @@ class Run:
 
     def _test(self, task):
         """The line of ``metrics.jsonl`` for the task just learned."""
-        learner, boundaries = self.learner, self.manager.boundaries[: task.index + 2]
+        learner, tasks = self.learner, self.manager.test_tasks[task.test_indices]
         prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
         cnn, nme = self._predictions(task, prototypes)
         targets = self.manager.test_targets[task.test_indices]
@@ -288,12 +289,8 @@ class Run:
             "images_trained": learner.images_trained,
         }
         line |= {"train_flops": learner.train_flops, "parameters": parameters} | learner.costs()
-        line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, boundaries).items()}
-        line |= (
-            {f"nme_{name}": value for name, value in scores(nme, targets, boundaries).items()}
-            if nme is not None
-            else {}
-        )
+        line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, tasks).items()}
+        line |= {f"nme_{name}": value for name, value in scores(nme, targets, tasks).items()} if nme is not None else {}
         line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
         if task.num_seen == len(self.class_names):
             self.confusion = metrics.confusion_matrix(cnn, targets, task.num_seen).tolist()
@@ -371,12 +368,12 @@ def new_curves() -> dict[str, list[float]]:
     return {"train_loss": [], "train_accuracy": []}
 
 
-def scores(predictions: np.ndarray, targets: np.ndarray, boundaries: Sequence[int]) -> dict[str, Any]:
-    """``top1``, ``top5`` and the accuracy on each task's classes, in percent."""
+def scores(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Any]:
+    """``top1``, ``top5`` and the accuracy on each task's samples, in percent."""
     return {
         "top1": metrics.accuracy(predictions, targets),
         "top5": metrics.top_k_accuracy(predictions, targets),
-        "tasks": metrics.task_accuracies(predictions, targets, boundaries),
+        "tasks": metrics.task_accuracies(predictions, targets, tasks),
     }
 
 
@@ -386,17 +383,22 @@ def summary(line: Mapping[str, Any]) -> str:
     return f"{line['num_seen']} classes: {accuracy}, {line['exemplars']} exemplars"
 
 
-def planned_images(config: Config, manager: DataManager) -> int:
+def planned_images(config: Config, manager: TaskSequence) -> int:
     """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
     return sum(plan_of(config, manager))
 
 
-def plan_of(config: Config, manager: DataManager) -> list[int]:
-    """Training images of each task."""
+def plan_of(config: Config, manager: TaskSequence) -> list[int]:
+    """Training images of each task; a :class:`UserError` for a task that the method cannot learn."""
     learner, plan = config.learner, []
     strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
     for task in manager.tasks:
+        if learner.needs_new_classes and not task.num_new:
+            raise UserError(
+                f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
+                "use another method, such as 'replay' or 'wsc'"
+            )
         plan.append(learner.planned_images(config, task, memory))
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
         memory.update(task, manager.train_targets, None, rng)

@@ -1,0 +1,118 @@
+"""What one task brings, in the forms in which people have it: a folder, arrays, file names, a torch data set."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset as TorchDataset
+
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.fingerprint import fingerprint
+from pycil_wsc.data.image_files import IMAGE_FILES, read_task_folder
+from pycil_wsc.data.npz import info_of_arrays, three_channels
+from pycil_wsc.data.types import Dataset, DatasetInfo, Split
+from pycil_wsc.errors import UserError
+
+Source = str | tuple[Any, Any] | TorchDataset
+FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
+
+
+def read_source(source: Source, data_root: str | Path = "data", image_size: int | None = None) -> Dataset:
+    """The images and class names of one task.
+
+    Args:
+        source: ``"folder:PATH"`` (:func:`pycil_wsc.data.image_files.read_task_folder`), another name that
+            :func:`pycil_wsc.data.datasets.load_dataset` knows, ``(images, labels)``, or a map-style torch ``Dataset``
+            of (image, label). Images are uint8 (N, side, side, 3), (N, side, side), or file names. A label's name is
+            its text; a torch ``Dataset`` with ``classes`` names its numbers.
+        data_root: folder of the registered data sets.
+        image_size: side of images read from files; None is 224.
+
+    Raises:
+        UserError: says what is wrong with the data.
+    """
+    if isinstance(source, str):
+        kind, _, path = source.partition(":")
+        if kind != "folder" or not path:
+            return load_dataset(source, data_root, image_size)
+        part = read_task_folder(source, Path(path).expanduser())
+    elif isinstance(source, tuple) and len(source) == 2:
+        part = _of_pair(*source)
+    elif isinstance(source, TorchDataset):
+        part = _of_torch(source)
+    else:
+        raise UserError(f"a {type(source).__name__} is no task; {FORMS}")
+    if not part.train.in_memory and image_size:
+        part = replace(part, info=replace(part.info, image_size=image_size))
+    return replace(part, fingerprint=fingerprint(part.train, part.test))
+
+
+def _of_pair(images: Any, labels: Any) -> Dataset:
+    labels = _listed(labels)
+    images = images.cpu().numpy() if isinstance(images, torch.Tensor) else images
+    if len(images) != len(labels) or not labels:
+        raise UserError(
+            f"(images, labels): {len(images)} images and {len(labels)} labels; give one label for each image"
+        )
+    known = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    classes = tuple(map(str, known))
+    number = {label: place for place, label in enumerate(known)}
+    targets = np.array([number[label] for label in labels])
+    if isinstance(images[0], (str, Path)):
+        info = DatasetInfo("(files, labels)", classes, **IMAGE_FILES)
+        split = Split(np.array([str(path) for path in images]), targets)
+    else:
+        split = Split(_pixels(np.asarray(images)), targets)
+        info = info_of_arrays("(images, labels)", classes, split.images)
+    return Dataset(info, split, Split(split.images[:0], targets[:0]))
+
+
+def _listed(labels: Any) -> list[int | str]:
+    """Labels as whole numbers or strings."""
+    labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    if strange := next((label for label in labels if type(label) not in (int, str)), None):
+        raise UserError(f"labels: {strange!r} is neither a name nor a whole number")
+    return labels
+
+
+def _pixels(images: np.ndarray) -> np.ndarray:
+    """uint8 (N, side, side, 3), of grey ones too."""
+    images = three_channels(images) if images.ndim == 3 and images.dtype == np.uint8 else images
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[3] != 3:
+        raise UserError(
+            f"images: {images.dtype} of shape {images.shape}; give uint8 (N, side, side, 3), or names of image files"
+        )
+    return images
+
+
+def _of_torch(source: Any) -> Dataset:
+    """All of a map-style data set, in memory."""
+    samples = [source[index] for index in range(len(source))]
+    images = [_image(image) for image, _ in samples]
+    if len({image.shape for image in images}) > 1:
+        sizes = sorted({image.shape for image in images})[:2]
+        raise UserError(f"{type(source).__name__}: images of shapes {sizes[0]} and {sizes[1]}; resize them to one")
+    labels = [int(label) if isinstance(label, (torch.Tensor, np.integer)) else label for _, label in samples]
+    names: Sequence[str] | None = getattr(source, "classes", None)
+    if names is not None:
+        labels = [names[label] if isinstance(label, int) else label for label in labels]
+    return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
+
+
+def _image(image: Any) -> np.ndarray:
+    """uint8 (H, W, 3) of a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3)."""
+    if isinstance(image, Image.Image):
+        return np.asarray(image.convert("RGB"))
+    if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
+        return image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        return image
+    kind = f"{image.dtype} tensor" if isinstance(image, torch.Tensor) else type(image).__name__
+    raise UserError(
+        f"a torch Dataset must give PIL images or uint8 tensors (3, side, side), got a {kind}; leave out ToTensor and "
+        "Normalize, the learner does both"
+    )

@@ -1,0 +1,89 @@
+"""Tasks that bring their own images, as one data set that grows: classes are label names, and names may come again."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pycil_wsc.data.fingerprint import fingerprint
+from pycil_wsc.data.types import Arrivals, Dataset, Split
+from pycil_wsc.errors import UserError
+
+
+def extended(stream: Dataset | None, part: Dataset) -> Dataset:
+    """``stream`` with ``part`` as its next task, or as its first.
+
+    A class of ``part`` whose name the stream knows is that class; the others follow in ``part``'s order. Samples keep
+    their numbers, those of ``part`` come after them. Size, normalisation and augmentation of the images are the first
+    task's. :class:`UserError` where ``part`` has other images than the stream.
+    """
+    names, before = (stream.info.classes, stream.arrivals) if stream else ((), None)
+    learned = {part.info.classes[label] for label in np.unique(part.train.targets)}
+    classes = (*names, *(name for name in part.info.classes if name in learned and name not in names))
+    _check(stream, part, classes)
+    number = {name: label for label, name in enumerate(classes)}
+    labels = np.array([number.get(name, -1) for name in part.info.classes])
+    seen = before.seen if before else ()
+    splits, tasks = [], []
+    for which in ("train", "test"):
+        old, new = getattr(stream, which, None), getattr(part, which)
+        new = Split(new.images, labels[new.targets])
+        splits.append(_joined(old, new))
+        arrived = np.full(len(new), len(seen), np.int64)
+        tasks.append(np.concatenate([getattr(before, which), arrived]) if before else arrived)
+    info = replace(stream.info if stream else part.info, classes=classes)
+    data = _fingerprint(stream, part)
+    return Dataset(info, *splits, part.held_out, data, Arrivals((*seen, len(classes)), *tasks))
+
+
+def kept(stream: Dataset, indices: np.ndarray) -> tuple[Dataset, np.ndarray]:
+    """``stream`` with these training samples alone, in their order, and without test samples: what a learner holds
+    between two tasks. Also, for each training sample of before, its number now, or -1.
+    """
+    assert stream.arrivals is not None
+    rows = np.unique(indices)
+    numbers = np.full(len(stream.train), -1, np.int64)
+    numbers[rows] = np.arange(len(rows))
+    train = Split(stream.train.images[rows], stream.train.targets[rows])
+    test = Split(stream.test.images[:0], stream.test.targets[:0])
+    arrivals = replace(stream.arrivals, train=stream.arrivals.train[rows], test=stream.arrivals.test[:0])
+    return replace(stream, train=train, test=test, arrivals=arrivals), numbers
+
+
+def _check(stream, part, classes):
+    unknown = {part.info.classes[label] for label in np.unique(part.test.targets)} - set(classes)
+    if unknown:
+        raise UserError(
+            f"{part.info.name}: class '{min(unknown)}' has test images, and no training images in this task or an "
+            "earlier one; add some, or remove its test images"
+        )
+    if stream is None:
+        return
+    if stream.train.in_memory != part.train.in_memory:
+        old, new = (("arrays" if each.train.in_memory else "image files") for each in (stream, part))
+        raise UserError(f"{part.info.name}: has {new}, earlier tasks had {old}; give all tasks in one form")
+    if part.train.in_memory and part.info.image_size != stream.info.image_size:
+        raise UserError(
+            f"{part.info.name}: images of side {part.info.image_size}, earlier tasks had {stream.info.image_size}; "
+            "resize them to one"
+        )
+
+
+def _joined(old, new):
+    """Both splits as one; an empty array of paths has no length of its own."""
+    if old is None:
+        return new
+    return Split(np.concatenate([old.images, new.images]), np.concatenate([old.targets, new.targets]))
+
+
+def _fingerprint(stream: Dataset | None, part: Dataset) -> dict[str, Any]:
+    """As :func:`pycil_wsc.data.fingerprint.fingerprint`, of all tasks so far; under ``tasks`` that of each, with its
+    class names.
+    """
+    own = part.fingerprint or fingerprint(part.train, part.test)
+    named = hashlib.sha256("\0".join([own["sha256"], *part.info.classes]).encode(errors="surrogatepass"))
+    tasks = [*(stream.fingerprint or {})["tasks"], own] if stream else [own]
+    tasks[-1] = own | {"sha256": named.hexdigest()[:16]}
+    total = hashlib.sha256("".join(task["sha256"] for task in tasks).encode()).hexdigest()[:16]
+    return {name: sum(task[name] for task in tasks) for name in ("train", "test")} | {"sha256": total, "tasks": tasks}
