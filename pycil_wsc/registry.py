@@ -175,6 +175,14 @@ class Kind:
         """A finished run in a few words."""
         raise NotImplementedError
 
+    def extends(self, config: Any) -> bool:
+        """Whether the result in the run's folder is that of a shorter run, which ``config`` goes on with."""
+        return False
+
+    def leftovers(self, config: Any) -> tuple[str, ...]:
+        """Files that a finished run does not need any more."""
+        return ("checkpoint.pt",)
+
     def unrecorded(self, config: Any) -> list[str]:
         """What ``config`` asks to be recorded beside the result, and a run that finished before did not record."""
         return []

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from pycil_wsc import registry
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.errors import UserError, shown
@@ -33,8 +33,14 @@ def check(config: Config) -> None:
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
     if problem := learner.check(config):
         raise UserError(problem)
-    if not config.dataset.startswith(("npz:", "folder:")):
-        registry.datasets[config.dataset]
+    for name in config.tasks or [config.dataset]:
+        if not name.startswith(("npz:", "folder:")):
+            registry.datasets[name]
+    for name in ("dataset", "init_cls", "increment") if config.tasks else ():
+        if getattr(config, name) != KEYS[name].default:
+            raise UserError(
+                f"{name}: is not for a run with 'tasks', each of which brings its own classes; leave it out"
+            )
     check_places(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
 
 

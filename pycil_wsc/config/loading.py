@@ -38,7 +38,11 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
         runs = _all_runs(raw, overrides or {})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return list({config.run_folder: config for config in runs}.values())  # points that are the same run are one run
+    folders = {config.run_folder: config for config in runs}  # points that are the same run are one run
+    for config in runs:
+        if folders[config.run_folder].identity() != config.identity():
+            raise UserError(f"{path}: two runs would share {config.run_folder}; give them different values of 'prefix'")
+    return list(folders.values())
 
 
 def resolve_recorded(flat: Mapping[str, Any]) -> Any:

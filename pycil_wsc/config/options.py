@@ -25,6 +25,12 @@ class Config:
     dataset: str = key(
         "cifar100", "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`", decides="data"
     )
+    tasks: tuple[str, ...] = key(
+        (),
+        "data sets to learn one after another, each as a task, in place of `dataset`, `init_cls` and `increment`:"
+        " `folder:PATH`, `npz:PATH`. Classes are label names and may come again; a longer list resumes a finished run",
+        decides="data",
+    )
     memory_size: int = key(2000, "exemplars in all, when `fixed_memory` is false", low=0, decides="later tasks")
     memory_per_class: int = key(20, "exemplars per class, when `fixed_memory` is true", low=0, decides="later tasks")
     fixed_memory: bool = key(
@@ -189,6 +195,11 @@ class Config:
         """What ``result.json`` has of the configuration."""
         return those(self.to_dict(), self.keys, RECORDED)
 
+    def continues(self, identity: Mapping[str, Any]) -> bool:
+        """Whether a run with this ``identity`` is this one, or learned the first tasks of this one's stream."""
+        mine, done = self.identity(), list(identity.get("tasks", []))
+        return mine | {"tasks": done} == {**identity, "tasks": done} and mine["tasks"][: len(done)] == done
+
     @property
     def learner(self) -> Any:
         """The learner's class."""
@@ -206,16 +217,17 @@ class Config:
     def run_folder(self) -> Path:
         """Where the run's files are: a hash tells apart runs that differ in more than the folder names say.
 
-        ``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<method>/m<memory>/seed<seed>[-<hash>]``
+        ``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<method>/m<memory>/seed<seed>[-<hash>]``; of ``tasks``,
+        to which others may be added, the first one names the folder: ``<task>-tasks``.
         """
         told = {name: getattr(self, name) for name in IN_FOLDER_NAME if name != self._other_memory_key}
+        told["tasks"] = self.tasks[:1]
         usual = registry.kinds[self.kind].resolve(told).identity()
         memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
-        dataset = re.sub(r"[^\w.]+", "-", self.dataset).strip("-")[-60:]
-        split = f"{dataset}-b{self.init_cls}-inc{self.increment}"
-        return Path(
-            self.out, self.prefix, split, self.method, memory, f"seed{self.seed}{digest(self.identity(), usual)}"
-        )
+        dataset = re.sub(r"[^\w.]+", "-", self.tasks[0] if self.tasks else self.dataset).strip("-")[-60:]
+        split = f"{dataset}-tasks" if self.tasks else f"{dataset}-b{self.init_cls}-inc{self.increment}"
+        identity = self.identity() | {"tasks": usual["tasks"]}
+        return Path(self.out, self.prefix, split, self.method, memory, f"seed{self.seed}{digest(identity, usual)}")
 
     def _backbone_options(self) -> dict[str, Any]:
         return {BACKBONE_OPTION + name: value for name, value in self.convnet_options.items()}

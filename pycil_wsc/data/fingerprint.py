@@ -58,8 +58,12 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
 
 
 def changed(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
-    """What tells the two apart, in a few words; nothing if they are the same or one is not known."""
+    """What tells the two apart, in a few words; nothing if they are the same, if the tasks of a stream were followed by
+    others, or if one is not known.
+    """
     if not before or not now or before == now:
+        return ""
+    if "tasks" in before and before["tasks"] == now.get("tasks", [])[: len(before["tasks"])]:
         return ""
     return f"then {_described(before)}, now {_described(now)}"
 

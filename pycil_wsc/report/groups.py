@@ -24,7 +24,10 @@ OF_THE_METHOD = {
 
 
 class Setting(NamedTuple):
-    """What runs must share to stand in one table. ``fixed_memory``: memory is counted per class, otherwise in all."""
+    """What runs must share to stand in one table. ``fixed_memory``: memory is counted per class, otherwise in all.
+
+    Of a stream of tasks, ``dataset`` is the first, and ``init_cls`` and ``increment`` are 0.
+    """
 
     dataset: str
     init_cls: int
@@ -101,7 +104,8 @@ class Group:
         """Names the files of the group."""
         share = 100 * self.setting.validation_split
         dataset, convnet = (_slug(name) for name in (self.setting.dataset, self.setting.convnet_type))
-        parts = [f"{dataset}-b{self.setting.init_cls}-inc{self.setting.increment}-{convnet}"]
+        split = f"b{self.setting.init_cls}-inc{self.setting.increment}" if self.setting.increment else "tasks"
+        parts = [f"{dataset}-{split}-{convnet}"]
         parts += ["" if self.setting.fixed_memory else "-total", f"-validation{share:g}" if share else ""]
         parts += [f"-{_slug(f'{name}{_plain(value)}', 40)}" for name, value in self.conditions.items()]
         parts += ["-variants"] * bool(self.variants_of)
@@ -111,7 +115,8 @@ class Group:
     def title(self) -> str:
         setting, share = self.setting, 100 * self.setting.validation_split
         tasks = Counter(len(record.data["curve"]) for record in self.records).most_common(1)[0][0]
-        parts = [self.dataset_name, f"{tasks} task{'s' * (tasks != 1)} of {setting.increment} classes"]
+        classes = f" of {setting.increment} classes" if setting.increment else ""
+        parts = [self.dataset_name, f"{tasks} task{'s' * (tasks != 1)}{classes}"]
         parts += [f"the first of {setting.init_cls}"] if setting.init_cls != setting.increment else []
         parts += [clean(setting.convnet_type)]
         parts += [f"tested on {share:g} % held out of the training data"] if share else []
@@ -156,17 +161,15 @@ def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
     first: dict[str, str] = {}
     for record in records:
         if content := _content(record):
-            first.setdefault(content, record.config["dataset"])
-            contents[record.config["dataset"]].add(content)
+            first.setdefault(content, record.dataset)
+            contents[record.dataset].add(content)
     settings = {}
     for record in records:
-        config, known = record.config, contents[record.config["dataset"]]
+        config, known = record.config, contents[record.dataset]
         content = _content(record) or (next(iter(known)) if len(known) == 1 else "")
-        dataset = first.get(content) or config["dataset"]
         settings[record] = Setting(
-            dataset,
-            config["init_cls"],
-            config["increment"],
+            first.get(content) or record.dataset,
+            *record.split,
             config["convnet_type"],
             config["fixed_memory"],
             config.get("validation_split") or 0.0,

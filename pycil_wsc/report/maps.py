@@ -147,7 +147,7 @@ def _write_numbers(ax: Axes, values: np.ndarray, norm: Normalize, first: int) ->
 
 
 def _part_tasks(ax: Axes, setting: Any, classes: int) -> None:
-    for border in range(setting.init_cls, classes, setting.increment):
+    for border in range(setting.init_cls, classes, setting.increment) if setting.increment else ():
         ax.axhline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
         ax.axvline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
 

@@ -56,6 +56,16 @@ class Record:
     def seed(self) -> int:
         return self.config["seed"]
 
+    @cached_property
+    def dataset(self) -> str:
+        """The name of the data set, or of the first of a stream of tasks."""
+        return (self.config.get("tasks") or [self.config["dataset"]])[0]
+
+    @cached_property
+    def split(self) -> tuple[int, int]:
+        """Classes of the first task and of each later one; (0, 0) where tasks bring their own."""
+        return (0, 0) if self.config.get("tasks") else (self.config["init_cls"], self.config["increment"])
+
     @property
     def curve(self) -> list[float]:
         """Accuracy on all classes seen after each task, in percent."""
@@ -280,6 +290,7 @@ REQUIRED: Mapping[str, Test] = {
     **dict.fromkeys(("config.memory_per_class", "config.memory_size"), _is(int, 0)),
     **dict.fromkeys(("config.init_epoch", "config.epochs", "config.seed"), _is(int, 0)),
     **{f"config.{name}": _like(value) for name, value in STUDIED.items()},
+    "config.tasks": lambda value, _: value is None or _names(value),
     "config.validation_split": lambda value, data: value is None or _is(float, 0)(value, data) and value < 1,
     "curve": lambda value, _: _numbers(value),
     "matrix": lambda value, data: _lower(value, data["curve"]),

@@ -67,7 +67,7 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
             if not result:
                 follow = recorded(report, folder, kind.plan(job.config, dataset))
                 result = kind.execute(job.config, dataset, follow)
-            for name in ("failed.json", RECORD, "checkpoint.pt"):  # the last of a process killed at the very end
+            for name in ("failed.json", RECORD, *kind.leftovers(job.config)):  # of a process killed at the very end
                 (folder / name).unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
@@ -101,7 +101,7 @@ def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
     are.
     """
     path = config.run_folder / "result.json"
-    if not path.exists():
+    if not path.exists() or registry.kinds[config.kind].extends(config):
         return None
     result = read_result(path)
     if resolve_recorded(result["config"]).identity() != config.identity():

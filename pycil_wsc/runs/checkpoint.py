@@ -10,7 +10,7 @@ from pycil_wsc.files import load_tensors
 PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "records", "clock", "peak_memory"}
 
 
-def read_checkpoint(path: Path, identity: dict[str, Any], data: dict[str, Any]) -> dict[str, Any] | None:
+def read_checkpoint(path: Path, config: Any, data: dict[str, Any]) -> dict[str, Any] | None:
     """The contents of ``path``, or None where there is no such file.
 
     :class:`UnusableRun` if it is damaged, or was made with another configuration or with other data than those of the
@@ -27,7 +27,7 @@ def read_checkpoint(path: Path, identity: dict[str, Any], data: dict[str, Any]) 
         raise UnusableRun(f"{path}: is damaged or not a checkpoint of this version ({error}); {again}") from None
     if not isinstance(state, dict) or not PARTS <= state.keys():
         raise UnusableRun(f"{path}: is not a checkpoint of this version; {again}")
-    if state.get("identity") != identity:
+    if not config.continues(state.get("identity") or {}):
         raise UnusableRun(f"{path}: was made with other settings; {again}")
     if difference := changed(state.get("data"), data):
         raise UnusableRun(f"{path}: was made with other data ({difference}); bring those back, or {again}")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ def key(run: Any, dataset: Dataset) -> str:
     What is used counts, not what was asked for, where ``device`` or ``precision`` is ``auto`` and ``threads`` null.
     """
     task, manager, device = run.manager.tasks[0], run.manager, run.device.type
-    decisive = run.config.first_task()
-    decisive |= {"classes": manager.class_order[: task.num_seen], "data": run.data, "info": repr(dataset.info)}
+    decisive, data, info = run.config.first_task(), run.data, dataset.info
+    if dataset.arrivals:  # later tasks decide nothing of it
+        data, info = data["tasks"][0], replace(info, classes=info.classes[: task.num_seen])
+    decisive |= {"classes": manager.class_order[: task.num_seen], "data": data, "info": repr(info)}
     decisive |= {"device": device, "threads": torch.get_num_threads() if device == "cpu" else None}
     decisive |= {"precision": run.learner.precision, "torch": torch.__version__, "code": code()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]

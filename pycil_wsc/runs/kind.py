@@ -8,13 +8,18 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.analysis.records import unrecorded
 from pycil_wsc.config import completion, pycil
+from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.datasets import Dataset, load_dataset
 from pycil_wsc.data.resized import resized
-from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.data.sources import read_source
+from pycil_wsc.data.stream import extended
+from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.validation import hold_out
+from pycil_wsc.errors import UserError
 from pycil_wsc.keys import SAME
 from pycil_wsc.registry import Kind, register_kind
+from pycil_wsc.report import read_result
 from pycil_wsc.runs.run import Run, planned_images
 
 AUGMENTATION = ("padding", "flip", "brightness")
@@ -37,15 +42,18 @@ class ClassIncremental(Kind):
         return {name: key.before for name, key in KEYS.items() if key.before is not SAME}
 
     def loader(self) -> Callable[[Config], Dataset]:
-        load = functools.cache(load_dataset)
+        load, read = functools.cache(load_dataset), functools.cache(read_source)
 
         def load_for(config: Config) -> Dataset:
+            if config.tasks:
+                parts = (read(name, config.data_root, config.image_size) for name in config.tasks)
+                return functools.reduce(extended, (tested(as_asked(part, config)) for part in parts), None)
             return as_asked(load(config.dataset, config.data_root, config.image_size), config)
 
         return load_for
 
     def plan(self, config: Config, data: Dataset) -> int:
-        return planned_images(config, DataManager(data, config.shuffle, config.seed, config.init_cls, config.increment))
+        return planned_images(config, tasks_of(data, config))
 
     def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
         return Run(config, for_training(data, config), report).execute()
@@ -53,6 +61,18 @@ class ClassIncremental(Kind):
     def headline(self, result: Mapping[str, Any]) -> str:
         on = " on held-out training data" if result.get("tested_on") == "validation" else ""
         return f"average accuracy{on} {result['avg_acc']:.2f}"
+
+    def extends(self, config: Config) -> bool:
+        if not config.tasks:
+            return False
+        try:
+            recorded = resolve_recorded(read_result(config.run_folder / "result.json")["config"]).identity()
+        except UserError:  # what is wrong with it is said where the result is needed
+            return False
+        return recorded != config.identity() and config.continues(recorded)
+
+    def leftovers(self, config: Config) -> tuple[str, ...]:
+        return () if config.tasks else super().leftovers(config)  # a longer list resumes from the checkpoint
 
     def unrecorded(self, config: Config) -> list[str]:
         return unrecorded(config)
@@ -63,6 +83,16 @@ def as_asked(dataset: Dataset, config: Config) -> Dataset:
     asked = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
     dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
     return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
+
+
+def tested(task: Dataset) -> Dataset:
+    """``task``, if it has test images."""
+    if not len(task.test):
+        raise UserError(
+            f"{task.info.name}: no test images; lay the images out as PATH/{{train,val}}/<class>/*.jpg, or set "
+            "validation_split"
+        )
+    return task
 
 
 def for_training(dataset: Dataset, config: Config) -> Dataset:

@@ -112,7 +112,8 @@ class Run:
             weights.save(self.folder, self.learner)
         result = self._result()
         write_json(self.folder / "result.json", result)
-        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        if not self.config.tasks:  # a longer list of tasks resumes from it
+            (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         for scalars in self.scalars:
             scalars.close()
         return result
@@ -248,7 +249,7 @@ class Run:
 
     def _restore(self):
         """(index of the task to go on with, where in it or None)."""
-        state = read_checkpoint(self.folder / "checkpoint.pt", self.config.identity(), self.data)
+        state = read_checkpoint(self.folder / "checkpoint.pt", self.config, self.data)
         if state is None:
             return 0, None
         position, self.curves, self.confusion = state["position"], state["curves"], state["confusion"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from pycil_wsc import registry
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
@@ -52,9 +53,12 @@ class State(NamedTuple):
     line: str = ""
 
 
-def state_of(folder: Path) -> State:
-    """The state of the run in ``folder``. A run that was stopped is waiting: the sweep's command resumes it."""
-    if (folder / "result.json").exists():
+def state_of(folder: Path, extended: bool = False) -> State:
+    """The state of the run in ``folder``. A run that was stopped is waiting: the sweep's command resumes it.
+
+    ``extended``: the result there is that of a shorter run.
+    """
+    if (folder / "result.json").exists() and not extended:
         return State("done")
     record = _read(folder / RECORD)
     position = str(record.get("position", ""))
@@ -62,7 +66,7 @@ def state_of(folder: Path) -> State:
         return State("running", f"{position}, {_left(record)}")
     if (folder / "failed.json").exists():
         return State("failed", str(_read(folder / "failed.json").get("reason", "see log.txt")))
-    return State("waiting", f"stopped in {position}" if position else "")
+    return State("waiting", f"stopped in {position}" if position else "has tasks to go" if extended else "")
 
 
 def _left(record: dict[str, Any]) -> str:
@@ -95,7 +99,7 @@ def status(configs: Iterable[Any]) -> int:
     """Print a line for each run that is running, was stopped or failed, and how many there are of each; returns 0."""
     counts: Counter[str] = Counter()
     for config in configs:
-        state = state_of(config.run_folder)
+        state = state_of(config.run_folder, registry.kinds[config.kind].extends(config))
         counts[state.name] += 1
         if state.line:
             print(f"{state.name:8} {config.run_folder}  {state.line}")

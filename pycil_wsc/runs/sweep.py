@@ -58,7 +58,7 @@ def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
 
 
 def is_finished(config: Any) -> bool:
-    """Whether the folder of a run has its result."""
+    """Whether the folder of a run has its result, and not that of a shorter run."""
     try:
         (config.run_folder / "result.json").stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -69,7 +69,7 @@ def is_finished(config: Any) -> bool:
         raise UserError(
             f"{config.run_folder}: cannot be searched ({error.strerror}); choose another folder with --out"
         ) from None
-    return True
+    return not kind_of(config).extends(config)
 
 
 def run_here(schedule: "Schedule") -> None:

@@ -12,8 +12,8 @@ from torch import nn
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.tasks import DataManager
-from pycil_wsc.data.types import Dataset, DatasetInfo, Split
+from pycil_wsc.data.tasks import tasks_of
+from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
@@ -138,7 +138,8 @@ def _rebuilt(config, info, state):
     """The learner of ``config`` as it was, its data set without samples."""
     device = resolved_device(config.device)
     none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
-    manager = DataManager(Dataset(info, none, none), config.shuffle, config.seed, config.init_cls, config.increment)
+    arrivals = Arrivals(tuple(state["boundaries"][1:]), none.targets, none.targets) if config.tasks else None
+    manager = tasks_of(Dataset(info, none, none, arrivals=arrivals), config)
     own = manager.class_order, manager.boundaries
     if (state["class_order"], state["boundaries"]) != own or state["task"] not in range(len(manager.tasks)):
         raise UserError("its classes and tasks do not fit its configuration; use a whole file of one run")

@@ -1,0 +1,201 @@
+"""Runs whose tasks bring their own images: `"tasks": [...]`, and a longer list that goes on from a finished one."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_runs import SETTINGS, command, killed_at, results, wait_until, without_measurements, write
+
+from main import main
+from pycil_wsc import registry
+from pycil_wsc.files import load_tensors
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+TEMPLATES = np.random.default_rng(0).integers(0, 200, (6, 8, 8, 3))
+NAMES = ["ant", "bee", "cat", "dog", "elk", "fox"]
+MONTHS = [["cat", "ant"], ["bee", "cat"], ["dog", "ant"]]  # cat and ant come again
+
+
+def month(path, names, seed, per_class=10):
+    """Noisy class templates, as an npz file whose labels have names."""
+    rng, arrays = np.random.default_rng(seed), {"classes": np.array(names)}
+    for part in ("train", "test"):
+        labels = np.repeat(np.arange(len(names)), per_class)
+        base = np.array([TEMPLATES[NAMES.index(name)] for name in names])[labels]
+        arrays |= {f"{part}_x": (base + rng.integers(0, 56, base.shape)).astype(np.uint8), f"{part}_y": labels}
+    np.savez(path, **arrays)
+    return f"npz:{path}"
+
+
+@pytest.fixture
+def months(tmp_path):
+    return [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS)]
+
+
+def listed(tmp_path, tasks, **keys):
+    settings = SETTINGS | {"out": str(tmp_path / "runs"), "tasks": tasks} | keys
+    return {name: value for name, value in settings.items() if name not in ("init_cls", "increment")}
+
+
+def run(tmp_path, tasks, **keys):
+    """The folder and the result of the run of these tasks."""
+    settings = listed(tmp_path, tasks, **keys)
+    tmp_path.mkdir(exist_ok=True)
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    ((folder, result),) = results(settings).items()
+    return folder, result
+
+
+def test_every_task_counts_its_own_test_images_and_classes_by_name(months, tmp_path):
+    folder, result = run(tmp_path, months, save_weights=True)
+    assert result["class_names"] == ["cat", "ant", "bee", "dog"] and folder.parts[-4].endswith("0.npz-tasks")
+    assert [len(row) for row in result["matrix"]] == [1, 2, 3]
+    assert np.allclose(result["curve"], [np.mean(row) for row in result["matrix"]])  # as many test images each
+    assert np.array(result["confusion"]).sum(1).tolist() == [20, 20, 10, 10] and result["avg_acc"] > 70
+    assert json.loads((folder / "config.json").read_text())["tasks"] == months
+    assert registry.kinds["class_incremental"] and result["data"]["train"] == 60 and len(result["data"]["tasks"]) == 3
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_every_learner_learns_classes_that_come_again(name, months, tmp_path):
+    """A task of known classes alone as well, but for the methods that need new ones."""
+    tasks = months if name in ("bic", "wa") else [*months, month(tmp_path / "3.npz", ["bee", "dog"], 3)]
+    _, result = run(tmp_path, tasks, model_name=name, epochs=2, init_epoch=2)
+    assert len(result["curve"]) == len(tasks) and np.isfinite(result["train_loss"][-1]).all()
+
+
+@pytest.mark.parametrize("name", ["bic", "wa"])
+def test_a_method_that_needs_new_classes_says_so_before_training(name, months, tmp_path, capsys):
+    settings = listed(tmp_path, [months[0], month(tmp_path / "3.npz", ["cat"], 3)], model_name=name)
+    assert main(["--config", write(tmp_path, settings)]) == 2
+    assert f"'{name}' cannot learn task 2, which brings no new class" in capsys.readouterr().err
+
+
+def weights(folder):
+    return load_tensors(folder / "checkpoint.pt")["learner"]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in one if isinstance(one[name], torch.Tensor)
+    )
+
+
+@pytest.mark.parametrize("name", ["wsc", "foster"])
+def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, monkeypatch, capsys):
+    """It ends with the numbers of a run that had the whole list from the start, and trains what was not trained."""
+    whole_folder, whole = run(tmp_path / "whole", months, model_name=name)
+    folder, first = run(tmp_path, months[:2], model_name=name)
+    config = write(tmp_path, listed(tmp_path, months, model_name=name))
+    capsys.readouterr()
+    assert main(["--config", config, "--status"]) == 0
+    assert "waiting" in (status := capsys.readouterr().out) and "has tasks to go" in status
+    learned, train_for = [], registry.learners[name].train_for
+    monkeypatch.setattr(
+        registry.learners[name],
+        "train_for",
+        lambda self, task, *a: (learned.append(task.index), train_for(self, task, *a)),
+    )
+    again, result = run(tmp_path, months, model_name=name)
+    assert again == folder and learned == [2] and result["curve"][:2] == first["curve"]
+    strip = [without_measurements(each) for each in (result, whole)]
+    assert strip[0] == strip[1] and same(weights(folder), weights(whole_folder))
+    capsys.readouterr()
+    assert main(["--config", config]) == 0 and learned == [2], "finished: nothing is trained again"
+    assert main(["--config", config, "--status"]) == 0 and "done 1/1" in capsys.readouterr().out
+
+
+def test_kill_9_within_a_later_task_costs_nothing(months, tmp_path):
+    _, whole = run(tmp_path / "whole", months, epochs=30)
+    settings = listed(tmp_path, months, epochs=30)
+    process = command(tmp_path, settings)
+    folder = lambda: next((tmp_path / "runs").rglob("log.txt"), None)  # noqa: E731
+    wait_until(lambda: folder() and "task 2/3 train epoch 3/" in folder().read_text(), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not results(settings)
+    _, result = run(tmp_path, months, epochs=30)
+    assert without_measurements(result) == without_measurements(whole)
+    assert folder().read_text().count("task 1/3 train epoch 3/3") == 1, "the first task is not learned again"
+
+
+def test_a_run_stopped_at_each_checkpoint_of_an_added_task_ends_like_one_never_stopped(months, tmp_path):
+    _, whole = run(tmp_path / "whole", months)
+    run(tmp_path, months[:2])
+    for last in (1, 2):
+        with killed_at(last):
+            run(tmp_path, months)
+    _, result = run(tmp_path, months)
+    assert without_measurements(result) == without_measurements(whole)
+
+
+def test_other_tasks_than_those_learned_are_refused(months, tmp_path, capsys):
+    run(tmp_path, months[:2])
+    other = listed(tmp_path, [months[0], months[2]])
+    assert main(["--config", write(tmp_path, other)]) == 1
+    assert "was made with other settings" in capsys.readouterr().err
+    month(tmp_path / "1.npz", MONTHS[1], seed=9)
+    assert main(["--config", write(tmp_path, listed(tmp_path, months))]) == 1
+    assert "was made with other data" in capsys.readouterr().err
+
+
+def test_two_lists_with_one_beginning_in_one_sweep_are_told_apart(months, tmp_path, capsys):
+    settings = listed(tmp_path, [months, months[:2]])
+    assert main(["--config", write(tmp_path, settings), "--dry-run"]) == 2
+    assert "two runs would share" in capsys.readouterr().err
+
+
+def test_a_dry_run_plans_the_images_of_all_tasks(months, tmp_path, capsys):
+    settings = listed(tmp_path, months)
+    assert main(["--config", write(tmp_path, settings), "--dry-run"]) == 0
+    planned = capsys.readouterr().out
+    _, result = run(tmp_path, months)
+    assert f"{result['images_trained']:,} images" in planned
+    capsys.readouterr()
+    assert main(["--config", write(tmp_path, settings), "--dry-run"]) == 0 and "(finished)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("keys", [{"dataset": "digits"}, {"init_cls": 2}, {"increment": 3}])
+def test_keys_of_a_split_data_set_are_refused_beside_tasks(keys, months, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, listed(tmp_path, months) | keys)]) == 2
+    assert f"{next(iter(keys))}: is not for a run with 'tasks'" in capsys.readouterr().err
+
+
+def photos(folder, names, seed, count=4):
+    rng = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = TEMPLATES[NAMES.index(name)].repeat(4, 0).repeat(4, 1) + rng.integers(0, 56, (32, 32, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
+    return f"folder:{folder}"
+
+
+def test_folders_of_classes_are_tested_on_a_part_that_is_held_out(tmp_path, capsys):
+    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["cat", "bee"], 2)]
+    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1}
+    assert main(["--config", write(tmp_path, listed(tmp_path, tasks, **keys))]) == 2
+    assert "january: no test images; lay the images out as" in capsys.readouterr().err
+    _, result = run(tmp_path, tasks, **keys, validation_split=0.25)
+    assert result["class_names"] == ["ant", "cat", "bee"] and result["tested_on"] == "validation"
+    assert np.array(result["confusion"]).sum(1).tolist() == [1, 2, 1]
+
+
+def test_folders_may_have_their_own_test_part(tmp_path):
+    for number, (name, classes) in enumerate({"january": ["cat", "ant"], "february": ["cat", "bee"]}.items()):
+        photos(tmp_path / name / "train", classes, number)
+        photos(tmp_path / name / "val", classes, 10 + number, count=2)
+    tasks = [f"folder:{tmp_path / name}" for name in ("january", "february")]
+    _, result = run(tmp_path, tasks, image_size=16, num_workers=0, epochs=1, init_epoch=1)
+    assert np.array(result["confusion"]).sum(1).tolist() == [2, 4, 2]
+
+
+def test_the_report_knows_such_runs(months, tmp_path):
+    for name in ("replay", "wsc"):
+        settings = listed(tmp_path, months, model_name=name)
+        assert main(["--config", write(tmp_path, settings)]) == 0
+    assert "0, 3 tasks, resnet8" in (tmp_path / "runs" / "run" / "report" / "index.html").read_text()
