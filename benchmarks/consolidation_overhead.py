@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, moment_score
 from pycil_wsc.engine.environment import resolved_device
-from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
@@ -75,7 +75,7 @@ def main():
 
 def network(args, device):
     torch.manual_seed(0)
-    net = IncrementalNet(args.backbone)
+    net = IncrementalNet(make_backbone(args.backbone))
     net.grow(100)
     return net.to(device)
 

@@ -66,6 +66,8 @@ def _modules_named(name: str) -> list[str]:
 learners = Registry("model_name", ["pycil_wsc.learners"])
 learner_defaults = Registry("model_name", ["pycil_wsc.learners"])
 backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
+optimizers = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
+optimizer_defaults = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 datasets = Registry("dataset", ["pycil_wsc.data.datasets"])
 importances = Registry("wsc.importance", ["pycil_wsc.learners"])
 analyses = Registry("analysis", ["pycil_wsc.analysis"])
@@ -107,6 +109,21 @@ def check_backbone_options(name: str, options: Mapping[str, Any]) -> None:
             raise UserError(
                 f"convnet_options.{option}: expected {wanted.__name__}, got {json.dumps(value, default=str)}"
             )
+
+
+def register_optimizer(name: str, **defaults: Any) -> Callable[[T], T]:
+    """Register ``build(groups, config) -> torch.optim.Optimizer``.
+
+    ``groups`` are parameter groups with ``params``, ``lr`` and ``weight_decay``; the training loop sets ``lr``.
+    ``defaults``: the values that keys of ``Config`` have with this optimiser if absent from the JSON, whatever the
+    learner: rates and decays that suit it.
+    """
+
+    def decorate(build: T) -> T:
+        optimizer_defaults.add(name, defaults)
+        return optimizers.add(name, build)
+
+    return decorate
 
 
 def register_dataset(name: str) -> Callable[[T], T]:

@@ -12,7 +12,7 @@ from torch.nn.functional import batch_norm, cross_entropy, relu
 from pycil_wsc.consolidation import ContinualBackprop
 from pycil_wsc.networks.backbones.cifar_resnet import CifarResNet
 from pycil_wsc.networks.backbones.resnet import ResNet18
-from pycil_wsc.networks.nets import ExpandingNet, IncrementalNet, inner_units
+from pycil_wsc.networks.nets import ExpandingNet, IncrementalNet, inner_units, make_backbone
 
 
 def new_net():
@@ -200,7 +200,7 @@ def test_the_units_of_a_residual_network_are_the_channels_inside_its_blocks(back
 
 
 def test_units_of_all_networks_are_found():
-    assert len(inner_units(IncrementalNet("resnet8"))) == 3
-    net = ExpandingNet("resnet8")
+    assert len(inner_units(IncrementalNet(make_backbone("resnet8")))) == 3
+    net = ExpandingNet(make_backbone("resnet8"))
     net.grow(2, 3), net.grow(4, 3)
     assert len(inner_units(net)) == 6

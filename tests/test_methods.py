@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.learners.losses import balanced_weights, distillation, newest_task_targets
-from pycil_wsc.networks.nets import ExpandingNet
+from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 from pycil_wsc.runs.run import Run
 
 SILENT = SimpleNamespace(
@@ -290,7 +290,7 @@ def test_memo_can_keep_its_trunk_or_train_its_old_blocks(digits, tmp_path):
 def test_memos_parts_have_the_published_sizes():
     sizes = {}
     for name in ("resnet32", "resnet18"):
-        network = ExpandingNet(name, share_trunk=True)
+        network = ExpandingNet(make_backbone(name), share_trunk=True)
         sizes[name] = [sum(p.numel() for p in part.parameters()) for part in (network.trunk, network.blocks[0])]
     assert sizes == {"resnet32": [112_016, 351_488], "resnet18": [11_176_512 - 8_393_728, 8_393_728]}
 

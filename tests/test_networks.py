@@ -7,7 +7,7 @@ from torchvision.models import resnet18 as torchvision_resnet18
 
 from pycil_wsc.networks.backbones.cifar_resnet import BasicBlock
 from pycil_wsc.networks.heads import IncrementalHead
-from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 from pycil_wsc.registry import backbones
 from pycil_wsc.seeding import seeded
 
@@ -20,7 +20,7 @@ def test_parameter_counts_are_the_published_ones():
     assert parameters(backbones["resnet32"]()) == 463_504
     assert parameters(backbones["resnet18"]()) == 11_176_512
     assert parameters(backbones["resnet18_cifar"]()) == parameters(backbones["resnet18_small"]()) == 11_168_832
-    net = IncrementalNet("resnet32")
+    net = IncrementalNet(make_backbone("resnet32"))
     net.grow(100)
     assert parameters(net) == 463_504 + 6_500  # PyCIL prints 650 more: a layer it never uses
 
@@ -81,7 +81,7 @@ def test_head_growth_keeps_old_rows_to_the_bit():
 def test_initial_weights_follow_the_seed_and_leave_the_global_generator_alone():
     def weights(seed):
         with seeded(seed, "weights"):
-            return IncrementalNet("resnet8").backbone.stem[0].weight
+            return IncrementalNet(make_backbone("resnet8")).backbone.stem[0].weight
 
     torch.manual_seed(0)
     expected = torch.rand(3)

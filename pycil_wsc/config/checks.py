@@ -18,6 +18,7 @@ def check(config: Config) -> None:
         places, end = getattr(config, milestones), getattr(config, epochs)
         if list(places) != sorted(places) or any(not 0 < place < end for place in places):
             raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
+    _check_rates(config)
     if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(
             "wsc.trigger: 'held_out' needs two exemplars of a class, and memory_per_class is "
@@ -42,6 +43,18 @@ def check(config: Config) -> None:
                 f"{name}: is not for a run with 'tasks', each of which brings its own classes; leave it out"
             )
     check_places(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
+
+
+def _check_rates(config: Config) -> None:
+    registry.optimizers[config.optimizer]
+    if len(config.betas) != 2:
+        raise UserError(f"betas: expected two numbers, got {list(config.betas)}")
+    for name in ("init_epoch", "epochs"):
+        if config.warmup_epochs >= (end := getattr(config, name)):
+            raise UserError(f"warmup_epochs: {config.warmup_epochs} must be less than the {end} epochs of '{name}'")
+    for name in ("init_lr", "lrate"):
+        if config.scheduler == "cosine" and config.min_lr > (base := getattr(config, name)):
+            raise UserError(f"min_lr: {config.min_lr} is above '{name}', which is {base}; make it smaller")
 
 
 def _check_wsc(options: WSCOptions) -> None:

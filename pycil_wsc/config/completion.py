@@ -24,7 +24,8 @@ def complete(flat: Mapping[str, Any]) -> Config:
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
     flat = {name: value for name, value in flat.items() if name not in backbone and (name, value) != EMPTY}
     _refuse_unknown(flat)
-    keys, usual = keys_of(learner), defaults(model_name)
+    optimizer = KEYS["optimizer"].check(flat.get("optimizer", KEYS["optimizer"].default))
+    keys, usual = keys_of(learner), defaults(model_name) | suited_to(optimizer)
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
     values = usual | given | _schedule(given, usual, learner, _budget_of(flat.get("budget", "pycil")))
     if not learner.uses_memory:
@@ -46,6 +47,11 @@ def defaults(model_name: str) -> dict[str, Any]:
             "dataclass Options of the learner's class, with pycil_wsc.keys.key"
         )
     return {name: key.default for name, key in keys.items()} | {name: keys[name].check(own[name]) for name in own}
+
+
+def suited_to(optimizer: str) -> dict[str, Any]:
+    """The values that keys have with an optimiser if absent from the JSON."""
+    return {name: KEYS[name].check(value) for name, value in registry.optimizer_defaults[optimizer].items()}
 
 
 def known_keys() -> dict[str, Key]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pycil_wsc import registry
+from pycil_wsc.config.training import TrainingOptions
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, those
@@ -17,7 +18,7 @@ BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backb
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TrainingOptions):
     """Everything that decides one run, and where it runs. Learners may have other defaults (``register_learner``)."""
 
     prefix: str = key("run", "first folder below `out`: names an experiment", decides="name")
@@ -73,7 +74,7 @@ class Config:
     weight_decay: float = key(2e-4, "weight decay of later tasks", low=0, decides="later tasks")
     scheduler: str = key(
         "steplr",
-        "the rate within a task: `steplr` falls at the milestones, `cosine` to 0",
+        "the rate within a task: `steplr` falls at the milestones, `cosine` to `min_lr`",
         choices=("steplr", "cosine"),
     )
     momentum: float = key(0.9, "SGD's momentum", low=0, high=1)

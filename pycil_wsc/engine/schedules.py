@@ -1,9 +1,12 @@
-"""Learning rates as pure functions of the epoch, so that going on after a stop needs no scheduler state."""
+"""Learning rates as pure functions of the epoch, so that resuming needs no scheduler state.
+
+An epoch may be a fraction: with ``schedule_unit`` "iteration" the rate is set before each step.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 
-Schedule = Callable[[int], float]  # epoch -> learning rate
+Schedule = Callable[[float], float]  # epoch -> learning rate
 
 
 def step_lr(base: float, milestones: Sequence[int], decay: float) -> Schedule:
@@ -11,9 +14,24 @@ def step_lr(base: float, milestones: Sequence[int], decay: float) -> Schedule:
     return lambda epoch: base * decay ** sum(epoch >= milestone for milestone in milestones)
 
 
-def cosine_lr(base: float, epochs: int) -> Schedule:
-    """From ``base`` to 0 along half a cosine in ``epochs`` epochs."""
-    return lambda epoch: base * (1 + math.cos(math.pi * epoch / epochs)) / 2
+def cosine_lr(base: float, epochs: int, min_lr: float = 0.0, start: int = 0) -> Schedule:
+    """From ``base`` at epoch ``start`` to ``min_lr`` at epoch ``epochs`` along half a cosine."""
+    return lambda epoch: min_lr + (base - min_lr) * (1 + math.cos(math.pi * (epoch - start) / (epochs - start))) / 2
+
+
+def warmed_lr(schedule: Schedule, warmup: int, interval: float = 1.0) -> Schedule:
+    """``schedule`` after a linear warm-up of ``warmup`` epochs.
+
+    The rate is set every ``interval`` epochs. In the warm-up it rises by equal amounts, the first of them above 0, to
+    what ``schedule`` has at its end: ``torch.optim.lr_scheduler.LinearLR`` with the same number of steps.
+    """
+    if not warmup:
+        return schedule
+
+    def rate(epoch):
+        return schedule(warmup) * (epoch + interval) / (warmup + interval) if epoch < warmup else schedule(epoch)
+
+    return rate
 
 
 def held_lr(schedule: Schedule, start: float, value: float, anneal: int) -> Schedule:

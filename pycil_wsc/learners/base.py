@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from pycil_wsc import seeding
+from pycil_wsc import registry, seeding
 from pycil_wsc.data.loader import mixed_order, num_batches
 from pycil_wsc.data.memory import ExemplarMemory, normalise
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.optimization import clip, parameter_groups, set_rate, task_schedule
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
-from pycil_wsc.engine.schedules import cosine_lr, step_lr
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.keys import NoOptions
+from pycil_wsc.networks.layers import freeze, mark_frozen, rest
 from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 
 
@@ -52,7 +54,7 @@ class BaseLearner(nn.Module):
 
     def build(self) -> nn.Module:
         """The network before the first task."""
-        return IncrementalNet(self.config.convnet_type, self.config.convnet_options)
+        return IncrementalNet(self.new_backbone())
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W), (B,) -> (scalar loss, (B, classes) logits)."""
@@ -164,6 +166,7 @@ class BaseLearner(nn.Module):
     def grow_for(self, task: Task) -> None:
         with self.seeded("weights", task.index):
             self.grow(task)
+        freeze(self)
         self.place()
 
     def fit(self, task: Task, number: int, phase: Phase, first: int, monitor: Any) -> None:
@@ -172,15 +175,18 @@ class BaseLearner(nn.Module):
         monitor.phase_started(task, phase, first)
         self.zero_grad(set_to_none=True)
         for epoch in range(first, phase.epochs):
-            for group in phase.optimizer.param_groups:
-                group["lr"] = phase.lr(epoch)
+            set_rate(phase.optimizer, phase.lr(epoch))
             self.eval()
             phase.network.train()
+            rest(phase.network)
             total_loss = torch.zeros((), device=self.device)
             correct = torch.zeros((), device=self.device, dtype=torch.int64)
-            for images, targets in self.training_batches(phase.indices, task.index, number, epoch):
+            for step, (images, targets) in enumerate(self.training_batches(phase.indices, task.index, number, epoch)):
+                if self.config.schedule_unit == "iteration":
+                    set_rate(phase.optimizer, phase.lr(epoch + step / batches))
                 with cost.measured(len(images)) if cost.unknown else contextlib.nullcontext():
                     loss, right = passes(images, targets)
+                clip(phase.optimizer, self.config.clip_norm)
                 phase.optimizer.step()
                 self.after_step()
                 passes.clear()
@@ -256,27 +262,40 @@ class BaseLearner(nn.Module):
         epochs: int | None = None,
         weight_decay: float | None = None,
     ) -> Phase:
-        """The usual phase: SGD over the task's data and the memory, with the schedule of the configuration."""
+        """The usual phase: the optimiser and schedule of the configuration over the task's data and the memory."""
         c = self.config
         first = task.index == 0
         usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
-        base, milestones, factor = (
-            (c.init_lr, c.init_milestones, c.init_lr_decay) if first else (c.lrate, c.milestones, c.lrate_decay)
-        )
         num_epochs: int = usual_epochs if epochs is None else epochs
         decay: float = usual_decay if weight_decay is None else weight_decay
-        optimizer = self.sgd(parameters or self.network.parameters(), decay)
-        lr = cosine_lr(base, num_epochs) if c.scheduler == "cosine" else step_lr(base, milestones, factor)
-        return Phase(num_epochs, optimizer, lr, self.training_indices(task), self.loss, self.network)
+        optimizer = self.optimizer(parameters or self.network.parameters(), decay)
+        indices = self.training_indices(task)
+        interval = 1 if c.schedule_unit == "epoch" else 1 / self.num_batches(len(indices))
+        lr = task_schedule(c, first, num_epochs, interval)
+        return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network)
+
+    def new_backbone(self) -> nn.Module:
+        """A backbone as the configuration asks for, with its frozen parts marked."""
+        backbone = make_backbone(self.config.convnet_type, self.config.convnet_options)
+        mark_frozen(backbone, self.config.freeze)
+        return backbone
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
+        return cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
 
     def training_indices(self, task: Task) -> np.ndarray:
         """The task's samples and all exemplars: (n,)."""
         return np.concatenate([task.train_indices, self.memory.indices])
 
-    def sgd(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.SGD:
-        """SGD as PyCIL has it, a new one for each task; the rate is set before each epoch."""
-        trainable = [p for p in parameters if p.requires_grad]
-        return torch.optim.SGD(trainable, lr=0.0, momentum=self.config.momentum, weight_decay=weight_decay, fused=True)
+    def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+        """A new optimiser, as each task has it, of those ``parameters`` that learn; ``fit`` sets its rate."""
+        depths = {}
+        for network in self.children():
+            if hasattr(network, "depths"):
+                depths |= network.depths()
+        groups = parameter_groups(parameters, weight_decay, depths, self.config)
+        return registry.optimizers[self.config.optimizer](groups, self.config)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         return (

@@ -49,7 +49,7 @@ class BiC(WA):
     one_phase = False
 
     def build(self) -> nn.Module:
-        return BiasCorrectedNet(self.config.convnet_type, self.config.convnet_options)
+        return BiasCorrectedNet(self.new_backbone())
 
     @classmethod
     def also_reads(cls, config: Any) -> set[str]:
@@ -64,7 +64,7 @@ class BiC(WA):
             c, newest = self.config, self.network.corrections[-1]
             yield Phase(
                 c.epochs,
-                self.sgd([newest], c.weight_decay),
+                self.optimizer([newest], c.weight_decay),
                 main.lr,
                 held_out,
                 self.correction_loss,

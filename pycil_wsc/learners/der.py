@@ -1,7 +1,6 @@
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
@@ -27,7 +26,7 @@ class DER(BaseLearner):
     plain_first_task = True
 
     def build(self) -> nn.Module:
-        return ExpandingNet(self.config.convnet_type, self.config.convnet_options)
+        return ExpandingNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
         self.num_old = task.num_old
@@ -37,10 +36,10 @@ class DER(BaseLearner):
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         features = self.network.extract(images)
         logits = self.network.classify(features).float()
-        loss = cross_entropy(logits, targets)
+        loss = self.cross_entropy(logits, targets)
         if self.num_old:
             newest = self.network.classify_newest(features).float()
-            loss = loss + self.config.options.alpha_aux * cross_entropy(
+            loss = loss + self.config.options.alpha_aux * self.cross_entropy(
                 newest, newest_task_targets(targets, self.num_old)
             )
         return loss, logits

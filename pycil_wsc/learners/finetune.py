@@ -1,5 +1,4 @@
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.learners.base import BaseLearner
@@ -21,4 +20,4 @@ class Finetune(BaseLearner):
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.network(images)
-        return cross_entropy(logits[:, self.first :].float(), targets - self.first), logits
+        return self.cross_entropy(logits[:, self.first :].float(), targets - self.first), logits

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
@@ -59,7 +58,7 @@ class FOSTER(BaseLearner):
     one_phase = False
 
     def build(self) -> nn.Module:
-        return ExpandingNet(self.config.convnet_type, self.config.convnet_options)
+        return ExpandingNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
         self.num_old, self.num_seen = task.num_old, task.num_seen
@@ -72,7 +71,7 @@ class FOSTER(BaseLearner):
 
     def _student(self, task):
         """One backbone, the teacher's old one, under a head whose old rows are the old head's."""
-        student = ExpandingNet(self.config.convnet_type, self.config.convnet_options)
+        student = ExpandingNet(self.new_backbone())
         student.grow(task.num_seen, 0)
         student.blocks[0].load_state_dict(self.network.blocks[0].state_dict())
         with torch.no_grad():
@@ -109,11 +108,11 @@ class FOSTER(BaseLearner):
         features = self.network.extract(images)
         logits = self.network.classify(features).float()
         if not self.num_old:
-            return cross_entropy(logits, targets), logits
+            return self.cross_entropy(logits, targets), logits
         options = self.config.options
-        newest = cross_entropy(self.network.classify_newest(features).float(), targets)
+        newest = self.cross_entropy(self.network.classify_newest(features).float(), targets)
         old = distillation(logits[:, : self.num_old], self.old_head(features[:, : self.network.out_dim]), options.T)
-        return cross_entropy(logits / self.weights, targets) + newest + options.lambda_okd * old, logits
+        return self.cross_entropy(logits / self.weights, targets) + newest + options.lambda_okd * old, logits
 
     def compression_loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -1,7 +1,6 @@
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pycil_wsc.keys import key
 from pycil_wsc.learners.distilling import DistillingLearner
@@ -22,7 +21,7 @@ class ICaRL(DistillingLearner):
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         soft, logits = self.teach(images), self.network(images).float()
-        loss = cross_entropy(logits, targets)
+        loss = self.cross_entropy(logits, targets)
         if soft is not None:
             options = self.config.options
             loss = loss + options.distill * distillation(logits[:, : self.num_old], soft, options.T)

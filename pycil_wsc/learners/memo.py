@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.errors import UserError
 from pycil_wsc.keys import key
 from pycil_wsc.learners.der import DER
 from pycil_wsc.networks.nets import ExpandingNet
@@ -23,7 +24,13 @@ class MEMO(DER):
         train_adaptive: bool = key(False, "the blocks of earlier tasks learn too", decides="later tasks")
 
     def build(self) -> nn.Module:
-        return ExpandingNet(self.config.convnet_type, self.config.convnet_options, share_trunk=True)
+        backbone = self.new_backbone()
+        if not hasattr(backbone, "split"):
+            raise UserError(
+                f"convnet_type: '{self.config.convnet_type}' has no split() into a shared trunk and a block per task, "
+                "which MEMO needs; use another backbone or another learner"
+            )
+        return ExpandingNet(backbone, share_trunk=True)
 
     def grow(self, task: Task) -> None:
         super().grow(task)

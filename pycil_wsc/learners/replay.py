@@ -1,5 +1,4 @@
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.registry import register_learner
@@ -13,4 +12,4 @@ class Replay(BaseLearner):
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.network(images)
-        return cross_entropy(logits.float(), targets), logits
+        return self.cross_entropy(logits.float(), targets), logits

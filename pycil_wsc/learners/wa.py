@@ -1,7 +1,6 @@
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
@@ -26,7 +25,7 @@ class WA(DistillingLearner):
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         soft, logits = self.teach(images), self.network(images).float()
-        loss = cross_entropy(logits, targets)
+        loss = self.cross_entropy(logits, targets)
         if soft is not None:
             old = self.num_old / self.num_seen
             loss = (1 - old) * loss + old * distillation(logits[:, : self.num_old], soft, self.config.options.T)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pycil_wsc.errors import UserError
+from pycil_wsc.networks import layers
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.registry import backbones, check_backbone_options
 
@@ -23,11 +24,11 @@ def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({})) 
 
 
 class IncrementalNet(nn.Module):
-    """``convnet_type`` by name, and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
+    """A backbone, and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
 
-    def __init__(self, convnet_type: str, convnet_options: Mapping[str, Any] = MappingProxyType({})):
+    def __init__(self, backbone: Any):
         super().__init__()
-        self.backbone = make_backbone(convnet_type, convnet_options)
+        self.backbone = backbone
         self.head = IncrementalHead(self.backbone.out_dim)
 
     def grow(self, num_classes: int) -> None:
@@ -36,6 +37,10 @@ class IncrementalNet(nn.Module):
     def first_parts(self) -> list[nn.Module]:
         """What the first task trains, in the same order for every network: the backbone's parts, the head."""
         return [self.backbone, self.head]
+
+    def depths(self) -> dict[nn.Parameter, int]:
+        """Layers from each parameter of the backbone to the head, which is not in it."""
+        return layers.depths([self.backbone])
 
     def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, d) features."""
@@ -52,8 +57,8 @@ class IncrementalNet(nn.Module):
 class BiasCorrectedNet(IncrementalNet):
     """A scale and a shift for the logits of each task, 1 and 0 at first (Wu et al., 2019)."""
 
-    def __init__(self, convnet_type: str, convnet_options: Mapping[str, Any] = MappingProxyType({})):
-        super().__init__(convnet_type, convnet_options)
+    def __init__(self, backbone: Any):
+        super().__init__(backbone)
         self.corrections = nn.ParameterList()  # (2,) for each task: scale, shift
         self.sizes: list[int] = []
 
@@ -74,19 +79,8 @@ class ExpandingNet(nn.Module):
     new block starts as a copy of the one before it. Parts whose parameters do not learn stay in evaluation mode.
     """
 
-    def __init__(
-        self,
-        convnet_type: str,
-        convnet_options: Mapping[str, Any] = MappingProxyType({}),
-        share_trunk: bool = False,
-    ):
+    def __init__(self, backbone: Any, share_trunk: bool = False):
         super().__init__()
-        backbone = make_backbone(convnet_type, convnet_options)
-        if share_trunk and not hasattr(backbone, "split"):
-            raise UserError(
-                f"convnet_type: '{convnet_type}' has no split() into a shared trunk and a block per task, which MEMO "
-                "needs; use another backbone or another learner"
-            )
         self.out_dim: int = backbone.out_dim  # of one block
         self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
         self.blocks = nn.ModuleList([block])
@@ -104,6 +98,12 @@ class ExpandingNet(nn.Module):
 
     def first_parts(self) -> list[nn.Module]:
         return [self.trunk, self.blocks[0], self.head]
+
+    def depths(self) -> dict[nn.Parameter, int]:
+        """Layers from each parameter of trunk and blocks to the heads, which are not in it."""
+        return {
+            parameter: depth for block in self.blocks for parameter, depth in layers.depths([self.trunk, block]).items()
+        }
 
     def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, blocks x d) features, the oldest block's first."""

@@ -1,0 +1,57 @@
+"""What the configuration makes of a task's learning rates, and of the parameters that an optimiser is given."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pycil_wsc.engine.schedules import Schedule, cosine_lr, step_lr, warmed_lr
+
+
+def task_schedule(config: Any, first: bool, epochs: int, interval: float) -> Schedule:
+    """The learning rate in a task of ``epochs`` epochs, where it is set every ``interval`` epochs.
+
+    ``first``: the first task, whose keys begin with ``init``.
+    """
+    base, milestones, decay = (
+        (config.init_lr, config.init_milestones, config.init_lr_decay)
+        if first
+        else (config.lrate, config.milestones, config.lrate_decay)
+    )
+    if config.scheduler == "cosine":
+        schedule = cosine_lr(base, epochs, config.min_lr, config.warmup_epochs)
+    else:
+        schedule = step_lr(base, milestones, decay)
+    return warmed_lr(schedule, config.warmup_epochs, interval)
+
+
+def parameter_groups(
+    parameters: Iterable[nn.Parameter], weight_decay: float, depths: Mapping[nn.Parameter, int], config: Any
+) -> list[dict[str, Any]]:
+    """The groups of those ``parameters`` that learn, one for each ``lr_scale``: the factor of the learning rate.
+
+    ``depths``: layers from a parameter to the head, 1 being next to it; what is not in it has a factor of 1. The
+    others' is ``backbone_lr_factor * layer_decay ** depth``.
+    """
+    groups = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            depth = depths.get(parameter, 0)
+            scale = config.backbone_lr_factor * config.layer_decay**depth if depth else 1.0
+            groups.setdefault(scale, []).append(parameter)
+    return [
+        {"params": group, "lr": 0.0, "weight_decay": weight_decay, "lr_scale": scale} for scale, group in groups.items()
+    ]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group, times the group's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+
+
+def clip(optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
+    """Scale down the gradients of all groups together if their norm is above ``max_norm``. Does not wait for a GPU."""
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)

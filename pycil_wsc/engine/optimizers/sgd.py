@@ -1,0 +1,11 @@
+from typing import Any
+
+import torch
+
+from pycil_wsc.registry import register_optimizer
+
+
+@register_optimizer("sgd")
+def sgd(groups: list[dict[str, Any]], config: Any) -> torch.optim.Optimizer:
+    """SGD with ``momentum``, as PyCIL has it."""
+    return torch.optim.SGD(groups, momentum=config.momentum, fused=True)

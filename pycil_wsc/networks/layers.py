@@ -1,0 +1,59 @@
+"""A backbone's layers in order, for rates that fall with depth, and its parts that do not learn."""
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from pycil_wsc.errors import UserError, did_you_mean
+
+
+def layer_groups(part: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters of a backbone, or of a part of it, by layer from the input on.
+
+    A module may say itself what its layers are, by a method ``layer_groups``; those of others are its children.
+    """
+    if own := getattr(part, "layer_groups", None):
+        return own()
+    groups = [list(part.parameters(recurse=False)), *(list(child.parameters()) for child in part.children())]
+    return [group for group in groups if group]
+
+
+def depths(parts: Iterable[nn.Module]) -> dict[nn.Parameter, int]:
+    """How far below the head each parameter of ``parts`` is, which follow one another from the input on: 1 is next."""
+    groups = [group for part in parts for group in layer_groups(part)]
+    return {parameter: len(groups) - index for index, group in enumerate(groups) for parameter in group}
+
+
+def mark_frozen(backbone: nn.Module, names: Iterable[str]) -> None:
+    """Mark the parts of ``backbone`` that never learn, in a way that its copies and its split parts have too.
+
+    ``names``: of modules or parameters, as ``named_modules()`` and ``named_parameters()`` have them, or ``backbone``
+    for all. :class:`UserError` names one that the backbone does not have.
+    """
+    modules, parameters = dict(backbone.named_modules()), dict(backbone.named_parameters())
+    for name in names:
+        module = backbone if name == "backbone" else modules.get(name) if name else None
+        if module is None and name not in parameters:
+            known = [*modules, *parameters] if "." in name else [child for child, _ in backbone.named_children()]
+            raise UserError(f"freeze: the backbone has no part '{name}'{did_you_mean(name, known)}")
+        if module is None:
+            owner, _, own = name.rpartition(".")
+            modules[owner].frozen_parameters = {own, *getattr(modules[owner], "frozen_parameters", ())}
+            continue
+        for part in module.modules():
+            part.frozen_parameters = {own for own, _ in part.named_parameters(recurse=False)}
+            part.frozen = True
+
+
+def freeze(network: nn.Module) -> None:
+    """What is marked in ``network`` gets no gradient."""
+    for module in network.modules():
+        for name in getattr(module, "frozen_parameters", ()):
+            module.get_parameter(name).requires_grad_(False)
+
+
+def rest(network: nn.Module) -> None:
+    """Evaluation mode for the modules that are frozen as a whole: batch norm keeps its statistics."""
+    for module in network.modules():
+        if getattr(module, "frozen", False):
+            module.training = False
