@@ -397,6 +397,11 @@ def test_the_pages_backbone_serves_every_method(extended):
     assert wide["parameters"] == 3 * 8 * 9 + 8 + 2 * 8 + 8 * 16 * 9 + 16 + 2 * 16 + 16 * 10 + 10
 
 
+def test_the_pages_optimizer_trains(extended):
+    result = extended(model_name="replay", optimizer="rmsprop")
+    assert result["config"]["lrate"] == 1e-3 and result["train_loss"][0][1] < result["train_loss"][0][0]
+
+
 def test_the_pages_data_set_is_learned(extended):
     result = extended(
         model_name="replay", dataset="stripes", init_cls=2, increment=2, batch_size=8, init_epoch=6, epochs=6

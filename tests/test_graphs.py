@@ -150,6 +150,7 @@ METHODS = [(name, {}) for name in sorted(registry.learners)]
 METHODS += [
     ("wsc", {"wsc.reset": "continual_backprop", "wsc.maturity": 2, "wsc.replacement_rate": 0.05}),
     ("der", {"consolidate": True}),
+    ("wsc", {"optimizer": "adamw", "clip_norm": 0.5}),
 ]
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, LANGUAGE_MODELS = "configuration", "language_models"
-PAGES = dict.fromkeys(("run", "wsc", "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
+PAGES = dict.fromkeys(("run", "training", "wsc", "defaults", "methods"), CONFIGURATION) | {
+    "language models": LANGUAGE_MODELS
+}
 
 
 HEADER = ("key", "default", "values", "meaning")
@@ -20,25 +22,30 @@ HEADER = ("key", "default", "values", "meaning")
 def table(name):
     """The Markdown table of keys that stands between the marks of ``name``."""
     from pycil_wsc.config.options import KEYS
+    from pycil_wsc.keys import declared
 
     if name == "language models":
         from pycil_wsc.llm.config import KEYS as LLM_KEYS
 
         return rows(HEADER, map(row, LLM_KEYS.values()))
     if name == "defaults":
-        from pycil_wsc.registry import learner_defaults
+        from pycil_wsc.registry import learner_defaults, optimizer_defaults
 
+        own = [*sorted(learner_defaults.items()), *sorted(optimizer_defaults.items())]
         return rows(
-            ("method", "its defaults"), ((f"`{name}`", listed(keys)) for name, keys in sorted(learner_defaults.items()))
+            ("method or optimiser", "its defaults"), ((f"`{name}`", listed(keys)) for name, keys in own if keys)
         )
     if name == "methods":
-        from pycil_wsc.keys import declared
         from pycil_wsc.registry import learners
 
         own = [(name, each) for name in sorted(learners) for each in declared(learners[name].Options).values()]
         return rows(("method", *HEADER), ((f"`{name}`", *row(each)) for name, each in own))
-    keys = (each for key, each in KEYS.items() if key.startswith("wsc.") == (name == "wsc"))
-    return rows(HEADER, map(row, keys))
+    from pycil_wsc.config.training import TrainingOptions
+    from pycil_wsc.config.wsc import WSCOptions
+
+    tables = {"training": declared(TrainingOptions), "wsc": declared(WSCOptions, "wsc.")}
+    tables["run"] = {key: each for key, each in KEYS.items() if not any(key in others for others in tables.values())}
+    return rows(HEADER, map(row, tables[name].values()))
 
 
 def row(key):

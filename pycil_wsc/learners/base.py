@@ -22,7 +22,7 @@ from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.keys import NoOptions
-from pycil_wsc.networks.layers import freeze, mark_frozen, rest
+from pycil_wsc.networks.layers import freeze, mark_frozen
 from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 
 
@@ -178,7 +178,6 @@ class BaseLearner(nn.Module):
             set_rate(phase.optimizer, phase.lr(epoch))
             self.eval()
             phase.network.train()
-            rest(phase.network)
             total_loss = torch.zeros((), device=self.device)
             correct = torch.zeros((), device=self.device, dtype=torch.int64)
             for step, (images, targets) in enumerate(self.training_batches(phase.indices, task.index, number, epoch)):

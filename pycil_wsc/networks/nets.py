@@ -31,6 +31,11 @@ class IncrementalNet(nn.Module):
         self.backbone = backbone
         self.head = IncrementalHead(self.backbone.out_dim)
 
+    def train(self, mode: bool = True) -> "IncrementalNet":
+        super().train(mode)
+        layers.rest(self)
+        return self
+
     def grow(self, num_classes: int) -> None:
         self.head.grow(num_classes)
 
@@ -126,6 +131,7 @@ class ExpandingNet(nn.Module):
         super().train(mode)
         for part in [self.trunk, *self.blocks]:
             part.train(mode and any(p.requires_grad for p in part.parameters()))
+        layers.rest(self)
         return self
 
 
