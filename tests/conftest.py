@@ -51,4 +51,4 @@ def made(tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Reports without figures: for tests of the rest."""
-    monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group: ())
+    monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group, brief=False: ())

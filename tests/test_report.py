@@ -156,6 +156,45 @@ def test_every_figure_is_there_as_svg_pdf_and_png_of_300_dots_per_inch(made):
             ElementTree.fromstring(content)
 
 
+def test_a_large_report_draws_the_accuracies_of_each_settings_largest_group_and_names_the_rest(tmp_path, monkeypatch):
+    results = [synthetic.result(name, 20, losses=1, lrate=rate) for name in ("replay", "wsc") for rate in (0.1, 0.2)]
+    results += [synthetic.result("wa", 20, losses=1, lrate=0.2), synthetic.result("wa", 20, losses=1, init_cls=50)]
+    synthetic.write(tmp_path, *results)
+    calls = []
+    monkeypatch.setattr("pycil_wsc.report.page.LARGE", len(results) - 1)
+    monkeypatch.setattr(
+        "pycil_wsc.report.page.figures", lambda group, brief=False: calls.append((group.slug, brief)) or ()
+    )
+    page = report.write_report(tmp_path).read_text()
+    assert sorted(calls) == [(f"{HERE}-lrate0.2", True), ("cifar100-b50-inc10-resnet32", True)]
+    assert page.count("Not drawn, since the report is large: time, forgetting") == 2
+    assert page.count("Not drawn: the figures of this part, since others have more runs.") == 1
+    calls.clear()
+    page = report.write_report(tmp_path, options=report.Options(all_figures=True)).read_text()
+    assert len(calls) == 3 and not any(brief for _, brief in calls) and "Not drawn" not in page
+
+
+def test_brief_figures_show_accuracies():
+    from pycil_wsc.report.figures import figures
+
+    for memories, slugs in (((20,), ["curves", "bars"]), ((20, 40), ["curves", "accuracy-memory"])):
+        results = [Record(synthetic.result("replay", memory, losses=1, classes=20)) for memory in memories]
+        assert [plot.slug for plot in figures(group_runs(results)[0][0], brief=True)] == slugs
+
+
+def test_of_many_memory_sizes_the_smallest_and_the_largest_have_maps_and_the_others_are_named():
+    from pycil_wsc.report.maps import matrix_maps
+    from pycil_wsc.report.series import Series
+
+    results = [Record(synthetic.result("replay", memory, classes=20)) for memory in (20, 40, 60, 80, 1000)]
+    plots = list(matrix_maps(Series(group_runs(results)[0][0])))
+    assert [plot.slug for plot in plots] == ["matrix-m20", "matrix-m1000"] and not any(plot.folded for plot in plots)
+    assert plots[0].notes[-1] == "Not drawn: 40, 60, 80 exemplars per class; --all-figures draws them."
+    every = list(matrix_maps(Series(group_runs(results, report.Options(all_figures=True))[0][0])))
+    assert len(every) == 5 and [plot.folded for plot in every] == [False, True, True, True, False]
+    assert not any("Not drawn" in note for plot in every for note in plot.notes)
+
+
 def test_names_with_markup_are_text(tmp_path):
     synthetic.write(tmp_path, synthetic.result("<i>$x_{</i>", convnet_type="../../<b>"))
     page = report.write_report(tmp_path)

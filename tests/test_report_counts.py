@@ -1,6 +1,7 @@
 """Which results are the same run, which may be compared, and how they are named: counts that cannot be wrong."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def test_a_seed_counts_once_however_many_keys_an_older_record_lacks(tmp_path, un
     ]
     alone = json.loads((RESULTS / "cifar100_short_all" / "wsc-m200.json").read_text())
     assert (float(wsc["mean"]), wsc["averaged_over"], wsc["standard_error"]) == (alone["avg_acc"], "1", "")
-    assert "moment.json</code>: the same run as" in page.read_text()
+    (left,) = re.findall(r"<code>([^<]*)</code>: the same run as \S*moment.json; counted once", page.read_text())
+    assert left.endswith("wsc-m200.json")  # which records less
 
 
 @pytest.mark.parametrize("method", sorted(registry.learners))
@@ -88,6 +90,29 @@ def test_results_of_one_run_that_contradict_each_other_are_named(tmp_path, undra
     page = report.write_report(tmp_path).read_text()
     assert f"<code>{again}</code>: contradicts {first}: the same configuration and seed, and another commit" in page
     assert lines_of(tmp_path / "report", f"accuracy-{HERE}")[0]["averaged_over"] == "1"
+
+
+def test_of_two_results_of_one_run_the_fuller_counts(tmp_path, undrawn):
+    """Whichever is found first, and whether they agree or not."""
+    one = synthetic.result("wsc", 20)
+    other = one | {"curve": [value - 1 for value in one["curve"]], "avg_acc": one["avg_acc"] - 1}
+    bare = {name: value for name, value in one.items() if name != "train_loss"}
+    for number, (poorer, fuller, what) in enumerate([(bare, one, "the same run as"), (bare, other, "contradicts")]):
+        for order in ((poorer, fuller), (fuller, poorer)):
+            folder = tmp_path / f"{number}-{order[0] is fuller}"
+            paths = synthetic.write(folder, *order)
+            counted, left = paths if order[0] is fuller else paths[::-1]
+            assert f"<code>{left}</code>: {what} {counted}" in report.write_report(folder).read_text()
+            (line,) = lines_of(folder / "report", f"accuracy-{HERE}")
+            assert float(line["mean"]) == fuller["avg_acc"]
+
+
+def test_of_two_results_of_one_run_the_one_with_more_analyses_counts():
+    one, two, three = (Record(synthetic.result("wsc", 20)) for _ in range(3))
+    two.analyses.extend([{"task": 0, "share_new": 1.0, "drift": {}}, {"task": 1, "share_new": 0.5, "drift": {}}])
+    three.analyses.extend([{"task": 0, "share_new": 1.0, "drift": {}}])
+    ((group,), problems) = group_runs([one, two, three])
+    assert group.records == [two] and len(problems) == 2
 
 
 def test_the_precision_that_auto_was_identifies_a_run():

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     try:
         labels = tuple(map(_label, args.label))
-        path = run(args.folders, args.out, Options(args.spread, args.baseline, labels, args.paper))
+        path = run(args.folders, args.out, Options(args.spread, args.baseline, labels, args.paper, args.all_figures))
         print(f"Report: {clean(path)}")
         return 0
     except UserError as error:
@@ -64,6 +64,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--no-paper", dest="paper", action="store_false", help="leave out the numbers of the paper beside ours"
+    )
+    parser.add_argument(
+        "--all-figures",
+        action="store_true",
+        help="draw every figure; without it the page names those that a wide sweep's report leaves out",
     )
     return parser.parse_args(argv)
 

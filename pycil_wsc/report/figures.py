@@ -24,16 +24,16 @@ from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, key, new_figure
 from pycil_wsc.report.tables import Failed
 
 
-def figures(group: Group) -> Iterator[Plot | Failed]:
+def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
     """Every :class:`Plot` that the runs of a group fill, even in part, drawn one at a time.
 
-    One that fails does not stop the others.
+    One that fails does not stop the others. ``brief``: only the accuracies.
     """
     if group.setting.validation_split:
         return  # to choose by, not to show
     parts: list[Callable[[Series], Iterable[Plot]]] = [accuracy_curves, over_memory, accuracy_over_time]
     parts += [retain_rates, loss_curves, *ANALYSES, cost_dots, matrix_maps, confusion_maps]
-    yield from drawn(group, parts)
+    yield from drawn(group, [accuracy_curves, average_over_memory] if brief else parts)
 
 
 def drawn(group: Any, parts: Iterable[Callable[[Series], Iterable[Plot]]]) -> Iterator[Plot | Failed]:
@@ -93,6 +93,11 @@ def over_memory(series: Series, quantities: Sequence[Quantity] = ACCURACIES) -> 
     elif any(series.memories):
         for quantity in quantities:
             yield against_memory(series, quantity)
+
+
+def average_over_memory(series: Series) -> Iterator[Plot]:
+    """The average accuracy alone."""
+    yield from over_memory(series, ACCURACIES[:1])
 
 
 def scores_over_memory(series: Series) -> Iterator[Plot]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.report import paper
-from pycil_wsc.report.identity import MEMORY, distinct, frozen, variants
+from pycil_wsc.report.identity import MEMORY, Variant, distinct, variants
 from pycil_wsc.report.names import clean, dataset_names, method_name
 from pycil_wsc.report.options import USUAL, Options
 from pycil_wsc.report.runs import STUDIED, Problem, Record
@@ -38,7 +38,7 @@ class Setting(NamedTuple):
     data: str  # a hash of the data's content, "" where no run recorded it
 
 
-Variants = Mapping[Record, Mapping[str, Any]]
+Variants = Mapping[Record, Variant]
 
 
 class Group:
@@ -87,7 +87,7 @@ class Group:
         return label(records, base or self.name_of, self.variant_of, studied)
 
     def name_of(self, record: Record) -> str:
-        return self.own_names.get((record.method, frozen(self.variant_of[record])), record.method)
+        return self.own_names.get((record.method, self.variant_of[record].frozen), record.method)
 
     def shown(self, name: str) -> str:
         """A row's or line's name as a reader sees it."""
@@ -97,7 +97,7 @@ class Group:
 
     def rest(self, record: Record, studied: Iterable[str]) -> Hashable:
         """What decides the result beside the ``studied`` keys, the method, the memory size and the seed."""
-        return frozen({name: value for name, value in self.variant_of[record].items() if name not in studied})
+        return Variant((name, value) for name, value in self.variant_of[record].items() if name not in studied).frozen
 
     @property
     def slug(self) -> str:
@@ -273,7 +273,7 @@ def label(
     alike: dict[str, dict[Hashable, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         if (name := base(record)) is not None:
-            alike[name][frozen(variant_of[record])].append(record)
+            alike[name][variant_of[record].frozen].append(record)
     names, studied = {}, set(studied)
     for name, members in alike.items():
         first = [found[0] for found in members.values()]
@@ -304,7 +304,7 @@ def _own_names(records: Iterable[Record], variant_of: Variants) -> dict[Hashable
     names: dict[Hashable, str] = {}
     for record in records:
         if isinstance(own := record.config.get("label"), str) and own:
-            names.setdefault((record.method, frozen(variant_of[record])), clean(own))
+            names.setdefault((record.method, variant_of[record].frozen), clean(own))
     return names
 
 

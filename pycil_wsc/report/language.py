@@ -10,7 +10,7 @@ from typing import Any
 
 from pycil_wsc.report.formats import to_text
 from pycil_wsc.report.groups import label
-from pycil_wsc.report.identity import distinct
+from pycil_wsc.report.identity import Variant, distinct
 from pycil_wsc.report.names import clean, method_name
 from pycil_wsc.report.options import USUAL, Options
 from pycil_wsc.report.paper import PAPER
@@ -85,7 +85,7 @@ class LanguageGroup:
         model: str,
         tasks: tuple[str, ...],
         records: Iterable[Record],
-        variant_of: Mapping[Record, Mapping[str, Any]],
+        variant_of: Mapping[Record, Variant],
         options: Options = USUAL,
     ) -> None:
         self.data, self.model, self.tasks = clean(data), clean(model), [clean(task) for task in tasks]
@@ -133,9 +133,9 @@ def _rank(method: str) -> int:
 
 def language_groups(records: Iterable[Record], options: Options = USUAL) -> tuple[list[LanguageGroup], list[Problem]]:
     """One :class:`LanguageGroup` for each setting, and the results left out because they are there already."""
-    variants: dict[Record, dict[str, Any]] = {}
+    variants: dict[Record, Variant] = {}
     for record in (LanguageRecord(record.data, record.path) for record in records):
-        variants[record] = {name: value for name, value in record.config.items() if name not in NOT_DECISIVE}
+        variants[record] = Variant((name, value) for name, value in record.config.items() if name not in NOT_DECISIVE)
     settings: dict[Any, list[Record]] = defaultdict(list)
     for record in variants:
         settings[record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])].append(record)

@@ -26,6 +26,7 @@ from pycil_wsc.report.tables import DAGGER
 COLOURS = colormaps["viridis"]
 NUMBERED = 10  # tasks: more have no room for numbers
 NAMED = 20  # classes: more have no room for names
+FOLDED = 2  # maps between those of the smallest and the largest memory: more are not drawn
 LONG = 18  # characters of a class name: longer ones are cut
 
 
@@ -76,10 +77,15 @@ def _maps(
     first: int,
     notes: Sequence[str],
 ) -> Iterator[Plot]:
-    for memory in series.memories:
-        members = {name: found[memory] for name in series.methods if memory in (found := series.of(name, present))}
-        if not members:
+    sizes = [size for size in series.memories if any(size in series.of(name, present) for name in series.methods)]
+    between = [size for size in sizes if size][1:-1]  # the smallest and the largest memory show the most
+    undrawn = [] if series.options.all_figures or len(between) <= FOLDED else between
+    skipped = f"Not drawn: {', '.join(map('{:,}'.format, undrawn))} {series.group.memory_title}"
+    more = [f"{skipped}; --all-figures draws them."] if undrawn else []
+    for memory in sizes:
+        if memory in undrawn:
             continue
+        members = {name: found[memory] for name in series.methods if memory in (found := series.of(name, present))}
         means = {name: _mean([read(record) for record in records]) for name, records in members.items()}
         figure = _draw(means, series, norm, axes, unit, first)
         if slug == "confusion":
@@ -96,13 +102,12 @@ def _maps(
             if name not in members and (memory in series.of(name) or memory and any(series.of(name)))
         ]
         missing = [f"Missing: {', '.join(lacking)}."] if lacking else []
-        folded = memory not in (series.memories[0], series.memories[-1])
         yield Plot(
             f"{slug}-m{memory}",
             f"{title}, {memory:,} {series.group.memory_title}",
             figure,
-            (over, *notes, *missing),
-            folded,
+            (over, *notes, *missing, *more),
+            memory in between,
         )
 
 

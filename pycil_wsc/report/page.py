@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ STYLE = Path(__file__).with_name("page.css")
 LABEL = ' class="label"'
 LONG = 30  # rows: a longer table is shown on demand
 DRAWN = 4  # groups of a setting that have figures, those with the most runs: of a wide search the rest is in the tables
+LARGE = 1000  # runs: a report of more has figures of the accuracies alone, in so many groups of different settings
 AnyGroup = Group | LanguageGroup
+Draw = Callable[[Any], Iterable[Plot | Failed]]
 MEASURES = {
     "accuracy": "top-1 accuracy in percent on the test images of all classes seen so far, "
     "by the classifier's logits (CNN).",
@@ -54,8 +57,8 @@ def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options
     groups, doubles = group_runs(found.records, options)
     language, language_doubles = language_groups(found.language, options)
     problems, failures = [*found.problems, *doubles, *language_doubles], list[Problem]()
-    sections = [_section(group, tables, _figures_of(group, groups), out, failures) for group in groups]
-    sections += [_section(group, language_tables, language_figures, out, failures) for group in language]
+    sections = [_section(group, tables, *_figures_of(group, groups), out, failures) for group in groups]
+    sections += [_section(group, language_tables, language_figures, "", out, failures) for group in language]
     for group in (group for group in groups if group.setting.validation_split):
         for name, config in winners(group).items():
             write_json(out / name, config)
@@ -79,10 +82,28 @@ def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options
     return out / "index.html"
 
 
-def _figures_of(group: Group, groups: Sequence[Group]) -> Callable[[Any], Iterable[Any]]:
-    """What draws a group's figures: of many groups of one setting only those with the most runs have any."""
-    siblings = sorted((g for g in groups if g.setting == group.setting), key=lambda g: -len(g.records))
-    return figures if group in siblings[:DRAWN] else lambda group: ()
+def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Draw, str]:
+    """What draws a group's figures, and what to say of those that are not drawn.
+
+    Of many groups of one setting only those with the most runs have any. A report of a great many runs has those that
+    show accuracies, of the setting's largest group.
+    """
+    if group.options.all_figures or group.setting.validation_split:
+        return figures, ""
+    ranked = sorted(groups, key=lambda other: -len(other.records))
+    siblings = [other for other in ranked if other.setting == group.setting]
+    large = sum(len(other.records) for other in groups) > LARGE
+    if large:
+        largest = {other.setting: other for other in reversed(ranked)}
+        drawn = sorted(largest.values(), key=lambda other: -len(other.records))[:DRAWN]
+    else:
+        drawn = siblings[:DRAWN]
+    if group not in drawn:
+        return lambda group: (), "Not drawn: the figures of this part, since others have more runs."
+    if large:
+        note = "Not drawn, since the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
+        return partial(figures, brief=True), note
+    return figures, ""
 
 
 def _text(text: object) -> str:
@@ -120,11 +141,12 @@ def _many(count: int, noun: str) -> str:
 def _section(
     group: AnyGroup,
     tabulate: Callable[[Any], Iterable[Table | Failed]],
-    draw: Callable[[Any], Iterable[Plot | Failed]],
+    draw: Draw,
+    undrawn: str,
     out: Path,
     failures: list[Problem],
 ) -> str:
-    """Tables and figures of one group; what fails is added to ``failures``."""
+    """Tables and figures of one group, and a note on those ``undrawn``; what fails is added to ``failures``."""
     with drawing():
         found = {
             "tables": [table if isinstance(table, Failed) else _table(table, out) for table in tabulate(group)],
@@ -133,7 +155,8 @@ def _section(
     failures += [item for items in found.values() for item in items if isinstance(item, Failed)]
     parts = {name: [item for item in items if isinstance(item, str)] for name, items in found.items()}
     divisions = (f'<div class="{name}">\n' + "\n".join(items) + "\n</div>" for name, items in parts.items())
-    content = "".join(divisions) + _reading(group, out)
+    note = _notes(f"{undrawn} --all-figures draws them.") if undrawn else ""
+    content = "".join(divisions) + note + _reading(group, out)
     return f'<section id="{group.slug}"><h2>{_text(group.title)}</h2>\n{content}</section>'
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -252,15 +253,16 @@ def _like(usual: Any) -> Test:
 
 def _numbers(value: Any, depth: int = 1) -> bool:
     """Whether these are numbers, in lists nested ``depth`` deep of which none is empty."""
-    if not isinstance(value, list) or not value:
+    for _ in range(depth - 1):  # flattened, since one large array is checked sooner than many small ones
+        if not isinstance(value, list) or not value or not all(isinstance(item, list) and item for item in value):
+            return False
+        value = list(chain.from_iterable(value))
+    if not isinstance(value, list) or not value or not set(map(type, value)) <= {int, float}:
         return False
-    if depth > 1:
-        return all(_numbers(item, depth - 1) for item in value)
     try:
-        array = np.asarray(value)
-    except ValueError:
+        return bool(np.abs(np.array(value, dtype=float)).max() < HUGE)
+    except OverflowError:
         return False
-    return array.ndim == 1 and array.dtype.kind in "iuf" and bool((np.abs(array) < HUGE).all())
 
 
 def _lower(value: Any, tasks: list[Any]) -> bool:

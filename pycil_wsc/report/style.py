@@ -15,6 +15,9 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -185,12 +188,15 @@ def wrapped(name: str, width: int = 26) -> str:
 
 def to_files(figure: Figure) -> dict[str, str | bytes]:
     """The figure as ``{"svg": text, "png": bytes, "pdf": bytes}``."""
-    figure.draw_without_rendering()
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     figure.set_layout_engine("none")  # laid out once, not again for each format
-    svg, png, pdf = io.StringIO(), io.BytesIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    figure.savefig(png, format="png", dpi=300, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
-    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    svg, png, pdf, dots = io.StringIO(), io.BytesIO(), io.BytesIO(), figure.dpi
+    # Figure.savefig would draw each format twice, for layouts that depend on the format
+    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.dpi = dots
+    FigureCanvasPdf(figure).print_pdf(pdf, metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    figure.dpi = 300
+    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
     return {"svg": re.sub(r' (d|x|y)="[^"]+"', _rounded, svg.getvalue()), "png": png.getvalue(), "pdf": pdf.getvalue()}
 
 
