@@ -181,6 +181,13 @@ class Kind:
         """What a whole run costs, in ``unit``."""
         raise NotImplementedError
 
+    def measurer(self) -> Callable[[Any, Any], float]:
+        """A function from a configuration and its data to the seconds that training takes on this machine.
+
+        From a few measured steps of each phase; what several runs have in common is measured once.
+        """
+        raise UserError(f"--measure: training on {self.unit} cannot be measured yet; leave it out")
+
     def execute(self, config: Any, data: Any, report: Callable[[Any], None]) -> dict[str, Any]:
         """Bring a run to its end, from where a stopped one stood; returns the contents of its ``result.json``.
 

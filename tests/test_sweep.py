@@ -247,12 +247,15 @@ def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
     assert len(results(settings)) == 4
 
 
-def test_a_dry_run_refuses_a_device_that_is_not_there(settings, tmp_path, capsys):
-    assert main(["--config", write(tmp_path, settings | {"device": "cuda:99"}), "--dry-run"]) == 2
-    assert capsys.readouterr().err.startswith("error: device: 'cuda:99' is not there")
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--dry-run", "--measure"]])
+def test_a_device_that_is_not_there_is_one_line(more, settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings), "--device", "cuda:99", *more]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: device: 'cuda:99' is not there") and error.count("\n") == 1
+    assert not results(settings)
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--dry-run", "--measure"]])
 def test_workers_below_one_is_one_line(more, settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings), "--workers", "0", *more]) == 2
     assert capsys.readouterr().err == "error: --workers 0: at least one run must go on at a time; give 1 or more\n"

@@ -79,9 +79,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
     parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="with --dry-run: train a few steps of each method and phase, and estimate the hours on this machine",
+    )
+    parser.add_argument(
         "--status", action="store_true", help="say which runs are done, running, waiting or failed, and stop"
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.measure and (not args.dry_run or args.ray is not None):
+        parser.error("--measure needs --dry-run" if not args.dry_run else "--measure is for this machine, not for Ray")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,7 +137,9 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
         return status(configs)
 
     def task() -> int:
-        return (dry_run if args.dry_run else sweep)(configs, args.workers, args.ray)
+        if args.dry_run:
+            return dry_run(configs, args.workers, args.ray, args.measure)
+        return sweep(configs, args.workers, args.ray)
 
     return _together(configs, task, args) if "TORCHELASTIC_RUN_ID" in os.environ else task()
 

@@ -20,6 +20,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.keys import SAME
 from pycil_wsc.registry import Kind, register_kind
 from pycil_wsc.report import read_result
+from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.run import Run, planned_images
 
 AUGMENTATION = ("padding", "flip", "brightness")
@@ -54,6 +55,9 @@ class ClassIncremental(Kind):
 
     def plan(self, config: Config, data: Dataset) -> int:
         return planned_images(config, tasks_of(data, config))
+
+    def measurer(self) -> Callable[[Config, Dataset], float]:
+        return measurer()
 
     def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
         return Run(config, for_training(data, config), report).execute()

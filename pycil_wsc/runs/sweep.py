@@ -13,7 +13,7 @@ from pycil_wsc import registry, report
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
-from pycil_wsc.runs.progress import Overview
+from pycil_wsc.runs.progress import Overview, duration
 
 
 def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = None) -> int:
@@ -168,14 +168,25 @@ def kind_of(config: Any) -> registry.Kind:
     return registry.kinds[config.kind]
 
 
-def dry_run(configs: Sequence[Any], workers: int | None = None, ray: str | None = None) -> int:
-    """Print the runs and what each costs in training images, or tokens. What :func:`sweep` refuses is refused."""
+def dry_run(configs: Sequence[Any], workers: int | None = None, ray: str | None = None, measured: bool = False) -> int:
+    """Print the runs and what each costs in training images, or tokens. What :func:`sweep` refuses is refused.
+
+    ``measured``: also in hours of training on this machine, from a few steps of each method and phase.
+    """
     check(configs, workers, ray)
-    data, total = Datasets(), Counter()
+    data, total, left = Datasets(), Counter(), 0.0
+    measurers = {name: registry.kinds[name].measurer() for name in {c.kind for c in configs}} if measured else {}
     for config in configs:
-        kind = kind_of(config)
-        cost, done = kind.plan(config, data.of(config)), is_finished(config)
+        kind, dataset = kind_of(config), data.of(config)
+        cost, done = kind.plan(config, dataset), is_finished(config)
         total[kind.unit] += 0 if done else cost
-        print(f"{config.run_folder}  {cost:,} {kind.unit}{'  (finished)' if done else ''}")
+        line = f"{config.run_folder}  {cost:,} {kind.unit}"
+        if measured and not done:
+            seconds = measurers[config.kind](config, dataset)
+            left += seconds
+            line += f", {duration(seconds)} of training"
+        print(line + "  (finished)" * done)
     print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
+    if measured:
+        print(f"{left / 3600:,.2f} hours of training on this machine, one run after another")
     return 0

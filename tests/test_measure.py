@@ -1,0 +1,115 @@
+"""--dry-run --measure: hours of training from a few steps of each method and phase."""
+
+from types import SimpleNamespace
+
+import pytest
+from small_runs import results, write
+
+from main import main
+from pycil_wsc import registry
+from pycil_wsc.config.loading import load
+from pycil_wsc.data.tasks import tasks_of
+from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.errors import UserError
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.der import DER
+from pycil_wsc.learners.foster import FOSTER
+from pycil_wsc.runs import measure
+from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.run import plan_of
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time as measurements see it: it stands still but for what a test adds to ``now``."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(measure, "time", clock)
+    return clock
+
+
+def slow(monkeypatch, clock, cls, loss, seconds_per_image):
+    """Let the loss ``cls.loss`` take ``seconds_per_image(learner)``."""
+    original = getattr(cls, loss)
+
+    def computed(self, images, targets):
+        clock.now += len(images) * seconds_per_image(self)
+        return original(self, images, targets)
+
+    monkeypatch.setattr(cls, loss, computed)
+
+
+def seconds_of(tmp_path, settings):
+    (config,) = load(write(tmp_path, settings))
+    return measure.measurer()(config, Datasets().of(config))
+
+
+def test_the_estimate_is_each_phases_images_times_its_measured_seconds(settings, tmp_path, clock, monkeypatch):
+    slow(monkeypatch, clock, FOSTER, "loss", lambda learner: 0.001)
+    slow(monkeypatch, clock, FOSTER, "compression_loss", lambda learner: 0.003)
+    counted = StepCost.measured
+
+    def first_step(self, images):  # is longer than the others
+        clock.now += 100
+        return counted(self, images)
+
+    monkeypatch.setattr(StepCost, "measured", first_step)
+    seconds = seconds_of(tmp_path, settings | {"model_name": "foster", "compression_epochs": 5})
+    # 24 images of a task and 4 exemplars of each class; 3 epochs of the first task, then 4 and 5
+    first, later = 24 * 3, (24 + 8) + (24 + 16)
+    assert seconds == pytest.approx(0.001 * (first + 4 * later) + 0.003 * 5 * later)
+
+
+def test_between_measured_tasks_the_time_is_on_a_straight_line(settings, tmp_path, clock, monkeypatch):
+    slow(monkeypatch, clock, DER, "loss", lambda learner: 0.001 * len(learner.network.blocks))
+    settings |= {"model_name": "der", "init_cls": 1, "increment": 1, "batch_size": 4}
+    images = [12 * 3] + [4 * (12 + 4 * task) for task in range(1, 6)]
+    expected = sum(0.001 * (task + 1) * count for task, count in enumerate(images))
+    assert seconds_of(tmp_path, settings) == pytest.approx(expected)
+
+
+OTHERS = [
+    {"consolidate": True, "model_name": "icarl"},
+    {"model_name": "wsc", "wsc.trigger": "held_out"},
+    {"model_name": "wsc", "wsc.reset": "continual_backprop", "exemplars": "reservoir"},
+    {"model_name": "replay", "replay_ratio": 0.5},
+]
+
+
+@pytest.mark.parametrize("keys", [*({"model_name": name} for name in sorted(registry.learners)), *OTHERS], ids=str)
+def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, settings, tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(BaseLearner, "after_step", lambda learner: steps.append(learner.config.seed))
+    (config,) = load(write(tmp_path, settings | {"init_cls": 1, "increment": 1, "batch_size": 2, "nme": False} | keys))
+    dataset = Datasets().of(config)
+    watch = measure.measure(config, dataset)
+    plan = plan_of(config, tasks_of(dataset, config))
+    assert [sum(images) for images in watch.learner.planned.values()] == plan
+    assert all(0 < seconds < 10 for seconds in watch.seconds_per_image()) and len(watch.seconds_per_image()) == 6
+    measured = {task for task, _ in watch.speeds}
+    assert measured == {0, 1, 5} and len(steps) <= len(watch.speeds) * 2 * (measure.WARM_UP + measure.TIMED)
+
+
+def test_a_dry_run_measures_each_method_once_and_writes_nothing(settings, tmp_path, capsys):
+    path = write(tmp_path, settings | {"model_name": ["replay", "wsc"], "seed": [1, 2], "memory_per_class": [2, 4]})
+    assert main(["--config", path, "--dry-run", "--measure"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines if "images/s" in line] == ["measured replay", "measured wsc"]
+    assert sum(line.endswith(" of training") for line in lines) == 8 and lines[-1].endswith("one run after another")
+    assert [folder.name for folder in tmp_path.iterdir() if folder.is_dir()] == [] and not results(settings)
+
+
+def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, monkeypatch):
+    path = write(tmp_path, settings)
+    for arguments in (["--measure"], ["--dry-run", "--measure", "--ray"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["--config", path, *arguments])
+        assert stopped.value.code == 2 and capsys.readouterr().err.startswith("error: --measure ")
+    with pytest.raises(UserError, match="--measure: training on tokens cannot be measured"):
+        registry.kinds["llm"].measurer()
+
+    def fail(*arguments):
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(measure, "measure", fail)
+    assert main(["--config", path, "--dry-run", "--measure"]) == 2
+    assert capsys.readouterr().err == "error: --measure: wsc cannot be trained here (RuntimeError: out of memory)\n"
