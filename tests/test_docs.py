@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 NOT_RUN = {"text", "bibtex"}
-TOOLS = {"pip", "pytest", "ruff", "pyright", "mkdocs"}  # installed software; not run here
+TOOLS = {"pip", "pytest", "ruff", "pyright", "mkdocs", "accelerate", "lm_eval"}  # installed software; not run here
 TINY = {  # commands that train: what makes them quick
     "exps/quickstart.json": {
         "init_epoch": 1,
@@ -147,6 +147,8 @@ def run_command(words):
             run_main(arguments)
         case ["nice", "-n", _, *command]:
             run_command(command)
+        case ["torchrun", *_, "train.py"]:
+            pass  # a script of the reader's
         case ["torchrun", *arguments]:  # in this process alone
             run_main(arguments[arguments.index("main.py") + 1 :])
         case ["python", "-m", "pycil_wsc.report", *arguments]:

@@ -166,6 +166,16 @@ def test_what_would_undo_the_average_is_refused(tmp_path):
         trainer.train()
 
 
+def test_deepspeed_and_fsdp1_are_refused(tmp_path):
+    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
+    trainer.model.add_module("wrapped", type("FullyShardedDataParallel", (torch.nn.Identity,), {})())
+    with pytest.raises(ValueError, match="needs FSDP2, not FSDP1"):
+        trainer.train()
+    trainer.args.deepspeed = "zero3.json"
+    with pytest.raises(ValueError, match="DeepSpeed.*use FSDP2"):
+        trainer.train()
+
+
 def test_each_checkpoint_after_the_reset_has_the_average_beside_it_and_the_last_one_is_the_model(tmp_path):
     model, callback = tiny_model(), WSCCallback(warmup=0.3, average=Average(every=4))  # reset after step 6, of 20
     trainer_for(model, tmp_path, callback, save_strategy="steps", save_steps=5).train()
@@ -193,3 +203,50 @@ def test_evaluations_are_of_the_average_where_that_is_asked_for(tmp_path):
     assert raw[0] == average[0] and raw[1:] != average[1:], "the first is in the warm-up"
     assert average[-1] == pytest.approx(end) == pytest.approx(same)
     assert_same(one, other)
+
+
+def test_trls_trainer_takes_the_callback(tmp_path):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    from pycil_wsc.llm.tokens import train_tokenizer
+
+    rows = [{"prompt": f"The number after {n} is", "completion": f" {n + 1}."} for n in range(32)]
+    tokenizer = train_tokenizer((row["prompt"] + row["completion"] for row in rows), 300)
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    callback = WSCCallback(warmup=0.25, average=Average(every=3))
+    watch = Watch(callback)
+    arguments = trl.SFTConfig(
+        str(tmp_path), max_steps=8, learning_rate=1e-2, save_steps=4, bf16=False, use_cpu=True, report_to=[]
+    )
+    trainer = trl.SFTTrainer(
+        model,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[callback, watch],
+    )
+    trainer.train()
+    assert watch.resets == [0, *7 * [1]]
+    mean = {name: torch.stack([watch.weights[step][name] for step in (1, 4, 7)]).mean(0) for name in watch.weights[0]}
+    torch.testing.assert_close(weights(model), mean)
+    folder = tmp_path / "checkpoint-8" / "average"
+    torch.testing.assert_close(weights(transformers.AutoModelForCausalLM.from_pretrained(folder)), mean)
+    assert transformers.AutoTokenizer.from_pretrained(folder)("The")["input_ids"] == tokenizer("The")["input_ids"]
+
+
+def test_of_a_peft_model_the_adapters_alone_are_consolidated_and_their_average_is_saved(tmp_path):
+    peft = pytest.importorskip("peft")
+    tiny_model().save_pretrained(tmp_path / "base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
+    callback = WSCCallback(warmup=0.25, average=Average(every=3))
+    watch = Watch(callback)
+    trainer_for(model, tmp_path, callback, watch, save_strategy="steps", save_steps=20).train()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in trained)
+    for name, tensor in trained.items():
+        mean = torch.stack([watch.weights[step][name] for step in (4, 7, 10, 13, 16, 19)]).mean(0)
+        torch.testing.assert_close(tensor.detach(), mean)
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20" / "average")
+    torch.testing.assert_close(weights(loaded), weights(model))

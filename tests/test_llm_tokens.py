@@ -253,3 +253,4 @@ def test_hyper_parameters_are_chosen_on_the_eval_items(llm_settings, tmp_path):
         (tmp_path / "data" / "small" / name / "eval.json").write_text(json.dumps(rows))
     _, corpus = configured(llm_settings, llm__test_on="eval", llm__test_items=2)
     assert [item.prompt for item in corpus.tasks[0].test] == ["A held-out item 0:", "A held-out item 1:"]
+    assert not any("eval" in line for line in corpus.warnings)

@@ -37,7 +37,20 @@ def part_of(value: Tensor, tensor: Tensor) -> Tensor:
     return distribute_tensor(value, whole.device_mesh, whole.placements, src_data_rank=None).to_local()
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def gathered(state: Any, keep: bool = True) -> Any:
+    """``state`` with its sharded tensors whole, on the CPU. All processes call this together.
+
+    ``keep=False`` leaves out the tensors: for the processes that only help the one that saves the state.
+    """
+    if isinstance(state, Mapping):
+        return {key: gathered(value, keep) for key, value in state.items()}
+    if not is_sharded(state):
+        return state
+    whole = state.full_tensor()
+    return whole.cpu() if keep else None
+
+
+def is_sharded(tensor: Any) -> bool:
     """Whether ``tensor`` is a ``DTensor``."""
     return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 

@@ -101,7 +101,10 @@ class Corpus:
         test = task.test if self.chosen.test_on == "test" else task.eval
         if not test:
             raise UserError(f"llm.test_on: task '{task.name}' has no eval.json; add one, or use 'test'")
-        return replace(task, train=task.train[: self.chosen.train_items], test=test[: self.chosen.test_items])
+        evaluation = task.eval if self.chosen.test_on == "test" else ()  # what test items are compared with
+        return replace(
+            task, train=task.train[: self.chosen.train_items], eval=evaluation, test=test[: self.chosen.test_items]
+        )
 
     def _pool(self, root: Path) -> tuple[Item, ...]:
         if self.chosen.pool is None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pycil_wsc.consolidation import Average, Importance, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation.sharded import gathered
 
 logger = logging.getLogger(__name__)
 FILE, AVERAGE = "wsc.pt", "average"  # in each checkpoint's folder
@@ -30,6 +31,9 @@ class WSCCallback(TrainerCallback):
 
     In the first task of a model that starts from random weights leave the callback out: there are no weights to
     preserve yet.
+
+    With FSDP2 (``fsdp=True``, or from ``accelerate launch``) elements are ranked over all processes together. What is
+    saved is whole: it can be resumed with any number of processes.
 
     Args:
         warmup: share of the optimiser steps before the reset.
@@ -69,7 +73,7 @@ class WSCCallback(TrainerCallback):
         optimizer: Any = None,
         **others: Any,
     ) -> None:
-        _check(args)
+        _check(args, model)
         if self.wsc:
             self.wsc.detach()  # of a training that was interrupted
         steps = int(self.warmup * state.max_steps)
@@ -81,10 +85,12 @@ class WSCCallback(TrainerCallback):
             self.wsc.load_state_dict(_saved(args, state.global_step))
         self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it and steps the inner one
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        if self.evaluate_average and control.should_evaluate and (averaging := self._averaging()):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
+    ) -> None:
+        if self.evaluate_average and control.should_evaluate and self._averaging():
             self._evaluation.close()
-            self._evaluation.enter_context(averaging.applied())
+            self._evaluation.enter_context(self._applied(model))
 
     on_epoch_end = on_step_end
 
@@ -100,22 +106,35 @@ class WSCCallback(TrainerCallback):
         processing_class: Any = None,
         **others: Any,
     ) -> None:
-        if not state.is_world_process_zero or not self.wsc:
+        first, sharded = state.is_world_process_zero, bool(self.wsc and self.wsc.peers)
+        if not self.wsc or not (first or sharded):
             return
-        folder = _folder(args, state.global_step)
-        torch.save(self.wsc.state_dict(), folder / FILE)
-        if (averaging := self._averaging()) and hasattr(model, "save_pretrained"):
-            with averaging.applied():
-                model.save_pretrained(folder / AVERAGE)
-            if processing_class is not None:
-                processing_class.save_pretrained(folder / AVERAGE)
+        folder, saved = _folder(args, state.global_step), gathered(self.wsc.state_dict(), keep=first)
+        if first:
+            torch.save(saved, folder / FILE)
+        if not self._averaging() or not hasattr(model, "save_pretrained"):
+            return
+        with self._applied(model):
+            weights = _whole_weights(model) if sharded else None
+            if first:
+                model.save_pretrained(folder / AVERAGE, state_dict=weights)
+        if first and processing_class is not None:
+            processing_class.save_pretrained(folder / AVERAGE)
 
-    def _averaging(self) -> WeightSpaceConsolidation | None:
-        """The consolidation, while it averages."""
-        return self.wsc if self.wsc and self.wsc.average and self.wsc.phase == "averaging" else None
+    def _averaging(self) -> bool:
+        return bool(self.wsc and self.wsc.average and self.wsc.phase == "averaging")
+
+    @contextlib.contextmanager
+    def _applied(self, model: Any) -> Iterator[None]:
+        """Within, the model's weights are the average."""
+        assert self.wsc
+        _drop_gathered(model)
+        with self.wsc.applied():
+            yield
+            _drop_gathered(model)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
     ) -> None:
         self._evaluation.close()
         if not self.wsc:
@@ -128,14 +147,31 @@ class WSCCallback(TrainerCallback):
                 self.wsc.warmup_steps,
             )
         else:
+            _drop_gathered(model)
             self.wsc.finish()
 
 
-def _check(args):
+def _check(args, model):
     if args.load_best_model_at_end:
         raise ValueError("load_best_model_at_end=True would replace the average by a checkpoint: leave it out")
-    if args.deepspeed or args.fsdp:
-        raise ValueError("WSCCallback needs whole parameters on each device: leave deepspeed and fsdp out")
+    if args.deepspeed or getattr(args, "deepspeed_plugin", None):
+        raise ValueError("WSCCallback does not know DeepSpeed's parameters: use FSDP2 (fsdp=True) instead")
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError("WSCCallback needs FSDP2, not FSDP1: set fsdp_config={'version': 2}")
+
+
+def _drop_gathered(model):
+    """Let the layers that FSDP2 keeps gathered after a forward pass be gathered again from the present weights."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):  # an FSDPModule
+            module.reshard()
+
+
+def _whole_weights(model):
+    """The state dict of a sharded model, on the CPU of the first process; {} elsewhere."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def _folder(args, step):
