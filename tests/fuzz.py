@@ -3,37 +3,27 @@
     python tests/fuzz.py --minutes 60 [--seed N]
 
 Whatever is asked for, the command line must answer with an exit code of its own (0, 1, 2 or 130), without a traceback,
-and bad input (2) with one line. Each case follows from its number, which is printed where a case fails: ``--seed``
-begins with it.
+and bad input (2) with one line. First come the attacks that once succeeded (``tests/findings.py``), then new ones. Each
+follows from its number, which is printed where a case fails: ``--seed`` begins with it.
 """
 
 import argparse
 import contextlib
-import io
 import itertools
 import json
 import random
-import shutil
 import sys
-import tempfile
 import time
-import traceback
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
+from attacks import Fault, Place, answer, new_place
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from small_runs import small_data  # noqa: E402
+from pycil_wsc.config.completion import known_keys
 
-from pycil_wsc.config.completion import known_keys  # noqa: E402
-from pycil_wsc.runs.command import main  # noqa: E402
-
-EXIT_CODES = {0, 1, 2, 130}
 HARMLESS_TO_RUN = [
     "seed",
     "shuffle",
@@ -57,70 +47,12 @@ OPTIONS = [
     "--out",
     "--data-root",
     "--dry-run",
+    "--status",
+    "--measure",
     "--tensorboard",
     "--nonsense",
     "--config",
 ]
-
-
-class Fault(AssertionError):
-    """The command line answered as it must not."""
-
-
-def answer(arguments: list[str]) -> tuple[int, str, str]:
-    """The exit code of the command line in this process, and what it printed;
-    :class:`Fault` for an answer that is none.
-    """
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), undrawn():
-            code = main(arguments)
-    except SystemExit as stop:  # argparse
-        code = stop.code
-    except Exception:
-        raise Fault(f"{arguments}: {traceback.format_exc()}") from None
-    printed = f"{arguments}: exit code {code}\n{out.getvalue()}{err.getvalue()}"
-    if code not in EXIT_CODES or "Traceback" in printed or "traceback in log.txt" in printed:
-        raise Fault(printed)
-    if code == 2 and (err.getvalue().count("\n") != 1 or not err.getvalue().startswith("error: ")):
-        raise Fault(f"not one line: {printed}")
-    return code, out.getvalue(), err.getvalue()
-
-
-def undrawn():
-    """Reports without figures, which take seconds."""
-    return patch("pycil_wsc.report.page.figures", lambda group, brief=False: ())
-
-
-class Place:
-    """A folder with a tiny data set, and a configuration for it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.data = folder, small_data(folder / "data.npz", classes=2, per_class=3)
-        self.out = folder / "runs"
-        self.settings: dict[str, Any] = {
-            "dataset": f"npz:{self.data}",
-            "out": str(self.out),
-            "model_name": "replay",
-            "memory_per_class": 1,
-            "init_cls": 1,
-            "increment": 1,
-            "convnet_type": "resnet8",
-            "device": "cpu",
-            "threads": 1,
-            "init_epoch": 1,
-            "epochs": 1,
-            "batch_size": 4,
-        }
-
-    def config(self, changes: Any) -> str:
-        """A file with the settings and ``changes``, or with ``changes`` alone where they are no keys."""
-        path = self.folder / "config.json"
-        path.write_text(json.dumps(self.settings | changes if isinstance(changes, dict) else changes))
-        return str(path)
-
-    def run(self, changes: Any, *options: str) -> tuple[int, str, str]:
-        return answer(["--config", self.config(changes), *options])
 
 
 def hostile_keys(place: Place, rng: random.Random) -> None:
@@ -248,20 +180,28 @@ def attack(number: int) -> str:
     """Case ``number``, in a folder of its own; returns its name."""
     rng = random.Random(number)
     chosen = rng.choice(ATTACKS)
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    try:
-        with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else contextlib.nullcontext():
-            chosen(Place(folder), rng)
-    except Fault as fault:
-        raise Fault(f"case {number}, {chosen.__name__}: {fault}") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        new_place() as place,
+        contextlib.chdir(place.folder) if hasattr(contextlib, "chdir") else contextlib.nullcontext(),
+    ):
+        try:
+            chosen(place, rng)
+        except Fault as fault:
+            raise Fault(f"case {number}, {chosen.__name__}: {fault}") from None
     return chosen.__name__
 
 
 def fuzz(minutes: float, first: int) -> int:
     """Attack for so long, from case ``first`` on; returns the number of faults."""
+    from findings import FIXED, check  # which need not be there to attack at random
+
     end, faults, number = time.monotonic() + 60 * minutes, 0, first
+    for finding in FIXED:
+        try:
+            check(finding)
+        except AssertionError as fault:
+            faults += 1
+            print(f"{finding}: {fault}\n", flush=True)
     for number in itertools.count(first):
         if time.monotonic() > end:
             break

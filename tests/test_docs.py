@@ -383,6 +383,20 @@ def test_the_pages_learner_learns_three_tasks(extended, learner):
     assert len(result["curve"]) == 3 and result["new_acc"] > 40
 
 
+def test_the_pages_learner_predicts_in_bf16_as_its_run_did(extended, tmp_path):
+    """In bf16 many logits are equal."""
+    import pycil_wsc
+    from pycil_wsc.data.datasets import load_dataset
+
+    result = extended(model_name="lwf", precision="bf16", save_weights=True)
+    model = pycil_wsc.load(next((tmp_path / "runs").rglob("weights.pt")).parent)
+    test = load_dataset("digits", ".").test
+    predicted, order = model.predict(test.images), result["class_order"]
+    counts = np.zeros((10, 10), int)
+    np.add.at(counts, ([order.index(label) for label in test.targets], [order.index(label) for label in predicted]), 1)
+    assert counts.tolist() == result["confusion"]
+
+
 def test_the_pages_ewc_resumes_with_its_fisher_values(extended, tmp_path):
     """Killed in the last task, it ends as if it had not been; without the penalty it ends elsewhere."""
     undisturbed = extended(model_name="ewc", out=str(tmp_path / "undisturbed"))
@@ -492,6 +506,40 @@ def test_the_readmes_figure_shows_the_records(scripts, tmp_path):
     assert shown["200"]["wsc"][1] == records[0]["avg_acc"]
     figure.draw(tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+def test_examples_of_the_help_are_quoted():
+    from pycil_wsc.runs.command import EXAMPLES
+
+    examples = [re.split(r"\s{2,}", line.strip())[0] for line in EXAMPLES.splitlines() if line.startswith("  ")]
+    assert len(list(commands("\n".join(examples)))) == len(examples) > 5 and "--set '" in EXAMPLES
+
+
+def test_the_first_task_is_consolidated_nowhere_by_default():
+    from pycil_wsc.config.loading import resolve
+
+    assert resolve({}).wsc.first_task is False
+    for page, says in {
+        "any_loop": "All but the first. Before the first task the weights are random",
+        "pycil": "The consolidation begins with the second task.",
+        "huggingface": "The first task is trained without it.",
+        "language_models": "The first task is Replay's unless `wsc.first_task` is set.",
+        "wsc": "In each task after the first:",
+    }.items():
+        assert says in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+def test_class_names_of_a_file_are_documented():
+    for page in ("README.md", "docs/getting_started.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert re.search(r"classes=\[.*\],  # optional: names for the report", text) and "`classes`" in text
+
+
+def test_differences_between_machines_stand_beside_the_numbers():
+    pages = [page for page in PAGES if "69.22" in page.read_text(encoding="utf-8")]
+    assert len(pages) == 3
+    for page in pages:
+        assert re.search(r"64\.73\s+on another|another 64\.73", page.read_text(encoding="utf-8"))
 
 
 def test_the_readme_is_of_a_readable_length():

@@ -7,7 +7,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
-from pycil_wsc.errors import UserError, shown
+from pycil_wsc.errors import UserError, did_you_mean, shown
 
 LONGEST_NAME = 255  # bytes of a file name
 
@@ -63,8 +63,9 @@ def _check_wsc(options: WSCOptions) -> None:
     every = options.reset_every
     if every not in ("once", "epoch", "iteration") and (isinstance(every, str) or every < 1):
         raise UserError(f"wsc.reset_every: {every!r} is not once, epoch, iteration or a number of epochs")
-    if options.importance not in (*MOMENT_SCORES, "drift"):
-        registry.importances[options.importance]
+    known = {*MOMENT_SCORES, "drift", *registry.importances}
+    if options.importance not in known:
+        raise UserError(f"unknown wsc.importance '{options.importance}'{did_you_mean(options.importance, known)}")
     if len(options.betas) != 2:
         raise UserError(f"wsc.betas: expected two numbers, got {list(options.betas)}")
     if options.average_count != "since_reset" and options.average_start != "reset":
@@ -87,6 +88,8 @@ def check_places(config: Any, more_devices: str = "", described: str = "") -> No
         )
     for name in ("prefix", "out", "data_root"):
         _check_path(name, getattr(config, name))
+    if config.out.startswith("~"):
+        raise UserError(f"out: '{shown(config.out)}' begins with ~, which only a shell replaces; write the folder out")
 
 
 def _check_path(name: str, path: str) -> None:

@@ -50,6 +50,8 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
             f"{path}: no such file (a relative path starts at {os.getcwd()}); make it with np.savez of "
             f"{', '.join(ARRAYS)}"
         ) from None
+    except PermissionError as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}); make it readable") from None
     except MemoryError as error:
         raise UserError(
             f"{path}: does not fit in memory ({reason(error)}); use image files and 'folder:PATH'"

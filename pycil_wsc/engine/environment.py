@@ -1,5 +1,6 @@
 """What a run computes on: its device, the memory it takes there, and the commit of the code."""
 
+import contextlib
 import logging
 import os
 import re
@@ -56,9 +57,10 @@ def device_name(device: torch.device) -> str:
 def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif Path("/proc/self/clear_refs").exists():
+    else:
         return_freed_memory()  # what was kept of earlier runs is not this one's
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again at the present size
+        with contextlib.suppress(OSError):  # not Linux, or not allowed
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at the present size
 
 
 def peak_memory(device: torch.device) -> int:

@@ -44,15 +44,16 @@ class Entry:
 
     def load(self) -> dict[str, Any] | None:
         """The state that was saved, or None. A damaged file counts as none, and is written again."""
-        if not self.path.exists():
-            return None
         try:
             return load_tensors(self.path)
-        except (OSError, ValueError) as error:
-            logging.getLogger("pycil_wsc").warning(
-                "%s: is damaged (%s); the first task is trained again", self.path, error
-            )
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        except ValueError as error:
+            problem = f"is damaged ({error})"
+        logging.getLogger("pycil_wsc").warning("%s: %s; the first task is trained again", self.path, problem)
+        return None
 
     def save(self, state: dict[str, Any]) -> None:
         save_tensors(self.path, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from pycil_wsc import registry
+from pycil_wsc.errors import UserError
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
@@ -53,12 +55,27 @@ class State(NamedTuple):
     line: str = ""
 
 
+def has_result(folder: Path) -> bool:
+    """Whether the folder of a run has a result."""
+    try:
+        (folder / "result.json").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself, which the result will replace
+            return False
+        raise UserError(
+            f"{folder}: cannot be searched ({error.strerror}); make it accessible, or choose another folder with --out"
+        ) from None
+    return True
+
+
 def state_of(folder: Path, extended: bool = False) -> State:
     """The state of the run in ``folder``. A run that was stopped is waiting: the sweep's command resumes it.
 
     ``extended``: the result there is that of a shorter run.
     """
-    if (folder / "result.json").exists() and not extended:
+    if has_result(folder) and not extended:
         return State("done")
     record = _read(folder / RECORD)
     position = str(record.get("position", ""))

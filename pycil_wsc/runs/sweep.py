@@ -1,6 +1,5 @@
 """Many runs: finished ones are skipped, stopped ones resumed, and a failed one stops no other."""
 
-import errno
 import sys
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.runs.progress import Overview, duration
+from pycil_wsc.runs.status import has_result
 
 
 def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = None) -> int:
@@ -59,17 +59,7 @@ def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
 
 def is_finished(config: Any) -> bool:
     """Whether the folder of a run has its result, and not that of a shorter run."""
-    try:
-        (config.run_folder / "result.json").stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a link to itself, which the result will replace
-            return False
-        raise UserError(
-            f"{config.run_folder}: cannot be searched ({error.strerror}); choose another folder with --out"
-        ) from None
-    return not kind_of(config).extends(config)
+    return has_result(config.run_folder) and not kind_of(config).extends(config)
 
 
 def run_here(schedule: "Schedule") -> None:

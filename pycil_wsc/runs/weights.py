@@ -169,16 +169,16 @@ def _find(folder, task):
         raise UserError(f"{folder}: cannot be read ({error.strerror}); make it readable") from None
     kept = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"weights-task(\d+)\.pt", name)))
     final = _path(folder, None)
-    if task is None and (final.exists() or kept):
-        return final if final.exists() else _path(folder, kept[-1])
+    if task is None and (final.name in names or kept):
+        return final if final.name in names else _path(folder, kept[-1])
     if task in kept:
         return _path(folder, task)
-    if kept or final.exists():
-        there = ", ".join([*map(str, kept), *(["the last (task=None)"] if final.exists() else [])])
+    if kept or final.name in names:
+        there = ", ".join([*map(str, kept), *(["the last (task=None)"] if final.name in names else [])])
         raise UserError(
             f'{folder}: no weights of task {task}, only of {there}; "save_weights": "every" keeps those of every task'
         )
-    if (folder / "result.json").exists():
+    if "result.json" in names:
         raise UserError(
             f"{folder}: no weights were kept of this finished run; move the folder away and "
             'run again with "save_weights": true'

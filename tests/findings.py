@@ -1,0 +1,320 @@
+"""Attacks that once succeeded, each with what must come of it, so that none succeeds again.
+
+``FIXED``: what is done at a :class:`attacks.Place`, the exit code, and what is printed. ``HELD``: findings of another
+form, and the tests that hold them.
+"""
+
+import contextlib
+import functools
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attacks import Place, answer, new_place, ordinary_user
+from PIL import Image
+from small_runs import Killed, killed_at, small_data
+
+from pycil_wsc.files import load_tensors
+
+Answer = tuple[int, str, str]
+LINE_OF_DEPTH = "[" * 100_000
+REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> what the one line says
+    "a seed beyond numpy's": ({"seed": 4294967296}, "seed: 4294967296 is above"),
+    "an integer of 400 digits": ({"epochs": 10**400}, "(401 characters) is too large"),
+    "an integer of 5,000 digits": ('{"epochs": ' + "1" * 5000 + "}", "not valid JSON"),
+    "nested too deep": (LINE_OF_DEPTH, "config.json: not valid JSON"),
+    "nested too deep, and closed": (LINE_OF_DEPTH + "]" * 100_000, "config.json: not valid JSON"),
+    "a device of 5,000 digits": ({"device": "cuda:" + "1" * 5000}, "device"),
+    "a prefix of 300 letters": ({"prefix": "x" * 300}, "prefix"),
+    "a prefix with a line break": ({"prefix": "a\nb"}, r"prefix: 'a\nb'"),
+    "an unknown key with a line break": ({"a\nb": 1}, r"a\nb"),
+    "a value with a line break": ({"model_name": "a\nb"}, r"a\nb"),
+    "an output folder that is too long": ({"out": "x" * 300}, "out"),
+    "an output path that is too long": ({"out": "/".join(["x" * 200] * 30)}, "cannot be searched (File name too long)"),
+    "an output folder that is not UTF-8": ({"out": "a\udcff"}, "is not UTF-8"),
+    "an output folder that begins with a tilde": ({"out": "~/runs"}, "only a shell replaces"),
+    "an unknown user's file": ({"dataset": "npz:~nosuchuser/x"}, "nosuchuser"),
+    "an unknown user's folder": ({"dataset": "folder:~nosuchuser/x"}, "nosuchuser"),
+    "a folder with a zero byte": ({"dataset": "folder:a\0b"}, "zero byte"),
+    "a folder with a surrogate": ({"dataset": "folder:a\ud800"}, "no file name can have"),
+    "a folder of 300 letters": ({"dataset": f"folder:{'x' * 300}"}, "too long"),
+    "a file with a surrogate": ({"dataset": "npz:a\ud800"}, "dataset"),
+    "a million threads": ({"threads": 1_000_000}, "threads: 1000000 is above"),
+    "padding of a million": ({"padding": 1_000_000}, "padding: 1000000 is above"),
+    "a decay of the rate of 1e300": ({"lrate_decay": 1e300}, "lrate_decay"),
+    "a negative temperature": ({"model_name": "icarl", "T": -2}, "T: -2.0 is not above 0"),
+    "a temperature of zero": ({"model_name": "wa", "T": 0}, "T: 0.0 is not above 0"),
+    "a negative weight of distillation": ({"model_name": "icarl", "distill": -1}, "distill: -1.0 is below 0"),
+    "a negative weight of the auxiliary loss": ({"model_name": "der", "alpha_aux": -1}, "alpha_aux: -1.0 is below 0"),
+    "a share above one": ({"model_name": "bic", "split_ratio": 2}, "split_ratio: 2.0 is not below 1"),
+    "epochs below one": ({"model_name": "foster", "compression_epochs": -3}, "compression_epochs: -3 is below 1"),
+    "a beta of two": ({"model_name": "foster", "beta1": 2}, "beta1: 2.0 is not below 1"),
+    "a beta of one": ({"model_name": "foster", "beta1": 1}, "beta1: 1.0 is not below 1"),
+    "an unknown importance, of which there are six": ({"wsc.importance": "momnet"}, "did you mean 'moment'?"),
+    "a group given as a number": ({"wsc": 0.3}, "wsc: a group of keys"),
+    "a method that only PyCIL has": ({"model_name": "ewc"}, "python -m pycil_wsc.plugins.pycil"),
+    "another method that only PyCIL has": ({"model_name": "gem"}, "python -m pycil_wsc.plugins.pycil"),
+}
+OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> what the one line says
+    "several values without brackets": (["--set", "seed=1993,1994"], "several values are a list: [1993,1994]"),
+    "PyCIL's name of the learning rate": (["--set", "lr=0.2"], "give init_lr (first task), or lrate (later tasks)"),
+    "a group given as a number, as an option": (["--set", "wsc=0.3"], "wsc: a group of keys"),
+    "no workers": (["--workers", "0"], "--workers 0"),
+    "no workers, as a dry run": (["--workers", "0", "--dry-run"], "--workers 0"),
+    "a GPU that is not there": (["--device", "cuda:7"], "'cuda:7' is not there"),
+    "a GPU that is not there, as a dry run": (["--device", "cuda:7", "--dry-run"], "'cuda:7' is not there"),
+    "workers that are no number": (["--workers", "many"], "--workers"),
+    "an unknown option": (["--nonsense"], "--nonsense"),
+    "an option with a line break": (["--a\nb"], r"--a\nb"),
+    "an option without its value": (["--set"], "--set"),
+    "a folder that is not UTF-8, as an option": (["--out", "a\udcff"], "is not UTF-8"),
+}
+
+
+def refused(keys: Any, place: Place) -> Answer:
+    if isinstance(keys, dict):
+        return place.run(keys, "--dry-run")
+    path = place.folder / "config.json"
+    path.write_text(keys)
+    return answer(["--config", str(path), "--dry-run"])
+
+
+def with_options(options: list[str], place: Place) -> Answer:
+    return place.run({}, *options)
+
+
+# ---- runs that are harmed --------------------------------------------------------------------------------------------
+
+STOPPABLE = {"checkpoint_seconds": 0}
+
+
+def finished(place: Place, **keys: Any) -> Path:
+    """The folder of a run that ended."""
+    assert place.run(keys)[0] == 0
+    return next(place.out.rglob("result.json")).parent
+
+
+def killed(place: Place, name: str) -> Path:
+    """The file ``name`` that a run had left when it was killed in its first task or just after."""
+    with contextlib.suppress(Killed), killed_at(2):
+        place.run(STOPPABLE)
+    return next(place.out.rglob(name))
+
+
+def other_pixels(place: Place) -> None:
+    with np.load(place.data) as file:
+        arrays: dict[str, Any] = dict(file)
+    np.savez(place.data, **arrays | {"train_x": 255 - arrays["train_x"]})
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def data_overwritten(place: Place) -> Answer:
+    finished(place)
+    other_pixels(place)
+    return place.run({})
+
+
+def another_data_root(place: Place) -> Answer:
+    keys = {"dataset": "cifar100", "init_cls": 50, "increment": 50, "batch_size": 128, "model_name": "finetune"}
+    for number in (1, 2):
+        (place.folder / f"data{number}").mkdir()
+        small_data(place.folder / f"data{number}" / "cifar100.npz", classes=100, per_class=number, size=32)
+    finished(place, **keys, data_root=str(place.folder / "data2"))
+    return place.run(keys, "--data-root", str(place.folder / "data1"))
+
+
+def pixels_changed_after_a_kill(place: Place) -> Answer:
+    killed(place, "checkpoint.pt")
+    other_pixels(place)
+    return place.run(STOPPABLE)
+
+
+def samples_changed_after_a_kill(place: Place) -> Answer:
+    killed(place, "checkpoint.pt")
+    small_data(place.data, classes=2, per_class=5)
+    return place.run(STOPPABLE)
+
+
+def resumed(place: Place) -> Answer:
+    killed(place, "checkpoint.pt")
+    return place.run(STOPPABLE)
+
+
+def checkpoint_rots(place: Place) -> Answer:
+    flip_a_byte(killed(place, "checkpoint.pt"))
+    return place.run(STOPPABLE)
+
+
+def first_task_rots(place: Place) -> Answer:
+    finished(place)
+    entry = next(place.out.rglob("first_tasks/*.pt"))
+    flip_a_byte(entry)
+    answered = place.run({"memory_per_class": 2})
+    load_tensors(entry)  # it is whole again
+    return answered
+
+
+def unreadable(name: str, place: Place) -> Answer:
+    """What a run left, or its data, without permissions."""
+    folder = finished(place)  # whatever a run imports is imported now
+    path = {"data": place.data, "out": place.out}.get(name, folder / name)
+    if name == "checkpoint.pt":
+        (folder / "result.json").unlink()
+        path.write_bytes(b"")
+    with ordinary_user(place.folder):
+        path.chmod(0)
+        try:
+            return place.run(STOPPABLE)
+        finally:
+            path.chmod(0o700)
+
+
+def status_of_an_unreadable_folder(place: Place) -> Answer:
+    finished(place)
+    with ordinary_user(place.folder):
+        place.out.chmod(0)
+        try:
+            return place.run({}, "--status")
+        finally:
+            place.out.chmod(0o700)
+
+
+def link_to_itself(place: Place) -> Answer:
+    path = finished(place) / "result.json"
+    path.unlink()
+    path.symlink_to(path.name)
+    return place.run({})
+
+
+def class_folder_that_is_not_utf8(place: Place) -> Answer:
+    for part in ("train", "val"):
+        for number, name in enumerate([b"caf\xe9", b"tea"]):
+            folder = place.folder / "images" / part / os.fsdecode(name)
+            folder.mkdir(parents=True)
+            for image in range(2):
+                Image.new("RGB", (8, 8), (90 * number, 40 * image, 0)).save(folder / f"{image}.png")
+    return place.run({"dataset": f"folder:{place.folder / 'images'}", "image_size": 8, "num_workers": 0})
+
+
+def last_step_diverges(name: str, place: Place) -> Answer:
+    return place.run({"model_name": name, "batch_size": 10_000, "lrate": 1e38, "init_lr": 1e38, "init_cls": 1})
+
+
+def warmup_diverges(place: Place) -> Answer:
+    small_data(place.data, classes=2, per_class=12)
+    return place.run({"model_name": "wsc", "lrate": 1e38, "wsc.warmup": 0.5})
+
+
+def batch_of_one(name: str, place: Place) -> Answer:
+    """Nine images in the first task, 17 in the second, in batches of eight, on maps of one pixel."""
+    small_data(place.data, classes=2, per_class=9)
+    keys = {"model_name": name, "convnet_type": "resnet18", "batch_size": 8, "memory_per_class": 8}
+    return place.run(keys | {"precision": "bf16"})
+
+
+def header_of_the_images(shape: str, place: Place) -> Answer:
+    """A file whose images have ``shape`` in their header, with right checksums."""
+    with np.load(place.data) as file:
+        arrays = dict(file)
+    with zipfile.ZipFile(place.data, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as stream:
+                text = shape if name == "train_x" else str(array.shape)
+                header = (
+                    f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {text}, }}".ljust(117) + "\n"
+                )
+                stream.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+                stream.write(array.tobytes())
+    return place.run({}, "--dry-run")
+
+
+Attack = Callable[[Place], Answer]
+DIVERGED, OTHER_DATA = r"numbers after task 1/2; try a lower learning rate", "was made with other data (then"
+FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> what is done, the exit code, what is printed
+    **{name: (functools.partial(refused, keys), 2, says) for name, (keys, says) in REFUSED.items()},
+    **{name: (functools.partial(with_options, options), 2, says) for name, (options, says) in OPTIONS.items()},
+    "data overwritten after a run": (data_overwritten, 1, OTHER_DATA),
+    "another data root with fewer images": (another_data_root, 1, "(then 200 + 200 images"),
+    "other pixels after a kill": (pixels_changed_after_a_kill, 1, OTHER_DATA),
+    "another number of samples after a kill": (samples_changed_after_a_kill, 1, OTHER_DATA),
+    "a stopped run does not say on the console where it resumes": (resumed, 0, "resumes with train epoch"),
+    "a byte of a checkpoint flipped": (checkpoint_rots, 1, "checkpoint.pt: is damaged"),
+    "a byte of a first task flipped": (first_task_rots, 0, "Report: "),
+    "an output folder that cannot be searched": (functools.partial(unreadable, "out"), 2, "cannot be searched"),
+    "the status of such a folder": (status_of_an_unreadable_folder, 2, "cannot be searched (Permission denied)"),
+    "a data file that cannot be read": (functools.partial(unreadable, "data"), 2, "(Permission denied); make it read"),
+    "a result that cannot be read": (functools.partial(unreadable, "result.json"), 1, "denied); make it readable"),
+    "a checkpoint that cannot be read": (
+        functools.partial(unreadable, "checkpoint.pt"),
+        1,
+        "denied); make it readable",
+    ),
+    "a result that is a link to itself": (link_to_itself, 0, "Report: "),
+    "a class folder whose name is not UTF-8": (class_folder_that_is_not_utf8, 0, "Report: "),
+    "divergence in the last step": (functools.partial(last_step_diverges, "replay"), 1, DIVERGED),
+    "divergence in the last step of two phases": (functools.partial(last_step_diverges, "foster"), 1, DIVERGED),
+    "gradients of the warm-up that are no numbers": (warmup_diverges, 1, "were not finite in the warm-up"),
+    "a last batch of one image": (functools.partial(batch_of_one, "replay"), 0, "Report: "),
+    "a last batch of one image in two phases": (functools.partial(batch_of_one, "bic"), 0, "Report: "),
+    "images of a negative number": (functools.partial(header_of_the_images, "(-1, 8, 8, 3)"), 2, "not a whole npz"),
+    "images of 10^20": (functools.partial(header_of_the_images, f"({10**20}, 8, 8, 3)"), 2, "not a whole npz"),
+}
+HELD = {  # the file of a test -> finding -> the test that holds it
+    "test_docs.py": {
+        "the page's LwF in bf16": "test_the_pages_learner_predicts_in_bf16_as_its_run_did",
+        "brackets that zsh takes for a pattern": "test_examples_of_the_help_are_quoted",
+        "PyCIL's files that run are not named": "test_pycils_files_that_run_are_those_that_the_pages_name",
+        "one rule for the first task": "test_the_first_task_is_consolidated_nowhere_by_default",
+        "the class names of an npz file are undocumented": "test_class_names_of_a_file_are_documented",
+        "differences between machines": "test_differences_between_machines_stand_beside_the_numbers",
+    },
+    "test_saved.py": {
+        "equal logits told apart otherwise by load": "test_equal_logits_are_told_apart_in_one_way",
+        "mangled weights": "test_mangled_weights_are_one_line_or_do_no_harm",
+    },
+    "test_files.py": {
+        "a byte of weights.pt flipped": "test_every_flipped_byte_is_noticed_or_does_no_harm",
+        "an executed pickle": "test_nothing_in_the_file_is_executed",
+    },
+    "test_output.py": {
+        "printing to a closed pipe, a full disk, in ASCII": "test_every_run_ends_wherever_its_output_goes",
+        "Ctrl-C during imports": "test_ctrl_c_while_modules_are_imported_is_one_line",
+    },
+    "test_runs.py": {
+        "divergence in the last step, every method": "test_a_last_step_that_spoils_the_weights_is_no_result",
+        "a checkpoint beside a result stays": "test_a_checkpoint_beside_a_result_is_removed",
+    },
+    "test_data.py": {
+        "SIGBUS: data overwritten during a run": "test_a_file_that_is_overwritten_changes_nothing_that_was_read",
+        "a dangling image link": "test_a_dangling_image_link_is_named",
+    },
+    "test_report_counts.py": {
+        "a report that fails": "test_a_report_that_fails_costs_a_finished_sweep_nothing",
+        "HTML, LaTeX, formulas, control characters": "test_foreign_names_reach_no_file_as_anything_but_text",
+    },
+    "test_cluster.py": {
+        "a killed Ray driver's mark": "test_marks_of_a_killed_driver_are_removed_and_those_of_a_living_one_kept",
+        "an address where another service listens": "test_what_is_not_ray_is_told_from_it_at_once",
+    },
+    "test_config.py": {
+        "bare words in a list on the command line": "test_bare_words_in_a_list_are_strings",
+    },
+}
+
+
+def check(finding: str) -> None:
+    """The attack ``finding`` of ``FIXED``, at a place of its own; AssertionError if it succeeds again."""
+    attack, code, says = FIXED[finding]
+    with new_place() as place:
+        ended, out, errors = attack(place)
+    printed = out + errors
+    assert ended == code and says in printed, f"exit code {ended}, not {code} with '{says}': {printed}"
+    assert "traceback in log.txt" not in printed and "error:" not in printed or code == 2, printed
