@@ -13,8 +13,10 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 
+from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.training import Training
 
 
 def stopped(settings_file, checkpoints):
@@ -78,6 +80,37 @@ def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_p
     assert {key: two[key] for key in ("parameters", "parameters_trained", "models_resident", "tokens_trained")} == {
         key: one[key] for key in ("parameters", "parameters_trained", "models_resident", "tokens_trained")
     }
+
+
+def sharded_in_bf16(settings):
+    """A step in bf16; and where each process's model was made, what is kept, and in what layers are computed."""
+    config, corpus = configured(settings)
+    places, computed = [], []
+
+    def load(config, tokenizer, empty=False):
+        model = load_model(config, tokenizer, empty)
+        places.append(sorted({parameter.device.type for parameter in model.parameters()}))
+        model.model.layers[0].mlp.register_forward_hook(lambda *parts: computed.append(str(parts[2].dtype)))
+        return model
+
+    with patch("pycil_wsc.llm.training.load_model", load):
+        training = Training(config, corpus.tokenizer, Processes(timeout_minutes=1), torch.device("cpu"))
+    epoch = corpus.epochs(config, 0)[0]
+    training.begin_task(0, [epoch])
+    loss = training.placing.processes.sum_(training.step(epoch.examples[:8])).item()
+    state = training.optimizer.state_dict()["state"][0]
+    kept = {str(tensor.dtype) for tensor in (*training.parameters.values(), state["exp_avg"], state["exp_avg_sq"])}
+    return {"places": places, "kept": sorted(kept), "computed": sorted(set(computed)), "loss": loss}
+
+
+def test_of_a_sharded_model_one_process_alone_reads_the_weights_and_bf16_is_for_computing_alone(llm_settings):
+    changes = {"precision": "bf16"}
+    one = sharded_in_bf16(llm_settings | changes)
+    parts = in_two_processes(sharded_in_bf16, llm_settings | changes | {"llm.shard": True})
+    assert [part.pop("places") for part in parts] == [[["cpu"]], [["meta"]]]
+    for part in parts:
+        assert part["loss"] == pytest.approx(one["loss"], rel=2e-2)
+        assert (part["kept"], part["computed"]) == (["torch.float32"], ["torch.bfloat16"])
 
 
 def waiting():

@@ -9,12 +9,14 @@ pytest.importorskip("transformers")
 
 from small_llm import configured
 from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.generation import answers, stop_tokens
 from pycil_wsc.llm.merging import slerp
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.parallel import Processes
-from pycil_wsc.llm.tokens import shuffled
+from pycil_wsc.llm.tokens import micro_batches, shuffled
 from pycil_wsc.llm.training import Training
 
 CPU = torch.device("cpu")
@@ -43,10 +45,13 @@ def weights(training):
 
 @pytest.mark.parametrize("loss", ["item", "token"])
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
-def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, llm_settings):
-    training, config, corpus = training_of(llm_settings, llm__loss=loss, llm__micro_tokens=tokens, llm__clip=0.1)
+@pytest.mark.parametrize("packing, attention", [(False, "sdpa"), (True, "sdpa"), (True, "eager")])
+def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, packing, attention, llm_settings):
+    changes = {"llm__loss": loss, "llm__micro_tokens": tokens, "llm__packing": packing}
+    training, config, corpus = training_of(llm_settings, llm__attn_implementation=attention, llm__clip=0.1, **changes)
+    assert training.model.config._attn_implementation == attention
     examples = [*list(corpus.encoded.values())[:3], *list(corpus.encoded.values())[-3:]]  # short answers and long ones
-    model = load_model(config, corpus.tokenizer)
+    model = load_model(replace(config, attn_implementation="sdpa"), corpus.tokenizer)
     each = []
     for example in examples:
         ids = torch.tensor([example.ids])
@@ -67,10 +72,38 @@ def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, llm_sett
     assert training.counts["answers"] == sum(map(len, each)) and training.counts["tokens"] == sum(map(len, examples))
 
 
-def test_padding_is_below_a_tenth(llm_settings):
-    training, config, corpus = training_of(llm_settings)
-    learn(training, config, corpus, 0)
-    assert 0 <= training.counts["padding"] < 0.1 * training.counts["tokens"]
+def test_padding_is_below_a_tenth_and_none_where_items_are_packed(llm_settings):
+    (padded, config, corpus), (packed, _, _) = (
+        training_of(llm_settings, llm__packing=flag, llm__micro_tokens=100) for flag in (False, True)
+    )
+    for training in (padded, packed):
+        learn(training, config, corpus, 0)
+    assert 0 < padded.counts["padding"] < 0.1 * padded.counts["tokens"] and packed.counts["padding"] == 0
+    assert packed.counts["tokens"] == padded.counts["tokens"]
+
+
+def test_packed_items_fill_a_forward_pass(llm_settings):
+    _, corpus = configured(llm_settings)
+    examples = list(corpus.encoded.values())
+    groups = micro_batches(examples, 100, 0.1, packing=True)
+    assert sorted(map(len, (example for group in groups for example in group))) == sorted(map(len, examples))
+    sizes = [sum(map(len, group)) for group in groups]
+    assert max(sizes) <= 100 and all(size + len(later[0]) > 100 for size, later in zip(sizes, groups[1:]))
+
+
+def test_a_model_without_positions_cannot_be_packed(llm_settings, monkeypatch):
+    config, corpus = configured(llm_settings, llm__packing=True)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda self, input_ids: None)
+    with pytest.raises(UserError, match="llm.packing: LlamaForCausalLM takes no positions; use false"):
+        load_model(config, corpus.tokenizer)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flsh"])
+def test_attention_that_is_not_installed_is_one_clear_line(name, llm_settings):
+    config, corpus = configured(llm_settings, llm__attn_implementation=name)
+    with pytest.raises(UserError, match="llm.attn_implementation: ") as error:
+        load_model(config, corpus.tokenizer)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("moments", ["carried", "own"])

@@ -167,6 +167,12 @@ class LLMConfig:
     padding: float = key(
         0.1, "most padding in a forward pass, as a share of its tokens", low=0, high=1, decides="rounding"
     )
+    packing: bool = key(
+        False,
+        "lay the items of a forward pass end to end, each attending to itself alone, rather than pad them; saves time "
+        "with `flash_attention_2`, while other attention computes a mask of all pairs",
+        decides="rounding",
+    )
     eval_batch: int = key(64, "answers generated at a time", low=1, decides="rounding")
     attn_implementation: str = key(
         "sdpa",

@@ -1,6 +1,7 @@
 """The language model: from a folder, from the hub, or with random weights; whole or with LoRA's adapters."""
 
 import contextlib
+import inspect
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from pycil_wsc import seeding
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.adapters import add_adapters
 from pycil_wsc.llm.config import TINY, LLMConfig
-from pycil_wsc.llm.tokens import IGNORED, Batch
+from pycil_wsc.llm.tokens import IGNORED, Batch, Packed
 
 logging.disable_progress_bar()  # runs have their own
 
@@ -26,13 +27,18 @@ def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
     """
     with torch.device("meta") if empty else contextlib.nullcontext():
         with seeding.seeded(config.seed, "weights"):
-            model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config, empty)
+            try:
+                model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config, empty)
+            except (OSError, ValueError, ImportError) as error:
+                raise _clearly(error, config) from None
         known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
         if len(tokenizer) > known:
             raise UserError(
                 f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {known}; "
                 "they do not belong together"
             )
+        if config.packing and "position_ids" not in inspect.signature(model.forward).parameters:
+            raise UserError(f"llm.packing: {type(model).__name__} takes no positions; use false")
         if config.gradient_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         if config.lora_rank:
@@ -71,18 +77,20 @@ def own_dtype(config: LLMConfig) -> torch.dtype:
 
 def _pretrained(config: LLMConfig, empty: bool) -> Any:
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
-    try:
-        if empty:
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), **options)
-        return AutoModelForCausalLM.from_pretrained(config.model, **options)
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if "attn" in reason or "ttention" in reason:
-            raise UserError(f"llm.attn_implementation: {reason}") from None
-        raise UserError(
-            f"llm.model: no model at '{config.model}' ({reason}); "
-            "give a folder, or a name on the hub that is reachable or cached"
-        ) from None
+    if empty:
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), **options)
+    return AutoModelForCausalLM.from_pretrained(config.model, **options)
+
+
+def _clearly(error: Exception, config: LLMConfig) -> UserError:
+    """In one line, what keeps a model from being loaded."""
+    reason = str(error).strip().splitlines()[0]
+    if "attn" in reason or "ttention" in reason:
+        return UserError(f"llm.attn_implementation: {reason}")
+    return UserError(
+        f"llm.model: no model at '{config.model}' ({reason}); "
+        "give a folder, or a name on the hub that is reachable or cached"
+    )
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -100,3 +108,11 @@ def token_losses(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none").view(
         labels.shape
     )
+
+
+def packed_losses(model: nn.Module, batch: Packed) -> Tensor:
+    """Cross-entropy in fp32, summed over each item's learned tokens: (B,)."""
+    places = {"input_ids": batch.ids, "position_ids": batch.positions, "logits_to_keep": batch.predicted_at}
+    logits = model(**places, use_cache=False).logits[0].float()
+    losses = cross_entropy(logits, batch.labels, reduction="none")
+    return losses.new_zeros(len(batch.counts)).index_add(0, batch.owners, losses)

@@ -170,15 +170,17 @@ def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> lis
     return [order[start : start + batch_size] for start in range(0, count, batch_size)]
 
 
-def micro_batches(examples: Iterable[Example], tokens: int, padding: float) -> list[list[Example]]:
+def micro_batches(
+    examples: Iterable[Example], tokens: int, padding: float, packing: bool = False
+) -> list[list[Example]]:
     """The examples of an optimiser step in groups of like length: lists, each for one forward pass.
 
     A group has at most ``tokens`` tokens, padding included, of which at most the share ``padding`` is padding; a longer
-    example is a group of its own.
+    example is a group of its own. With ``packing`` there is no padding.
     """
     groups: list[list[Example]] = []
     for example in sorted(examples, key=len, reverse=True):
-        if groups and _fits(groups[-1], example, tokens, padding):
+        if groups and (_packs if packing else _fits)(groups[-1], example, tokens, padding):
             groups[-1].append(example)
         else:
             groups.append([example])
@@ -188,6 +190,10 @@ def micro_batches(examples: Iterable[Example], tokens: int, padding: float) -> l
 def _fits(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
     area = len(group[0]) * (len(group) + 1)
     return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
+
+
+def _packs(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
+    return sum(map(len, group)) + len(example) <= tokens
 
 
 @dataclass(frozen=True)
@@ -213,3 +219,32 @@ def collate(examples: Sequence[Example], pad: int, device: torch.device | str) -
         labels[row, example.prompt : len(example)] = ids[row, example.prompt : len(example)]
     counts = torch.tensor([len(example) - example.prompt for example in examples])
     return Batch(ids.to(device), labels.to(device), counts.to(device), min(example.prompt for example in examples))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A group as one row without padding: ``ids`` and ``positions`` (1, L), which start at 0 with each item.
+
+    From positions that start again transformers knows that no item attends to another, whatever the attention. The
+    learned tokens are ``labels`` (N,), predicted at the places ``predicted_at`` (N,), of the items ``owners`` (N,);
+    each item has ``counts`` (B,) of them.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    labels: torch.Tensor
+    predicted_at: torch.Tensor
+    owners: torch.Tensor
+    counts: torch.Tensor
+
+
+def pack(examples: Sequence[Example], device: torch.device | str) -> Packed:
+    """A group as a :class:`Packed` on ``device``."""
+    ids = torch.tensor([token for example in examples for token in example.ids])
+    positions = torch.cat([torch.arange(len(example)) for example in examples])
+    prompts = torch.tensor([example.prompt for example in examples])
+    lengths = torch.tensor([len(example) for example in examples])
+    owners = torch.repeat_interleave(torch.arange(len(examples)), lengths)
+    (learned,) = torch.nonzero(positions >= prompts[owners], as_tuple=True)
+    tensors = (ids[None], positions[None], ids[learned], learned - 1, owners[learned], lengths - prompts)
+    return Packed(*(tensor.to(device) for tensor in tensors))

@@ -15,10 +15,10 @@ from pycil_wsc.llm.config import Consolidation, LLMConfig
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.merged import AdaptedWeights, TrainedWeights
 from pycil_wsc.llm.merging import Merge, merges
-from pycil_wsc.llm.model import load_model, token_losses
+from pycil_wsc.llm.model import load_model, packed_losses, token_losses
 from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.placing import Sharded, Whole
-from pycil_wsc.llm.tokens import Example, collate, micro_batches
+from pycil_wsc.llm.tokens import Example, collate, micro_batches, pack
 
 
 class Training:
@@ -60,7 +60,7 @@ class Training:
     def step(self, examples: Sequence[Example]) -> Tensor:
         """One optimiser step; returns this process's part of the mean loss, on the device."""
         self.model.train()
-        groups = micro_batches(examples, self.config.micro_tokens, self.config.padding)
+        groups = micro_batches(examples, self.config.micro_tokens, self.config.padding, self.config.packing)
         labels, loss = sum(len(e) - e.prompt for e in examples), torch.zeros((), device=self.device)
         for group, factor in self.placing.share(groups):
             loss += self._backward(group, factor, len(examples), labels)
@@ -141,12 +141,20 @@ class Training:
 
         Returns the share.
         """
-        batch = collate(group, self.pad, self.device)
-        with self.placing.autocast():
-            losses = token_losses(self.model, batch).sum(1)
-        loss = (losses / batch.counts).sum() / examples if self.config.loss == "item" else losses.sum() / labels
+        losses, counts = self._losses(group)
+        loss = (losses / counts).sum() / examples if self.config.loss == "item" else losses.sum() / labels
         (factor * loss).backward()
         return loss.detach() if factor else 0.0
+
+    def _losses(self, group: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """The loss of each item, summed over its learned tokens, and how many those are: (B,) each."""
+        if self.config.packing:
+            packed = pack(group, self.device)
+            with self.placing.autocast():
+                return packed_losses(self.model, packed), packed.counts
+        batch = collate(group, self.pad, self.device)
+        with self.placing.autocast():
+            return token_losses(self.model, batch).sum(1), batch.counts
 
     def _clip(self) -> None:
         """As torch's ``clip_grad_norm_``, over all parts of the model."""
@@ -156,7 +164,7 @@ class Training:
 
     def _count(self, groups: Sequence[Sequence[Example]], labels: int) -> None:
         tokens = sum(len(example) for group in groups for example in group)
-        area = sum(len(group) * len(group[0]) for group in groups)
+        area = tokens if self.config.packing else sum(len(group) * len(group[0]) for group in groups)
         for name, more in {"steps": 1, "tokens": tokens, "padding": area - tokens, "answers": labels}.items():
             self.counts[name] += more
 
