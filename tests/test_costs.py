@@ -1,0 +1,119 @@
+"""The operations per image that docs/methods.md and the README state are those that torch counts in each phase."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.runs.run import Run
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+METHODS = ("finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", "joint", "wsc")
+EXPANDING = ("der", "memo")  # whose cost grows from task to task
+TASKS, SAMPLES = 10, 500  # CIFAR-100 in tasks of ten classes
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory):
+    """{method: operations per image, a list of the phases of each task}, of ResNet-32.
+
+    Images have half of CIFAR's side, which saves time: all operations but the head's, a thousandth, are a quarter.
+    """
+    folder = tmp_path_factory.mktemp("costs")
+    labels = np.repeat(np.arange(100), 2)
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 16, 16, 3)).astype(np.uint8)
+    np.savez(folder / "images.npz", train_x=images, train_y=labels, test_x=images[::2], test_y=labels[::2])
+    return {method: counted(method, folder) for method in METHODS}
+
+
+def counted(method, folder):
+    settings = json.loads((ROOT / f"exps/{method}.json").read_text())
+    settings |= {"dataset": f"npz:{folder}/images.npz", "memory_per_class": 2, "seed": 1993, "out": str(folder)}
+    settings |= {"init_epoch": 1, "epochs": 1, "device": "cpu", "batch_size": 512, "cache_first_task": False}
+    settings |= {"prefix": "costs"} | ({"compression_epochs": 1} if method == "foster" else {})
+    found = []
+
+    class Monitored(Run):
+        def task_started(self, task):
+            super().task_started(task)
+            found.append([])
+
+    class Counted(StepCost):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            found[-1].append(value)
+
+    if method not in EXPANDING:  # one later task tells the cost of all
+        settings |= {"increment": 90}
+    config = resolve(settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pycil_wsc.learners.base.StepCost", Counted)
+        Monitored(config, load_dataset(config.dataset, "."), report=lambda _: None).execute()
+    return found if method in EXPANDING else found[:1] + found[1:] * (TASKS - 1)
+
+
+def whole_run(costs, method, memory):
+    """Operations of a run with the schedule of ``exps/<method>.json`` on all of CIFAR-100."""
+    settings = json.loads((ROOT / f"exps/{method}.json").read_text())
+    config = resolve(settings | {"memory_per_class": memory, "seed": 1993})
+    values = vars(config) | vars(config.options)
+    total = config.init_epoch * 10 * SAMPLES * costs[method][0][0]
+    for task in range(1, TASKS):
+        images = 10 * SAMPLES + 10 * task * memory
+        epochs = [values[key] for key in config.learner.epoch_keys]
+        total += sum(each * images * cost for each, cost in zip(epochs, costs[method][task], strict=True))
+    return total
+
+
+def relative(costs, method):
+    """What each phase of each later task costs per image, over Replay's: (9, phases)."""
+    later = np.array(costs[method][1:]) / np.array(costs["replay"][1:])
+    return later.round(2)
+
+
+def table(page, heading):
+    """{first cell: the others} of the table whose header begins with ``heading``."""
+    text = (ROOT / page).read_text()
+    rows = re.search(rf"^\| {re.escape(heading)}.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)[1].splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {name: others for name, *others in cells}
+
+
+STATED = {  # what the pages say of each method, from the relative costs (9 later tasks, phases)
+    "finetune, replay, joint, wsc": lambda cost: f"{cost[0, 0]:g}",
+    "icarl, wa": lambda cost: f"{cost[0, 0]}",
+    "bic": lambda cost: f"{cost[0, 0]} in training, {cost[0, 1]} in the correction",
+    "foster": lambda cost: f"{cost[0, 0]} in boosting, {cost[0, 1]} in compression",
+    "der": lambda cost: f"(k + 2) / 3 in task k: {cost[0, 0]} in the second, {cost[-1, 0]} in the tenth",
+    "memo": lambda cost: f"{cost.min()} to {cost.max()}",
+}
+
+
+def test_costs_per_image_are_those_that_torch_counts(costs):
+    page = table("docs/methods.md", "method | operations per image")
+    assert page.keys() == STATED.keys()
+    for names, (said,) in page.items():
+        for name in names.split(", "):
+            assert STATED[names](relative(costs, name)) == said, name
+
+
+def test_costs_of_a_whole_run_are_those_of_the_schedules(costs):
+    for names, cells in table("docs/methods.md", "method | at 20 exemplars per class").items():
+        for name in names.split(", "):
+            over = [whole_run(costs, name, memory) / whole_run(costs, "replay", memory) for memory in (20, 500)]
+            assert [f"{each:.1f}" for each in over] == cells, name
+
+
+def test_the_readmes_costs_are_those_of_the_page(costs):
+    stated = table("docs/methods.md", "method | operations per image")
+    readme = {re.sub("`", "", name): cost for name, (_, cost) in table("README.md", "`model_name` | method").items()}
+    for name in METHODS:
+        (cells,) = [cells for names, cells in readme.items() if name in names.split(", ")]
+        (numbers,) = [cost for names, (cost,) in stated.items() if name in names.split(", ")]
+        assert re.findall(r"\d\.\d+", cells) == re.findall(r"\d\.\d+", numbers), name
