@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from attacks import Fault, Place, answer, new_place
+from small_runs import small_data
 
 from pycil_wsc.config.completion import known_keys
 
@@ -32,13 +33,29 @@ HARMLESS_TO_RUN = [
     "exemplars",
     "batch_size",
     "precision",
+    "analyse",
+    "optimizer",
+    "betas",
+    "clip_norm",
+    "label_smoothing",
+    "warmup_epochs",
+    "min_lr",
+    "scheduler",
+    "schedule_unit",
+    "backbone_lr_factor",
+    "layer_decay",
+    "freeze",
     "wsc.retain",
+    "wsc.reset",
+    "wsc.importance",
+    "wsc.trigger",
 ]
 HOSTILE = [
     None, True, False, 0, 1, -1, 2, 3, 0.5, -0.5, 1e300, 1e-300, 10**6, 2**32, 2**63, 10**30, "", "x", "none", "auto",
     "../..", "a/b", "a\0b", "a\nb", "\ud800", "é", "x" * 300, "npz:", "folder:", "npz:~nosuchuser/x", [], [[]], [None],
     [1], [0, 1], [2, 1], [1, 1.5], [""], {}, {"a": 1}, {"updates_like": "replay"}, [[1], [2]], "every", "replay", "wsc",
-    "foster", "cuda:7", ["0", "1"], "=", "1e5",
+    "foster", "cuda:7", ["0", "1"], "=", "1e5", "adamw", "cosine", "iteration", ["backbone"], ["stage1"], [0.5, 0.9],
+    [0.5], "drift", ["drift"], "random", "held_out", "hessian",
 ]  # fmt: skip
 OPTIONS = [
     "--set",
@@ -64,6 +81,15 @@ def hostile_keys(place: Place, rng: random.Random) -> None:
 def hostile_run(place: Place, rng: random.Random) -> None:
     """The same with keys that cannot ask for hours, and the run is made."""
     place.run({name: rng.choice(HOSTILE) for name in rng.choices(HARMLESS_TO_RUN, k=2)})
+
+
+def hostile_tasks(place: Place, rng: random.Random) -> None:
+    """Data sets one after another, some of which are none."""
+    for name in ("dataset", "init_cls", "increment"):
+        del place.settings[name]
+    other = small_data(place.folder / "other.npz", classes=rng.choice([1, 3]), per_class=2, size=rng.choice([8, 8, 10]))
+    names = [f"npz:{place.data}", f"npz:{other}", rng.choice(HOSTILE)]
+    place.run({"tasks": rng.choices(names, weights=[3, 3, 1], k=rng.randint(1, 3))}, *rng.choice([[], ["--dry-run"]]))
 
 
 def hostile_command(place: Place, rng: random.Random) -> None:
@@ -172,7 +198,8 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 ATTACKS: list[Callable[[Place, random.Random], None]] = [
     *(6 * [hostile_keys]), *(4 * [hostile_command]), *(2 * [hostile_config_file]),
-    *(3 * [hostile_bytes]), *(3 * [hostile_arrays]), *(3 * [hostile_header]), hostile_run, hostile_folder,
+    *(3 * [hostile_bytes]), *(3 * [hostile_arrays]), *(3 * [hostile_header]), hostile_run, hostile_tasks,
+    hostile_folder,
 ]  # fmt: skip
 
 
