@@ -25,7 +25,7 @@ def check(config: Config) -> None:
             f"{config.memory_per_class}; keep more, or use 'training_loss'"
         )
     _check_wsc(config.wsc)
-    registry.check_backbone_options(config.convnet_type, config.convnet_options)
+    _check_backbone(config)
     for name in config.analyse:
         registry.analyses[name]
     learner = registry.learners[config.model_name]
@@ -43,6 +43,18 @@ def check(config: Config) -> None:
                 f"{name}: is not for a run with 'tasks', each of which brings its own classes; leave it out"
             )
     check_places(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
+
+
+def _check_backbone(config: Config) -> None:
+    if config.convnet_type.startswith("timm:"):
+        from pycil_wsc.networks.timm_models import check_name
+
+        check_name(config.convnet_type)
+        return
+    registry.check_backbone_options(config.convnet_type, config.convnet_options)
+    for name in ("pretrained", "grad_checkpointing"):
+        if getattr(config, name):
+            raise UserError(f"{name}: '{config.convnet_type}' has none; it is for timm's models (timm:NAME)")
 
 
 def _check_rates(config: Config) -> None:

@@ -49,7 +49,7 @@ class Config(TrainingOptions):
     convnet_type: str = key(
         "resnet32",
         "the backbone: `resnet8`, `resnet20`, `resnet32`, `resnet18`, `resnet18_cifar`, `resnet18_small`; its keyword "
-        'arguments are in `convnet_options`, such as `{"width": 32}`',
+        'arguments are in `convnet_options`, such as `{"width": 32}`; or `timm:NAME`, a model of timm',
     )
     device: str = key(
         "auto",
@@ -105,7 +105,11 @@ class Config(TrainingOptions):
     )
 
     image_size: int | None = key(
-        None, "side of the images of folder data; null: the data set's own", low=8, high=4096, decides="data"
+        None,
+        "side of the images that the network sees; null: the data set's own, or that of timm's model",
+        low=8,
+        high=4096,
+        decides="data",
     )
     cache_images: bool = key(
         False,

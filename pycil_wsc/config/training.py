@@ -9,6 +9,15 @@ from pycil_wsc.keys import key
 class TrainingOptions:
     """What PyCIL has no keys for. The defaults are what it does."""
 
+    pretrained: bool | str = key(
+        False, "timm's models: start from timm's weights (`true`, downloaded), or from a `.safetensors` or `.pth` file"
+    )
+    grad_checkpointing: bool = key(
+        False, "timm's models: compute activations anew in the backward pass, which takes time and saves memory"
+    )
+    channels_last: bool = key(
+        True, "keep weights and activations of convolutions in the channels-last format", decides="rounding"
+    )
     optimizer: str = key("sgd", "`sgd`, or `adamw`; torch's fused ones")
     betas: tuple[float, ...] = key((0.9, 0.999), "AdamW's decay of the first and second moment", low=0, below=1)
     clip_norm: float | None = key(

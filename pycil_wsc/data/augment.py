@@ -58,8 +58,19 @@ def random_flip(images: Tensor, generator: Generator | None) -> Tensor:
     return torch.where(mirror[:, None, None, None], images.flip(2), images)
 
 
+def resize(images: Tensor, side: int, interpolation: str) -> Tensor:
+    """uint8 (B, H, W, C) -> float32 (B, side, side, C) in 0..255, as PIL resizes but for its rounding.
+
+    ``interpolation``: ``bilinear`` or ``bicubic``, both with anti-aliasing; what timm has beside them is bicubic here.
+    """
+    mode = "bilinear" if interpolation == "bilinear" else "bicubic"
+    maps = images.permute(0, 3, 1, 2).float()
+    resized = torch.nn.functional.interpolate(maps, (side, side), mode=mode, antialias=True)
+    return resized.clamp_(0, 255).permute(0, 2, 3, 1)
+
+
 class Normalise:
-    """uint8 (B, H, W, C) -> float32 (B, C, H, W), channels-last in memory: ``(image / 255 - mean) / std``."""
+    """0..255 (B, H, W, C) -> float32 (B, C, H, W), channels-last in memory: ``(image / 255 - mean) / std``."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         centre = torch.tensor(mean, device=device, dtype=torch.float64)

@@ -34,7 +34,7 @@ DOWNLOAD_ERRORS += (http.client.HTTPException, tarfile.TarError, zlib.error)
 def load_dataset(name: str, data_root: str | Path, image_size: int | None = None) -> Dataset:
     """The :class:`Dataset` called ``name``: a registered one, ``npz:PATH`` or ``folder:PATH``.
 
-    ``image_size`` sets the side of images read from files; None is the data set's own. Whatever is wrong with the data
+    ``image_size`` sets the side of the images; None is the data set's own. Whatever is wrong with the data
     is a :class:`UserError` of one line that names the file and the remedy.
     """
     kind, _, path = name.partition(":")
@@ -48,12 +48,16 @@ def load_dataset(name: str, data_root: str | Path, image_size: int | None = None
         dataset = replace(dataset, fingerprint=fingerprint(dataset.train, dataset.test))
     if image_size in (None, dataset.info.image_size):
         return dataset
-    if dataset.train.in_memory:
-        side = dataset.info.image_size
-        raise UserError(
-            f"image_size: {image_size} is not possible, the images of '{name}' have a side of {side}; use null"
-        )
-    return replace(dataset, info=replace(dataset.info, image_size=image_size))
+    return sized(dataset, image_size)
+
+
+def sized(dataset: Dataset, side: int) -> Dataset:
+    """``dataset`` with images of ``side``: image files are decoded to it, arrays resized after augmentation."""
+    stored = dataset.train.images.shape[1] if dataset.train.in_memory else side
+    return replace(
+        dataset,
+        info=replace(dataset.info, image_size=side, stored_size=stored if stored != side else None),
+    )
 
 
 def _path(key, text):

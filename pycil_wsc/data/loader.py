@@ -63,6 +63,8 @@ class ArraySource:
             images = self.images[index[batch]]
             if train:
                 images = self._augment(images, generator)
+            if self.info.stored_size:
+                images = augment.resize(images, self.info.image_size, self.info.interpolation)
             yield self.normalise(images), labels[batch]
 
     def _augment(self, images, generator):
@@ -82,7 +84,7 @@ class FolderSource:
         self.started = False  # the workers, with the first epoch
         self.plan = []  # the batches of the epoch under way; the workers' loader reads it anew each epoch
         self.loader = DataLoader(
-            DecodedImages(split.images, info.image_size),
+            DecodedImages(split.images, info.image_size, info.interpolation),
             batch_sampler=self.plan,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
@@ -126,10 +128,10 @@ class FolderSource:
 class DecodedImages(Dataset):
     """(index, crop seed) -> uint8 (side, side, 3); a seed of -1 is the test transform: resize, then the centre."""
 
-    def __init__(self, paths: np.ndarray, side: int) -> None:
-        self.paths, self.side = paths, side
-        self.test_crop = v2.Compose([v2.Resize(round(side * 256 / 224)), v2.CenterCrop(side)])
-        self.train_crop = v2.RandomResizedCrop(side)
+    def __init__(self, paths: np.ndarray, side: int, interpolation: str = "bilinear") -> None:
+        self.paths, self.side, mode = paths, side, v2.InterpolationMode(interpolation)
+        self.test_crop = v2.Compose([v2.Resize(round(side * 256 / 224), mode), v2.CenterCrop(side)])
+        self.train_crop = v2.RandomResizedCrop(side, interpolation=mode)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -7,7 +7,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The facts of a data set. ``image_size`` is the side of the square images after the transforms.
+    """The facts of a data set. ``image_size`` is the side of the square images after the transforms; arrays whose side
+    is another have that as ``stored_size``, and are resized last, by ``interpolation``.
 
     ``crop`` is "pad" (zero-pad by ``padding``, random crop; test images as they are) or "resized"
     (``RandomResizedCrop``; test images with the short side resized to ``round(image_size * 256 / 224)``, then the
@@ -24,6 +25,8 @@ class DatasetInfo:
     padding: int
     flip: bool
     brightness: float
+    stored_size: int | None = None
+    interpolation: str = "bilinear"
 
     @property
     def num_classes(self) -> int:

@@ -273,10 +273,13 @@ class BaseLearner(nn.Module):
         lr = task_schedule(c, first, num_epochs, interval)
         return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network)
 
-    def new_backbone(self) -> nn.Module:
-        """A backbone as the configuration asks for, with its frozen parts marked."""
-        backbone = make_backbone(self.config.convnet_type, self.config.convnet_options)
-        mark_frozen(backbone, self.config.freeze)
+    def new_backbone(self, pretrained: bool | str | None = None) -> nn.Module:
+        """A backbone as the configuration asks for, with its frozen parts marked; ``pretrained``: rather than its."""
+        c, side = self.config, self.train_source.info.image_size
+        pretrained = c.pretrained if pretrained is None else pretrained
+        timms = {"pretrained": pretrained, "image_size": side, "grad_checkpointing": c.grad_checkpointing}
+        backbone = make_backbone(c.convnet_type, c.convnet_options, **timms)
+        mark_frozen(backbone, c.freeze)
         return backbone
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -312,7 +315,7 @@ class BaseLearner(nn.Module):
         """Whether the backbone's gradients are undefined in bf16 on the CPU; a warning says so."""
         name, side = self.config.convnet_type, self.train_source.info.image_size
         with self.seeded("probe"):  # leaves the generator of the weights alone
-            needed = undefined_in_bf16(make_backbone(name, self.config.convnet_options), side)
+            needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
         if needed:
             logging.getLogger("pycil_wsc").warning(
                 "precision: images of side %d are too small for '%s' in bf16 on the CPU (gradients of a convolution "
@@ -326,8 +329,9 @@ class BaseLearner(nn.Module):
         return seeding.seeded(self.config.seed, *address)
 
     def place(self) -> None:
-        """Everything on the device, in the memory format in which convolutions are fastest."""
-        self.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        """Everything on the device, in the memory format in which convolutions are fastest unless asked otherwise."""
+        memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
+        self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
 
     @torch.inference_mode()
     def forward_over(self, source: Any, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:

@@ -174,7 +174,9 @@ class Consolidated(BaseLearner):
         """
         assert self.consolidation is not None
         seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets)
-        other = type(self)(replace(self.config, seed=seed), self.manager, self.train_source, self.device)
+        other = type(self)(
+            replace(self.config, seed=seed, pretrained=False), self.manager, self.train_source, self.device
+        )
         for each in self.manager.tasks[: task.index + 1]:
             other.grow_for(each)
         return dict(other.network.named_parameters())

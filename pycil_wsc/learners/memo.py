@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -7,6 +8,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.keys import key
 from pycil_wsc.learners.der import DER
 from pycil_wsc.networks.nets import ExpandingNet
+from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.registry import register_learner
 
 
@@ -22,6 +24,15 @@ class MEMO(DER):
             decides="later tasks",
         )
         train_adaptive: bool = key(False, "the blocks of earlier tasks learn too", decides="later tasks")
+
+    @classmethod
+    def check(cls, config: Any) -> str | None:
+        if is_timm(config.convnet_type):
+            return (
+                f"model_name: 'memo' needs a backbone that it can split, and '{config.convnet_type}' cannot be; "
+                "use 'der', or a built-in backbone"
+            )
+        return super().check(config)
 
     def build(self) -> nn.Module:
         backbone = self.new_backbone()

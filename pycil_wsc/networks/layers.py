@@ -5,15 +5,16 @@ from collections.abc import Iterable
 from torch import nn
 
 from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.networks import timm_models
 
 
 def layer_groups(part: nn.Module) -> list[list[nn.Parameter]]:
     """The parameters of a backbone, or of a part of it, by layer from the input on.
 
-    A module may say itself what its layers are, by a method ``layer_groups``; those of others are its children.
+    timm's models say themselves what their layers are; those of others are their children.
     """
-    if own := getattr(part, "layer_groups", None):
-        return own()
+    if hasattr(part, "group_matcher"):
+        return timm_models.layer_groups(part)
     groups = [list(part.parameters(recurse=False)), *(list(child.parameters()) for child in part.children())]
     return [group for group in groups if group]
 

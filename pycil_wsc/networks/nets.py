@@ -11,11 +11,17 @@ from torch import Tensor, nn
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks import layers
 from pycil_wsc.networks.heads import IncrementalHead
+from pycil_wsc.networks.timm_models import is_timm, timm_backbone
 from pycil_wsc.registry import backbones, check_backbone_options
 
 
-def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """The backbone ``name`` with the keyword arguments ``options``; a UserError says what is wrong with them."""
+def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({}), **timms: Any) -> Any:
+    """The backbone ``name`` with the keyword arguments ``options``; a UserError says what is wrong with them.
+
+    ``timms``: what models of timm take beside them, see :func:`~.timm_models.timm_backbone`.
+    """
+    if is_timm(name):
+        return timm_backbone(name, options, **timms)
     check_backbone_options(name, options)
     try:
         return backbones[name](**options)

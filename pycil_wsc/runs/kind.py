@@ -10,7 +10,7 @@ from pycil_wsc.analysis.records import unrecorded
 from pycil_wsc.config import completion, pycil
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import KEYS, Config
-from pycil_wsc.data.datasets import Dataset, load_dataset
+from pycil_wsc.data.datasets import Dataset, load_dataset, sized
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import extended
@@ -18,6 +18,7 @@ from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.validation import hold_out
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import SAME
+from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.measure import measurer
@@ -83,8 +84,17 @@ class ClassIncremental(Kind):
 
 
 def as_asked(dataset: Dataset, config: Config) -> Dataset:
-    """``dataset`` with the augmentation and the held-out part that ``config`` asks for."""
-    asked = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
+    """``dataset`` with the size, augmentation and held-out part that ``config`` asks for.
+
+    A model of timm has size, normalisation and interpolation as its weights were trained.
+    """
+    asked: dict[str, Any] = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
+    if is_timm(config.convnet_type):
+        facts = data_config(config.convnet_type)
+        dataset = sized(dataset, config.image_size or facts["image_size"])
+        asked |= {name: facts[name] for name in ("mean", "std", "interpolation")}
+    elif config.image_size:
+        dataset = sized(dataset, config.image_size)
     dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
     return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
 

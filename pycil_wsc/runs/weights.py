@@ -40,7 +40,7 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
         raise UserError(f"{path}: is not a whole file of weights ({error}); {again}") from None
     try:
         info = _info(state["info"])
-        learner = _rebuilt(resolve(state["config"] | {"device": str(device)}), info, state)
+        learner = _rebuilt(resolve(state["config"] | {"device": str(device), "pretrained": False}), info, state)
         return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -110,7 +110,7 @@ class Classifier(nn.Module):
         """``images`` as a split has them, or a :class:`UserError`."""
         images, side = (
             images.cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images),
-            self.info.image_size,
+            self.info.stored_size or self.info.image_size,
         )
         if images.dtype.kind in "UO" and images.ndim == 1 and self.info.crop == "resized":
             return images.astype(str)

@@ -1,0 +1,148 @@
+"""Backbones of timm, by its names: ``timm:efficientnet_lite0``. Needs ``pip install timm``."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pycil_wsc.errors import UserError, did_you_mean
+
+PREFIX = "timm:"
+CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # what training scripts keep weights under
+
+
+def is_timm(convnet_type: str) -> bool:
+    return convnet_type.startswith(PREFIX)
+
+
+def check_name(convnet_type: str) -> None:
+    """:class:`UserError` unless timm is installed and knows the model."""
+    timm, name = _timm(), convnet_type.removeprefix(PREFIX)
+    if not timm.is_model(name):
+        raise UserError(f"convnet_type: timm {timm.__version__} has no model '{name}'{_near(name, timm)}")
+
+
+@functools.cache
+def data_config(convnet_type: str) -> dict[str, Any]:
+    """``image_size``, ``mean``, ``std`` and ``interpolation`` that the model's weights were trained with."""
+    check_name(convnet_type)
+    from timm.data import resolve_data_config
+
+    card = _timm().get_pretrained_cfg(convnet_type.removeprefix(PREFIX))
+    found = resolve_data_config({"in_chans": 3}, pretrained_cfg=card.to_dict() if card else None)
+    return {
+        "image_size": found["input_size"][-1],
+        "mean": tuple(found["mean"]),
+        "std": tuple(found["std"]),
+        "interpolation": found["interpolation"],
+    }
+
+
+def timm_backbone(
+    convnet_type: str,
+    options: Mapping[str, Any],
+    pretrained: bool | str = False,
+    image_size: int | None = None,
+    grad_checkpointing: bool = False,
+) -> nn.Module:
+    """The model without its classifier: (B, 3, H, W) normalised images -> (B, ``out_dim``) features.
+
+    Args:
+        convnet_type: ``timm:`` and the model's name.
+        options: keyword arguments of ``timm.create_model``.
+        pretrained: false: random weights; true: timm's own, downloaded; else a file of timm's names, ``.safetensors``
+            or ``torch.save``'s, with or without a classifier.
+        image_size: side of the images, which models with position embeddings are made for.
+        grad_checkpointing: compute activations anew in the backward pass rather than keep them.
+
+    Raises:
+        UserError: timm, the model or the weights are not there or do not fit.
+    """
+    check_name(convnet_type)
+    timm, name = _timm(), convnet_type.removeprefix(PREFIX)
+    arguments = {"num_classes": 0, "pretrained": bool(pretrained), **options}
+    card = timm.get_pretrained_cfg(name)
+    if card and card.fixed_input_size and image_size not in (None, card.input_size[-1]):
+        arguments.setdefault("img_size", image_size)
+    weights = read_weights(pretrained) if isinstance(pretrained, str) else {}
+    if weights:
+        arguments["pretrained_cfg_overlay"] = {"state_dict": dict(weights), "custom_load": False}
+    try:
+        model = timm.create_model(name, **arguments)
+        if grad_checkpointing:
+            model.set_grad_checkpointing(True)
+    except Exception as error:  # timm raises what its models raise: TypeError, RuntimeError, AssertionError, ...
+        raise UserError(_problem(name, pretrained, error)) from None
+    if weights and (missing := [each for each in _trained(model) if each not in weights]):
+        raise UserError(f"pretrained: {pretrained} has no '{missing[0]}', which timm's '{name}' needs; {_FITTING}")
+    model.out_dim = getattr(model, "head_hidden_size", model.num_features)
+    return model
+
+
+def read_weights(path: str) -> dict[str, torch.Tensor]:
+    """The tensors of a ``.safetensors`` file, or of one made by ``torch.save``, which is read without its code."""
+    try:
+        if Path(path).suffix == ".safetensors":
+            from safetensors.torch import load_file  # comes with timm
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(
+            f"pretrained: {path} cannot be read ({error.strerror or error}); give true, or a file"
+        ) from None
+    except Exception as error:  # of whichever format
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"pretrained: {path} is not a file of weights ({reason}); {_FITTING}") from None
+    state = next((state[key] for key in CONTAINERS if isinstance(state, dict) and key in state), state)
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UserError(f"pretrained: {path} holds no tensors by name; {_FITTING}")
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in state.items()}
+
+
+def layer_groups(model: Any) -> list[list[nn.Parameter]]:
+    """The parameters by layer, from the input on, as timm's own layer decay groups them."""
+    from timm.models import group_parameters
+
+    layers = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+    groups: dict[int, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        groups.setdefault(layers[name], []).append(parameter)
+    return [groups[layer] for layer in sorted(groups)]
+
+
+_FITTING = "give a .safetensors or .pth file with timm's names, or true for timm's own weights"
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError:
+        raise UserError("convnet_type: timm is not installed; pip install 'pycil_wsc[timm]'") from None
+    return timm
+
+
+def _near(name, timm):
+    import difflib
+
+    near = difflib.get_close_matches(name, timm.list_models(), n=1)
+    return did_you_mean(name, near) if near else "; timm.list_models() has its names"
+
+
+def _trained(model):
+    """The names of what training changes: parameters, and batch norm's statistics."""
+    names = [name for name, _ in model.named_parameters()]
+    return names + [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+
+
+def _problem(name, pretrained, error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reason = lines[min(1, len(lines) - 1)]  # of a state that does not fit the first line says only that
+    if isinstance(pretrained, str) and "size mismatch" in str(error):
+        return f"pretrained: {pretrained} is of another model than timm's '{name}' ({reason})"
+    if pretrained is True and not isinstance(error, TypeError):
+        return f"pretrained: no weights for timm's '{name}' ({reason}); connect to the internet, or give a file"
+    return f"convnet_type: timm cannot make '{name}' ({lines[0]}); correct convnet_options, or choose another model"
