@@ -40,6 +40,12 @@ class Config(TrainingOptions):
     shuffle: bool = key(True, "shuffle the class order by `seed`, as PyCIL does", decides="data")
     init_cls: int = key(10, "classes of the first task", low=1, decides="data")
     increment: int = key(10, "classes of each later task", low=1, decides="data")
+    max_tasks: int | None = key(
+        None, "for trials: learn only so many of the tasks; null: all", low=1, decides="later tasks"
+    )
+    classes: tuple[int | str, ...] = key(
+        (), "for trials: learn only these classes of the data set, by number or name; none: all", decides="data"
+    )
     model_name: str = key("wsc", "the learner", decides="later tasks")  # see `plain_first_task`
     consolidate: bool = key(
         False,

@@ -54,6 +54,13 @@ class TaskSequence:
         self.train_tasks, self.test_tasks = train_tasks, test_tasks
         self.tasks = [self._task(index) for index in range(len(self.boundaries) - 1)]
 
+    def first(self, number: int) -> "TaskSequence":
+        """The same without the tasks after the first ``number`` of them, and without the classes of those."""
+        number = min(number, len(self.tasks))
+        self.tasks, self.boundaries = self.tasks[:number], self.boundaries[: number + 1]
+        self.class_order = self.class_order[: self.boundaries[-1]]
+        return self
+
     def _task(self, index):
         old, seen = self.boundaries[index : index + 2]
         train = _by_class(np.flatnonzero(self.train_tasks == index), self.train_targets)
@@ -96,8 +103,10 @@ class TaskStream(TaskSequence):
 def tasks_of(dataset: Dataset, config: Any) -> TaskSequence:
     """The tasks of a run: those of its stream, or its data set's classes split as the configuration says."""
     if dataset.arrivals is not None:
-        return TaskStream(dataset)
-    return DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
+        sequence = TaskStream(dataset)
+    else:
+        sequence = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
+    return sequence if config.max_tasks is None else sequence.first(config.max_tasks)
 
 
 def _by_class(indices, targets):

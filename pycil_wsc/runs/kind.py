@@ -14,6 +14,7 @@ from pycil_wsc.data.datasets import Dataset, load_dataset, sized
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import extended
+from pycil_wsc.data.subset import only
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.validation import hold_out
 from pycil_wsc.errors import UserError
@@ -84,7 +85,7 @@ class ClassIncremental(Kind):
 
 
 def as_asked(dataset: Dataset, config: Config) -> Dataset:
-    """``dataset`` with the size, augmentation and held-out part that ``config`` asks for.
+    """``dataset`` with the size, augmentation, classes and held-out part that ``config`` asks for.
 
     A model of timm has size, normalisation and interpolation as its weights were trained.
     """
@@ -96,6 +97,7 @@ def as_asked(dataset: Dataset, config: Config) -> Dataset:
     elif config.image_size:
         dataset = sized(dataset, config.image_size)
     dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
+    dataset = only(dataset, config.classes) if config.classes else dataset
     return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
 
 

@@ -1,0 +1,40 @@
+"""A part of a data set's classes, for trials."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.errors import UserError, did_you_mean
+
+
+def only(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
+    """``dataset`` with these classes alone, by label or by name, renumbered in the order in which they are given.
+
+    Its fingerprint stays that of the whole data set. :class:`UserError` for a class that it does not have, or a class
+    that is named twice.
+    """
+    names = dataset.info.classes
+    labels = [_label(each, names, dataset.info.name) for each in classes]
+    if twice := [names[label] for label in labels if labels.count(label) > 1]:
+        raise UserError(f"classes: '{twice[0]}' is named twice; name each class once")
+    number = np.full(len(names), -1)
+    number[labels] = np.arange(len(labels))
+    info = replace(dataset.info, classes=tuple(names[label] for label in labels))
+    return replace(dataset, info=info, train=_part(dataset.train, number), test=_part(dataset.test, number))
+
+
+def _label(given, names, dataset):
+    if isinstance(given, int) and 0 <= given < len(names):
+        return given
+    if given in names:
+        return names.index(given)
+    hint = f"; its labels are 0..{len(names) - 1}" if isinstance(given, int) else did_you_mean(given, names)
+    raise UserError(f"classes: {dataset} has no class {given!r}{hint}")
+
+
+def _part(split, number):
+    targets = number[split.targets]
+    chosen = np.flatnonzero(targets >= 0)
+    return Split(split.images[chosen], targets[chosen])
