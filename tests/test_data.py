@@ -60,10 +60,10 @@ def write_folder(root, files):
     return root
 
 
-def complaint(name, root=".", image_size=None):
+def complaint(name, root="."):
     """The one line with which the data set is refused."""
     with pytest.raises(UserError) as caught:
-        load_dataset(name, root, image_size)
+        load_dataset(name, root)
     return one_line(caught.value)
 
 
@@ -420,10 +420,12 @@ def test_a_damaged_cifar_file_is_not_replaced_behind_the_users_back(tmp_path, mo
     assert (tmp_path / "cifar100.npz").read_bytes() == before
 
 
-def test_images_in_memory_are_not_resized(tmp_path):
+def test_images_in_memory_stay_as_they_are_and_tell_both_sizes(tmp_path):
     np.savez(tmp_path / "cifar100.npz", **FakeCifar.arrays)
-    assert load_dataset("cifar100", tmp_path, 32).info.image_size == 32
-    assert "32" in complaint("cifar100", tmp_path, 64) and "image_size" in complaint("digits", tmp_path, 28)
+    same, larger = (load_dataset("cifar100", tmp_path, side) for side in (32, 64))
+    assert (same.info.image_size, same.info.stored_size) == (32, None)
+    assert (larger.info.image_size, larger.info.stored_size) == (64, 32)
+    assert larger.train.images.shape[1:] == (32, 32, 3) and larger.fingerprint == same.fingerprint
 
 
 # digits

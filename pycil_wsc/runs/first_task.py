@@ -69,9 +69,15 @@ def key(run: Any, dataset: Dataset) -> str:
     if dataset.arrivals:  # later tasks decide nothing of it
         data, info = data["tasks"][0], replace(info, classes=info.classes[: task.num_seen])
     decisive |= {"classes": manager.class_order[: task.num_seen], "data": data, "info": repr(info)}
+    decisive |= {"weights": digest_of(run.config.pretrained) if isinstance(run.config.pretrained, str) else None}
     decisive |= {"device": device, "threads": torch.get_num_threads() if device == "cpu" else None}
     decisive |= {"precision": run.learner.precision, "torch": torch.__version__, "code": code()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def digest_of(path: str) -> str:
+    """A digest of a file's contents."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 @functools.cache
