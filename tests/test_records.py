@@ -211,6 +211,21 @@ def test_the_table_of_language_models_is_the_records():
         assert cells == [*(f"{value:.2f}" for value in values), *(f"{value:.1f}" for value in minutes)]
 
 
+def test_the_generated_tables_of_language_models_show_what_the_checked_one_shows(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "scripts"))
+    from trace_tables import runs
+
+    checked_header, checked = rows_after(ROOT / "docs/language_models.md", "](../results/trace_small_model).")
+    header, without_learning, *rows = runs("trace_small_model")
+    generated = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [row["method"] for row in generated] == [f"{row[0]}, seed 1234" for row in checked]
+    for row, cells in zip(generated, checked, strict=True):
+        for name, cell in zip(checked_header[1:], cells[1:], strict=True):
+            assert row[name] == cell
+    best = dict(zip(header, without_learning, strict=True))
+    assert (best["C-STANCE"], best["20Minuten"], best["average"]) == ("40.00", "38.47", "30.36")
+
+
 def test_the_table_of_the_consolidations_cost_is_the_record():
     ways = json.loads((ROOT / "results/consolidation-overhead-cpu.json").read_text())["ways"]
     names = {

@@ -1,4 +1,5 @@
-"""Write what is generated in README.md and docs/: the tables of keys, from their declarations, and the README's figure.
+"""Write what is generated in docs/: the tables of keys, from their declarations, those of language models' runs, from
+their records, and the README's figure.
 
 python docs/scripts/generate.py
 """
@@ -14,6 +15,7 @@ CONFIGURATION, LANGUAGE_MODELS = "configuration", "language_models"
 PAGES = dict.fromkeys(("run", "training", "wsc", "defaults", "methods"), CONFIGURATION) | {
     "language models": LANGUAGE_MODELS
 }
+RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
 
 
 HEADER = ("key", "default", "values", "meaning")
@@ -71,11 +73,22 @@ def rows(header, lines):
 def page(name):
     """The page ``docs/<name>.md`` with its tables made anew."""
     text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    for mark in (mark for mark, place in PAGES.items() if place == name):
-        pattern = rf"(<!-- keys: {mark} -->\n).*?(<!-- end -->)"
-        text, places = re.subn(pattern, lambda match: match[1] + table(mark) + match[2], text, flags=re.DOTALL)
+    marks = {f"keys: {mark}": table for mark, place in PAGES.items() if place == name}
+    marks |= {f"records: {mark}": recorded for mark, place in RECORDS.items() if place == name}
+    for mark, made in marks.items():
+        pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
+        new = made(mark.partition(": ")[2])
+        text, places = re.subn(pattern, lambda match: match[1] + new + match[2], text, flags=re.DOTALL)
         assert places == 1, f"docs/{name}.md has {places} places for the table '{mark}'"
     return text
+
+
+def recorded(folder):
+    """The Markdown table of the runs in results/``folder``."""
+    import trace_tables  # beside this file
+
+    lines = (trace_tables.choices if folder.endswith("_tune") else trace_tables.runs)(folder)
+    return rows(lines[0], lines[1:]) if lines else "None yet.\n"
 
 
 def main():

@@ -1,0 +1,62 @@
+"""The tables of docs/language_models.md that show runs, from their records in results/."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent.parent / "results"
+METHODS = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
+
+
+def records(folder: str) -> list[dict[str, Any]]:
+    """The results in results/``folder``: full training before LoRA, methods in the paper's order, then seeds."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS / folder).glob("*.json")]
+
+    def place(record: dict[str, Any]) -> tuple[Any, ...]:
+        config = record["config"]
+        return config.get("llm.lora_rank", 0), METHODS.index(config["llm.method"]), config["seed"], config["llm.lr"]
+
+    return sorted(found, key=place)
+
+
+def runs(folder: str) -> list[tuple[str, ...]]:
+    """Header and rows: the scores after the last task in percent, by TRACE's metrics, and what the run cost."""
+    found = records(folder)
+    if not found:
+        return []
+    header = ("method", *found[0]["tasks"], "average", "fixed", "forgetting", "backward", "minutes", "relative VRAM")
+    return [header, _without_learning(found[0]), *map(_run, found)]
+
+
+def _without_learning(record: dict[str, Any]) -> tuple[str, ...]:
+    """The best of the answers that need no learning."""
+    best = {
+        version: [max(each.values()) for each in record["trivial"][version].values()] for version in ("trace", "fixed")
+    }
+    means = (sum(best[version]) / len(best[version]) for version in ("trace", "fixed"))
+    return ("no learning", *map(_percent, best["trace"]), *map(_percent, means), "", "", "", "")
+
+
+def _run(record: dict[str, Any]) -> tuple[str, ...]:
+    config, trace, fixed = record["config"], record["scores"]["trace"], record["scores"]["fixed"]
+    name = config["llm.method"] + (f", LoRA {config['llm.lora_rank']}" if config.get("llm.lora_rank") else "")
+    scores = (*trace["matrix"][-1], trace["last_average"], fixed["last_average"], trace["forgetting"], trace["bwt"][-1])
+    cost = (record["train_minutes"], record["relative_vram_minutes"])
+    return (f"{name}, seed {config['seed']}", *map(_percent, scores), *(f"{minutes:.1f}" for minutes in cost))
+
+
+def choices(folder: str) -> list[tuple[str, ...]]:
+    """Header and rows: what was tried to choose the learning rate and the epochs."""
+    found = records(folder)
+    header = ("learning rate", "items", "epochs", *found[0]["tasks"], "average", "tokens per second")
+    return [header, *map(_choice, found)]
+
+
+def _choice(record: dict[str, Any]) -> tuple[str, ...]:
+    config, trace = record["config"], record["scores"]["trace"]
+    what = (f"{config['llm.lr']:g}", str(config["llm.train_items"]), str(config["llm.epochs"][0]))
+    return (*what, *map(_percent, (*trace["matrix"][-1], trace["last_average"])), f"{record['tokens_per_second']:.0f}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
