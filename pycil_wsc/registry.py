@@ -217,7 +217,7 @@ class Kind:
         Returns the exit code. Without this method several processes cannot share a run.
         """
         raise UserError(
-            "torchrun: its processes cannot share such runs; start them with python, several with --workers"
+            "torchrun: runs of this kind use one process each; start them with python (--workers for several at a time)"
         )
 
 

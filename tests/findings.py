@@ -54,18 +54,18 @@ REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> what
     "a beta of two": ({"model_name": "foster", "beta1": 2}, "beta1: 2.0 is not below 1"),
     "a beta of one": ({"model_name": "foster", "beta1": 1}, "beta1: 1.0 is not below 1"),
     "an unknown importance, of which there are six": ({"wsc.importance": "momnet"}, "did you mean 'moment'?"),
-    "a group given as a number": ({"wsc": 0.3}, "wsc: a group of keys"),
+    "a group given as a number": ({"wsc": 0.3}, "wsc: is a group of keys"),
     "a method that only PyCIL has": ({"model_name": "ewc"}, "python -m pycil_wsc.plugins.pycil"),
     "another method that only PyCIL has": ({"model_name": "gem"}, "python -m pycil_wsc.plugins.pycil"),
 }
 OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> what the one line says
     "several values without brackets": (["--set", "seed=1993,1994"], "several values are a list: [1993,1994]"),
     "PyCIL's name of the learning rate": (["--set", "lr=0.2"], "give init_lr (first task), or lrate (later tasks)"),
-    "a group given as a number, as an option": (["--set", "wsc=0.3"], "wsc: a group of keys"),
+    "a group given as a number, as an option": (["--set", "wsc=0.3"], "wsc: is a group of keys"),
     "no workers": (["--workers", "0"], "--workers 0"),
     "no workers, as a dry run": (["--workers", "0", "--dry-run"], "--workers 0"),
-    "a GPU that is not there": (["--device", "cuda:7"], "'cuda:7' is not there"),
-    "a GPU that is not there, as a dry run": (["--device", "cuda:7", "--dry-run"], "'cuda:7' is not there"),
+    "a GPU that is not there": (["--device", "cuda:7"], "'cuda:7' is not available"),
+    "a GPU that is not there, as a dry run": (["--device", "cuda:7", "--dry-run"], "'cuda:7' is not available"),
     "workers that are no number": (["--workers", "many"], "--workers"),
     "an unknown option": (["--nonsense"], "--nonsense"),
     "an option with a line break": (["--a\nb"], r"--a\nb"),
@@ -242,7 +242,7 @@ FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> what is done, the ex
     **{name: (functools.partial(refused, keys), 2, says) for name, (keys, says) in REFUSED.items()},
     **{name: (functools.partial(with_options, options), 2, says) for name, (options, says) in OPTIONS.items()},
     "data overwritten after a run": (data_overwritten, 1, OTHER_DATA),
-    "another data root with fewer images": (another_data_root, 1, "(then 200 + 200 images"),
+    "another data root with fewer images": (another_data_root, 1, "(then 200 training and 200 test images"),
     "other pixels after a kill": (pixels_changed_after_a_kill, 1, OTHER_DATA),
     "another number of samples after a kill": (samples_changed_after_a_kill, 1, OTHER_DATA),
     "a stopped run does not say on the console where it resumes": (resumed, 0, "resumes with train epoch"),
@@ -264,8 +264,8 @@ FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> what is done, the ex
     "gradients of the warm-up that are no numbers": (warmup_diverges, 1, "were not finite in the warm-up"),
     "a last batch of one image": (functools.partial(batch_of_one, "replay"), 0, "Report: "),
     "a last batch of one image in two phases": (functools.partial(batch_of_one, "bic"), 0, "Report: "),
-    "images of a negative number": (functools.partial(header_of_the_images, "(-1, 8, 8, 3)"), 2, "not a whole npz"),
-    "images of 10^20": (functools.partial(header_of_the_images, f"({10**20}, 8, 8, 3)"), 2, "not a whole npz"),
+    "images of a negative number": (functools.partial(header_of_the_images, "(-1, 8, 8, 3)"), 2, "not a complete npz"),
+    "images of 10^20": (functools.partial(header_of_the_images, f"({10**20}, 8, 8, 3)"), 2, "not a complete npz"),
 }
 HELD = {  # the file of a test -> finding -> the test that holds it
     "test_docs.py": {

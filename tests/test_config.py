@@ -285,8 +285,8 @@ BAD = {
     "lrate: expected a number, got NaN": '{"lrate": NaN}',
     'shuffle: expected true or false, got "yes"': {"shuffle": "yes"},
     "milestones: expected a list of whole numbers, got 30": {"milestones": 30},
-    "milestones: [30, 70] must rise and lie within the 70 epochs": {"milestones": [30, 70]},
-    "milestones: [50, 30] must rise": {"milestones": [50, 30]},
+    "milestones: [30, 70] must be increasing and within the 70 epochs": {"milestones": [30, 70]},
+    "milestones: [50, 30] must be increasing": {"milestones": [50, 30]},
     "exemplars: 'herd' is not one of herding, random, reservoir": {"exemplars": "herd"},
     "save_weights: 'last' is not one of false, true, every": {"save_weights": "last"},
     "save_weights: expected true or false or a string, got 1": {"save_weights": 1},
@@ -335,7 +335,7 @@ BAD = {
     r"out: 'a\x00b' has a zero byte": {"out": "a\0b"},
     r"unknown key 'a\nb'": {"a\nb": 1},
     r"device: 'a\nb' is not auto": {"device": "a\nb"},
-    "wsc: a group of keys, not a key; give one of them": {"wsc": 0.3},
+    "wsc: is a group of keys; set one of them (wsc.KEY)": {"wsc": 0.3},
     "model_name: 'ewc' is a method of PyCIL that is not built in": {"model_name": "ewc"},
     "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL": {"model_name": "gem", "x": 1},
     "expected a JSON object": "[1]",
@@ -351,11 +351,11 @@ def test_bad_configuration_is_one_line_that_names_file_and_key(message, tmp_path
 
 
 OVERRIDES = {
-    "lr: PyCIL's name in its own files; give init_lr (first task), or lrate (later tasks)": "lr=0.2",
-    "boosting_epochs: PyCIL's name in its own files; give epochs": "boosting_epochs=3",
+    "lr: is understood in PyCIL's own files only; give init_lr (first task), or lrate (later tasks)": "lr=0.2",
+    "boosting_epochs: is understood in PyCIL's own files only; give epochs": "boosting_epochs=3",
     'seed: expected a whole number, got "1993,1994"; several values are a list: [1993,1994]': "seed=1993,1994",
     "unknown model_name 'replay,wsc'; several values are a list: [replay,wsc]": "model_name=replay,wsc",
-    "wsc: a group of keys": "wsc=0.3",
+    "wsc: is a group of keys": "wsc=0.3",
     'seed: expected a whole number, got "[[[': "seed=" + "[" * 100_000,
 }
 

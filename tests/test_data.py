@@ -235,7 +235,7 @@ def test_a_file_that_cannot_be_read_is_named(defect, tmp_path):
     path = tmp_path / "own.npz"
     UNREADABLE[defect](path)
     assert complaint(f"npz:{path}").startswith(
-        f"{path}: {'no such file' if defect == 'absent' else 'not a whole npz file'}"
+        f"{path}: {'no such file' if defect == 'absent' else 'not a complete npz file'}"
     )
 
 

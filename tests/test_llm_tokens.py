@@ -215,7 +215,7 @@ def test_a_chat_template_frames_prompt_and_answer(llm_settings):
     assert tricked.count(example.ids[-1]) == 1, "the template's own"
     short = encode_prompts(tokenizer, ["what is it a cat"], len(around.before) + len(around.after) + 2, around)[0]
     assert short[: len(around.before)] == list(around.before) and short[-len(around.after) :] == list(around.after)
-    with pytest.raises(UserError, match="llm.max_prompt: 4 has no room"):
+    with pytest.raises(UserError, match="llm.max_prompt: 4 is too short"):
         encode_prompts(tokenizer, ["what"], 4, around)
 
 

@@ -265,10 +265,10 @@ def corrupt(folder):
     other = {key: value for key, value in whole.items() if key != "matrix"}
     spoilt = synthetic.result("wa", 200) | {"train_loss": "none", "confusion": [[1, 2]]}
     texts = {
-        "truncated/result.json": (json.dumps(whole)[:900], "is not a whole result"),
-        "empty/result.json": ("", "is not a whole result"),
-        "binary/result.json": (b"\xff\xfe\x00\x01", "is not a whole result"),
-        "nested/result.json": ("[" * 100000, "is not a whole result"),
+        "truncated/result.json": (json.dumps(whole)[:900], "is not a complete result"),
+        "empty/result.json": ("", "is not a complete result"),
+        "binary/result.json": (b"\xff\xfe\x00\x01", "is not a complete result"),
+        "nested/result.json": ("[" * 100000, "is not a complete result"),
         "version/result.json": (json.dumps(other), "another version (&#x27;matrix&#x27; is lacking)"),
         "spoilt/result.json": (json.dumps(spoilt), "&#x27;train_loss&#x27; is not as expected; left out"),
         "written/metrics.jsonl": ('{"task": 0, "cnn_top1": 80.0}\n{"task": 1, "cnn_t', "line 2 is not whole; skipped"),

@@ -262,7 +262,7 @@ def test_the_baseline_is_chosen(tmp_path, capsys, undrawn):
     (line,) = lines_of(tmp_path / "report", f"difference-{HERE}")
     assert (line["method"], line["mean"], line["averaged_over"]) == ("replay", "-10.0", "1")
     assert command.main([str(tmp_path), "--baseline", "nobody"]) == 2
-    assert "--baseline nobody: no run of it" in capsys.readouterr().err
+    assert "--baseline nobody: no run has this method" in capsys.readouterr().err
 
 
 def test_without_the_paper_none_of_its_numbers_are_shown(tmp_path, undrawn):

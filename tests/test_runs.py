@@ -310,7 +310,7 @@ def test_bad_input_is_one_line_and_exit_code_2(settings, tmp_path, capsys):
     assert "did you mean 'wsc.retain'" in one_error_line(capsys, ["--config", path, "--set", "wsc.retian=1"])
     assert "absent.npz" in one_error_line(capsys, ["--config", path, "--set", f"dataset=npz:{tmp_path}/absent.npz"])
     assert "init_cls 7 is more than the 6 classes" in one_error_line(capsys, ["--config", path, "--set", "init_cls=7"])
-    assert "'cuda:99' is not there" in one_error_line(capsys, ["--config", path, "--device", "cuda:99"])
+    assert "'cuda:99' is not available" in one_error_line(capsys, ["--config", path, "--device", "cuda:99"])
 
 
 def test_an_output_folder_that_cannot_be_is_named(settings, tmp_path, capsys):
@@ -344,7 +344,7 @@ def test_a_result_that_is_not_whole_is_named_and_kept(settings, tmp_path, capsys
     ((folder, _),) = results(settings).items()
     (folder / "result.json").write_text('{"config": {')
     assert main(["--config", path]) == 1
-    assert "result.json: is not a whole result" in capsys.readouterr().out
+    assert "result.json: is not a complete result" in capsys.readouterr().out
     assert (folder / "result.json").read_text() == '{"config": {'
 
 
@@ -370,7 +370,8 @@ def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings,
     assert main(["--config", path]) == 1
     error = capsys.readouterr().err
     assert (
-        f"{folder / 'result.json'}: was made with other data (then 72 + 72 images" in error and error.count("\n") == 1
+        f"{folder / 'result.json'}: was made with other data (then 72 training and 72 test images" in error
+        and error.count("\n") == 1
     )
     del result["data"]  # as of an earlier version
     (folder / "result.json").write_text(json.dumps(result))
@@ -385,7 +386,10 @@ def test_a_stopped_run_does_not_go_on_with_other_data(settings, tmp_path, capsys
     path = write(tmp_path, settings | {"model_name": "replay"})
     assert main(["--config", path]) == 1
     error = capsys.readouterr().err
-    assert "checkpoint.pt: was made with other data (then 72 + 72 images" in error and error.count("\n") == 1
+    assert (
+        "checkpoint.pt: was made with other data (then 72 training and 72 test images" in error
+        and error.count("\n") == 1
+    )
     small_data(settings["dataset"].removeprefix("npz:"))
     assert main(["--config", path]) == 0
 

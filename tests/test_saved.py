@@ -216,13 +216,13 @@ def test_weights_that_cannot_be_loaded_are_one_line(run, tmp_path):
     kept = run(save_weights=True, seed=1)
     kept.execute()
     assert "no weights of task 1, only of the last" in one_line(pycil_wsc.load, kept.folder, 1)
-    assert "'cuda:99' is not there" in one_line(pycil_wsc.load, kept.folder, None, "cuda:99")
+    assert "'cuda:99' is not available" in one_line(pycil_wsc.load, kept.folder, None, "cuda:99")
     assert "device: 'tpu' is not auto" in one_line(pycil_wsc.load, kept.folder, None, "tpu")
     path = kept.folder / "weights.pt"
     whole = path.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 10):
         path.write_bytes(whole[:size])
-        assert "weights.pt: is not a whole file of weights" in one_line(pycil_wsc.load, kept.folder)
+        assert "weights.pt: is not a complete file of weights" in one_line(pycil_wsc.load, kept.folder)
     path.write_bytes(whole)
     state = torch.load(path, weights_only=True)
     torch.save(state | {"config": state["config"] | {"convnet_type": "resnet20"}}, path)

@@ -125,7 +125,7 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, t
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1] == "stopped with 0 of 3 runs done; the same command goes on from here"
+    assert errors.strip().splitlines()[-1] == "stopped with 0 of 3 runs done; the same command resumes from here"
     assert "Traceback" not in errors and "Warning" not in errors
     for lock in Path(settings["out"]).rglob(".lock"):
         FileLock(lock).acquire(timeout=0).lock.release()
@@ -222,7 +222,7 @@ def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
 
 def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings | {"device": "cuda:99"}), "--workers", "2"]) == 2
-    assert capsys.readouterr().err.strip().startswith("error: device: 'cuda:99' is not there")
+    assert capsys.readouterr().err.strip().startswith("error: device: 'cuda:99' is not available")
     assert not multiprocessing.active_children()
 
 
@@ -251,14 +251,14 @@ def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
 def test_a_device_that_is_not_there_is_one_line(more, settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings), "--device", "cuda:99", *more]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: device: 'cuda:99' is not there") and error.count("\n") == 1
+    assert error.startswith("error: device: 'cuda:99' is not available") and error.count("\n") == 1
     assert not results(settings)
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"], ["--dry-run", "--measure"]])
 def test_workers_below_one_is_one_line(more, settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings), "--workers", "0", *more]) == 2
-    assert capsys.readouterr().err == "error: --workers 0: at least one run must go on at a time; give 1 or more\n"
+    assert capsys.readouterr().err == "error: --workers 0: must be at least 1\n"
 
 
 def test_all_methods_come_at_one_seed_before_the_second(settings, tmp_path):

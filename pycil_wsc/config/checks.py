@@ -17,7 +17,9 @@ def check(config: Config) -> None:
     for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
         places, end = getattr(config, milestones), getattr(config, epochs)
         if list(places) != sorted(places) or any(not 0 < place < end for place in places):
-            raise UserError(f"{milestones}: {list(places)} must rise and lie within the {end} epochs of '{epochs}'")
+            raise UserError(
+                f"{milestones}: {list(places)} must be increasing and within the {end} epochs of '{epochs}'"
+            )
     _check_rates(config)
     if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(

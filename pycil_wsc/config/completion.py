@@ -65,7 +65,7 @@ def _refuse_unknown(names: Iterable[str]) -> None:
     groups = {name.partition(".")[0] for name in (*known, BACKBONE_OPTION) if "." in name}
     for name in names:
         if name in groups:
-            raise UserError(f"{name}: a group of keys, not a key; give one of them as {name}.KEY, or an object of them")
+            raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object of them")
         if name not in known:
             pycil.refuse_alias(name)
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")

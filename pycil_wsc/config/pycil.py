@@ -47,6 +47,8 @@ def refuse_other_method(model_name: str) -> None:
 def refuse_alias(name: str) -> None:
     """Raise a :class:`UserError` for a name of PyCIL's that is understood in its files alone."""
     if name == "lr":
-        raise UserError("lr: PyCIL's name in its own files; give init_lr (first task), or lrate (later tasks)")
+        raise UserError(
+            "lr: is understood in PyCIL's own files only; give init_lr (first task), or lrate (later tasks)"
+        )
     if name in ALIASES:
-        raise UserError(f"{name}: PyCIL's name in its own files; give {ALIASES[name]}")
+        raise UserError(f"{name}: is understood in PyCIL's own files only; give {ALIASES[name]}")

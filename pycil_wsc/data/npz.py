@@ -60,7 +60,7 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
         raise
     except Exception as error:  # of the archive, of its compression, or of numpy's parser of headers
         raise UserError(
-            f"{path}: not a whole npz file of plain arrays ({reason(error)}); make it again with np.savez, "
+            f"{path}: not a complete npz file of plain arrays ({reason(error)}); make it again with np.savez, "
             "or copy it again"
         ) from None
 

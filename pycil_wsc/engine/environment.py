@@ -19,8 +19,9 @@ os.environ.setdefault(
 
 
 def resolved_device(name: str) -> torch.device:
-    """A torch device for the configuration's ``device``; a GPU from PyCIL's list gives way to the CPU where there is
-    none.
+    """The torch device of the configuration's ``device``: for PyCIL's list of GPUs the CPU if there is no GPU.
+
+    Raises :class:`UserError` for a GPU that this machine does not have.
     """
     gpus = torch.cuda.device_count()
     if name == "auto":
@@ -28,19 +29,20 @@ def resolved_device(name: str) -> torch.device:
     if name.startswith("gpu:"):
         if not gpus:
             logging.getLogger("pycil_wsc").warning(
-                "no GPU on this machine: the configuration's GPU list gives way to the CPU"
+                "no GPU on this machine; the CPU is used instead of the configuration's list of GPUs"
             )
             return torch.device("cpu")
         name = name.replace("gpu", "cuda")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise UserError(f"device: '{name}' is not there (GPUs: {gpus}); use auto or cpu")
+        raise UserError(f"device: '{name}' is not available (GPUs on this machine: {gpus}); use auto or cpu")
     return device
 
 
 def deterministic(wanted: bool) -> None:
-    """Let torch use, or no longer use, only algorithms that give the same numbers each time; what has none raises
-    RuntimeError.
+    """Restrict torch to deterministic algorithms, or lift the restriction.
+
+    An operation that has none then raises RuntimeError.
     """
     torch.use_deterministic_algorithms(wanted)
 
@@ -74,8 +76,9 @@ def peak_memory(device: torch.device) -> int:
 
 
 def commit() -> str | None:
-    """The commit of this code, with a mark if it was changed since; null outside a checkout. A cluster's nodes are told
-    it.
+    """The commit of this code, marked if it was changed since; None outside a checkout.
+
+    On a cluster's nodes the driver's commit, from ``PYCIL_WSC_COMMIT``.
     """
     if known := os.environ.get("PYCIL_WSC_COMMIT"):
         return known

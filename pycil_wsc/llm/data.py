@@ -183,7 +183,7 @@ def _item(path: Path, number: int, row: Any) -> Item:
         if not _is_unicode(row[key]):
             raise UserError(
                 f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff); "
-                "mend or remove the row"
+                "correct or remove the row"
             )
     if not row["answer"].strip():
         raise UserError(

@@ -38,7 +38,7 @@ def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
                 "they do not belong together"
             )
         if config.packing and "position_ids" not in inspect.signature(model.forward).parameters:
-            raise UserError(f"llm.packing: {type(model).__name__} takes no positions; use false")
+            raise UserError(f"llm.packing: {type(model).__name__} takes no position_ids; use false")
         if config.gradient_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         if config.lora_rank:

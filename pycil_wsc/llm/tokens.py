@@ -144,7 +144,7 @@ def encode_prompts(
     around = around or raw_frame(tokenizer)
     room = max_prompt - len(around.before) - len(around.after)
     if room < 1:
-        raise UserError(f"llm.max_prompt: {max_prompt} has no room for a prompt in the chat template; use more")
+        raise UserError(f"llm.max_prompt: {max_prompt} is too short for a prompt in the chat template; increase it")
     return [[*around.before, *ids[max(0, len(ids) - room) :], *around.after] for ids in _ids(tokenizer, prompts)]
 
 

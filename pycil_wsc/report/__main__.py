@@ -94,7 +94,7 @@ def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
     methods = {name for record in found.records for name in (record.method, record.config.get("label"))}
     if options.baseline != USUAL.baseline and options.baseline not in methods:
         present = clean(", ".join(sorted(filter(None, methods))))
-        raise UserError(f"--baseline {clean(options.baseline)}: no run of it; there are {present}")
+        raise UserError(f"--baseline {clean(options.baseline)}: no run has this method; there are {present}")
     return write_found(found, folders, Path(out) if out else _beside(folders), options)
 
 

@@ -200,7 +200,7 @@ def _parsed(path: Path) -> Any:
     except OSError as error:
         raise UnusableRun(f"{path}: cannot be read ({_reason(error)}); make it readable") from None
     except (ValueError, RecursionError):
-        raise UnusableRun(f"{path}: is not a whole result; delete it to run this again") from None
+        raise UnusableRun(f"{path}: is not a complete result; delete it to run this again") from None
 
 
 def _reason(error: Exception) -> str:
@@ -210,7 +210,7 @@ def _reason(error: Exception) -> str:
 def _checked(path: Path, data: Any) -> tuple[dict[str, Any], list[str]]:
     """``data`` without the optional values that are malformed, and what is wrong with those."""
     if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
-        raise UnusableRun(f"{path}: is not a whole result; delete it to run this again")
+        raise UnusableRun(f"{path}: is not a complete result; delete it to run this again")
     schema = data.get("schema", 1)
     if schema not in range(1, RESULT_SCHEMA + 1):
         raise UnusableRun(

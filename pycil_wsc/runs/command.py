@@ -152,8 +152,8 @@ def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Na
     kinds = sorted({config.kind for config in configs})
     if len(kinds) > 1 or args.workers or args.ray is not None:
         raise UserError(
-            "torchrun: its processes work on one run after another, all of one kind; start others, --workers and --ray"
-            " with python"
+            "torchrun: its processes train one run after another, all of one kind; for other runs, --workers or --ray "
+            "use python"
         )
     return registry.kinds[kinds[0]].together(lambda: _refusing(task))
 

@@ -110,9 +110,7 @@ class Cluster:
         self.ray, self.marks = ray, {}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         if not nodes:
-            raise UserError(
-                "--ray: no node of the cluster has processor cores to give; start one with 'ray start --num-cpus N'"
-            )
+            raise UserError("--ray: no node of the cluster offers CPU cores; start one with 'ray start --num-cpus N'")
         nodes = [node for node in nodes if node.get("GPU")] or nodes
         share = min(node["CPU"] / (per_device * max(1, node.get("GPU", 0))) for node in nodes)
         self.cpus, self.most = int(share) or fraction(share), int(max(node["CPU"] for node in nodes))

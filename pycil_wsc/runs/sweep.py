@@ -39,7 +39,7 @@ def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = 
     except KeyboardInterrupt:
         schedule.overview.close()
         print(
-            f"\nstopped with {len(schedule.results)} of {len(configs)} runs done; the same command goes on from here",
+            f"\nstopped with {len(schedule.results)} of {len(configs)} runs done; the same command resumes from here",
             file=sys.stderr,
         )
         return 130
@@ -51,7 +51,7 @@ def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = 
 def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
     """Raise a :class:`UserError` for what is not possible on this machine."""
     if workers is not None and workers < 1:
-        raise UserError(f"--workers {workers}: at least one run must go on at a time; give 1 or more")
+        raise UserError(f"--workers {workers}: must be at least 1")
     if ray is None:  # whose nodes may have GPUs that this machine lacks
         for device in dict.fromkeys(config.device for config in configs):
             resolved_device(device)
@@ -131,7 +131,7 @@ class Schedule:
             self.overview.ended(job, "done", kind_of(job.config).headline(outcome.result))
         elif not outcome.failure:
             self.taken.append(replace(job, wait=True))
-            self.overview.ended(job, "waiting", "another process is at work on it")
+            self.overview.ended(job, "waiting", "another process is working on it")
         elif outcome.again and job.attempt == 1:
             self.retries.append(replace(job, attempt=2))
             self.overview.ended(job, "retry", f"FAILED: {outcome.failure}; will be tried once more")

@@ -37,7 +37,7 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
     except ValueError as error:
-        raise UserError(f"{path}: is not a whole file of weights ({error}); {again}") from None
+        raise UserError(f"{path}: is not a complete file of weights ({error}); {again}") from None
     try:
         info = _info(state["info"])
         learner = _rebuilt(resolve(state["config"] | {"device": str(device), "pretrained": False}), info, state)
