@@ -182,6 +182,16 @@ def test_brief_figures_show_accuracies():
         assert [plot.slug for plot in figures(group_runs(results)[0][0], brief=True)] == slugs
 
 
+def test_methods_without_memory_stand_beside_those_of_a_single_memory_size():
+    """Bars, not lines through one point."""
+    results = [synthetic.result("finetune", 0), synthetic.result("replay", 20), synthetic.result("wsc", 20)]
+    results += [synthetic.result("wsc", 0)]
+    plots = drawn(*results)
+    assert not [slug for slug in plots if slug.endswith("-memory")]
+    widths = [bar.get_width() for bar in plots["bars"][0].patches]
+    np.testing.assert_allclose(widths[::-1], [result["avg_acc"] for result in results[:3]])
+
+
 def test_of_many_memory_sizes_the_smallest_and_the_largest_have_maps_and_the_others_are_named():
     from pycil_wsc.report.maps import matrix_maps
     from pycil_wsc.report.series import Series

@@ -2,11 +2,14 @@
 
 import csv
 import json
+from itertools import combinations
 
 import pytest
 
 from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
+from pycil_wsc.report.language import language_figures, language_groups
+from pycil_wsc.report.runs import Record
 
 TASKS = ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
 
@@ -130,6 +133,20 @@ def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path):
         ".pdf",
         ".png",
     } and "another version" not in page
+
+
+def test_titles_of_panels_and_the_legend_do_not_overlap():
+    from pycil_wsc.report.style import drawing
+
+    runs = [Record(made_up(method, ratio)) for method in ("finetune", "avg_offline") for ratio in (0.0, 0.2)]
+    ((group,), _) = language_groups(runs)
+    with drawing():
+        curves = next(iter(language_figures(group))).figure
+        curves.draw_without_rendering()
+        texts = [axes._left_title for axes in curves.axes] + curves.legends  # where the style puts titles
+        boxes = [text.get_window_extent() for text in texts]
+        assert [text.get_text().split()[0] for text in texts[:2]] == ["0", "20"]
+        assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
 
 def test_settings_that_differ_have_rows_of_their_own():

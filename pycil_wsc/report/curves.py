@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def curves(
                     banded = True
                     low, high = values - spread[0], values + spread[0]
                     ax.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        ax.set_title(f"{memory:,} {series.group.memory_title}")
+        ax.set_title(textwrap.fill(f"{memory:,} {series.group.memory_title}", 26))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if from_zero:
         axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # of all panels, once all lines are there

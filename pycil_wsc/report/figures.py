@@ -88,11 +88,12 @@ SCORES = (
 
 def over_memory(series: Series, quantities: Sequence[Quantity] = ACCURACIES) -> Iterator[Plot]:
     """Each quantity against the memory size; of a single size, all of them as bars."""
-    if len(series.memories) == 1:
-        yield bars(series, quantities)
-    elif any(series.memories):
+    sizes = [memory for memory in series.memories if memory]
+    if len(sizes) > 1:
         for quantity in quantities:
             yield against_memory(series, quantity)
+    elif series.memories:
+        yield bars(series, quantities, series.memories[-1])
 
 
 def average_over_memory(series: Series) -> Iterator[Plot]:
@@ -105,9 +106,10 @@ def scores_over_memory(series: Series) -> Iterator[Plot]:
     yield from over_memory(series, SCORES)
 
 
-def bars(series: Series, quantities: Sequence[Quantity]) -> Plot:
-    """A bar for each method, with a point for each seed."""
-    names = list(series.styles)[::-1]
+def bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot:
+    """A bar for each method at one memory size, with a point for each seed; methods without memory beside them."""
+    shown = {name: found.get(memory) or found[0] for name in series.styles if (found := series.of(name))}
+    names = list(shown)[::-1]
     labels = [wrapped(series.shown(name), 34) for name in names]
     heights = np.array([1 + 0.55 * label.count("\n") for label in labels])
     places = np.cumsum(heights) - heights / 2
@@ -116,8 +118,7 @@ def bars(series: Series, quantities: Sequence[Quantity]) -> Plot:
     for ax, quantity in zip(axes, quantities):
         unit, size = _unit(quantity, series.records)
         for place, name in zip(places, names):
-            (records,) = series.of(name).values()
-            values, style = [quantity.read(record) / size for record in records], series.styles[name]
+            values, style = [quantity.read(record) / size for record in shown[name]], series.styles[name]
             hollow = style["markerfacecolor"] != style["color"]
             ax.barh(
                 place,
@@ -140,13 +141,14 @@ def bars(series: Series, quantities: Sequence[Quantity]) -> Plot:
         ax.tick_params(axis="y", length=0)
     axes[0].set_yticks(places, labels)
     axes[0].set_ylim(0, heights.sum())
-    (memory,) = series.memories
-    points = ["Each point is a seed."] if max(map(len, series.cells.values())) > 1 else []
+    notes = ["Each point is a seed."] if max(map(len, shown.values())) > 1 else []
+    without = [series.shown(name) for name, records in shown.items() if records[0].memory != memory]
+    notes += [f"Without memory: {', '.join(without)}."] if without else []
     title = (
         f"{', '.join(quantity.title if i == 0 else quantity.title.lower() for i, quantity in enumerate(quantities))}"
     )
     return Plot(
-        "bars", f"{title}: {memory:,} {series.group.memory_title}", figure, series.notes(*points, errors="error bars")
+        "bars", f"{title}: {memory:,} {series.group.memory_title}", figure, series.notes(*notes, errors="error bars")
     )
 
 

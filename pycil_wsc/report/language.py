@@ -61,7 +61,8 @@ class LanguageRecord(Record):
     @cached_property
     def memory(self) -> float:
         """Percent of each earlier task that is replayed."""
-        return round(100 * self.config["llm.replay_ratio"], 6)
+        percent = round(100 * self.config["llm.replay_ratio"], 6)
+        return int(percent) if percent == int(percent) else percent
 
     @property
     def curve(self) -> list[float]:
