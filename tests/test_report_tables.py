@@ -13,6 +13,9 @@ from synthetic import HERE, lines_of
 from pycil_wsc import report
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.report import groups
+from pycil_wsc.report.formats import to_latex
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.tables import Cell, Column, Row, Table
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
 PAPER = json.loads((Path(report.__file__).parent / "paper.json").read_text())
@@ -402,6 +405,17 @@ def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_
         "replay init_epoch=200",
         "replay init_epoch=20",
     ]
+
+
+def test_what_the_papers_method_has_goes_without_saying():
+    made = [synthetic.result("wsc", 20, **keys) for keys in ({}, {"wsc__reset": "revert"}, {"wsc__retain": 0.5})]
+    ((group,), _) = groups.group_runs([Record(result) for result in made])
+    assert list(group.names(group.records).values()) == ["wsc", "wsc wsc.reset=revert", "wsc wsc.retain=0.5"]
+
+
+def test_a_minus_sign_in_latex_is_no_hyphen():
+    table = Table("t", "", "", ("method",), (Column("20", signed=True),), (Row(("a-b",), False, (Cell({1: -2.5}),)),))
+    assert to_latex(table).count("a-b & $-$2.50 ") == 1
 
 
 def test_places_and_seeds_make_no_rows():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 from pycil_wsc.report.names import clean
@@ -166,7 +167,7 @@ def _latex_over(table: Table) -> list[str]:
 
 def _latex_row(table: Table, row: Row) -> list[str]:
     """The row of our numbers, and below it, smaller, that of the paper's, if it has any."""
-    own = [_latex(own_text(cell, column, table.spread)) for cell, column in zip(row.cells, table.columns)]
+    own = [_latex_number(text) for text in _own_texts(row.cells, table.columns, table.spread)]
     own = [f"\\textbf{{{text}}}" if cell.best else text for text, cell in zip(own, row.cells)]
     paper = [_latex(" ".join(filter(None, (paper_text(cell), difference_text(cell))))) for cell in row.cells]
     lines = [_latex_line([*map(_latex, row_labels(table, row)), *own])]
@@ -178,6 +179,11 @@ def _latex_row(table: Table, row: Row) -> list[str]:
 
 def _latex_line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
+
+
+def _latex_number(text: str) -> str:
+    """With a minus sign instead of a hyphen."""
+    return re.sub("^-", "$-$", _latex(text))
 
 
 def _latex(text: object) -> str:

@@ -84,7 +84,7 @@ class Group:
         Without ``base``, the base name is the label in the run's configuration, or its method. ``studied`` keys are
         already in the base name.
         """
-        return label(records, base or self.name_of, self.variant_of, studied)
+        return label(records, base or self.name_of, self.variant_of, studied, brief=True)
 
     def name_of(self, record: Record) -> str:
         return self.own_names.get((record.method, self.variant_of[record].frozen), record.method)
@@ -265,10 +265,11 @@ def label(
     base: Callable[[Record], str | None],
     variant_of: Variants,
     studied: Iterable[str] = (),
+    brief: bool = False,
 ) -> dict[Record, str]:
     """``{record: name}``: the ``base`` name, and the keys that tell apart runs with the same base name.
 
-    Records for which ``base`` returns None are left out.
+    Records for which ``base`` returns None are left out. ``brief``: what the paper's method has goes without saying.
     """
     alike: dict[str, dict[Hashable, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -278,10 +279,14 @@ def label(
     for name, members in alike.items():
         first = [found[0] for found in members.values()]
         keys = telling_keys([variant_of[record] for record in first], studied)
-        for found in members.values():
-            variant, shown = variant_of[found[0]], {*keys, *unusual(found[0]) - studied}
-            told = [f"{key}={_plain(variant[key])}" for key in variant if key in shown]
-            names |= dict.fromkeys(found, " ".join([name, *told]))
+        wanted = [{*keys, *unusual(record) - studied} for record in first]
+        told = [{k: v for k, v in variant_of[r].items() if k in shown} for r, shown in zip(first, wanted)]
+        shorter = [{k: v for k, v in each.items() if k not in STUDIED or v != STUDIED[k]} for each in told]
+        if brief and len({frozenset(map(str, each.items())) for each in shorter}) == len(shorter):
+            told = shorter
+        for found, each in zip(members.values(), told):
+            text = " ".join([name, *(f"{key}={_plain(value)}" for key, value in each.items())])
+            names |= dict.fromkeys(found, text)
     return names
 
 
