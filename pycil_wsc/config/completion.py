@@ -9,6 +9,7 @@ from pycil_wsc.config.checks import check
 from pycil_wsc.config.loading import DIRECTIVES
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.wsc import WSCOptions
+from pycil_wsc.data.memory import ALL
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import Key, declared
 
@@ -24,6 +25,8 @@ def complete(flat: Mapping[str, Any]) -> Config:
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
     flat = {name: value for name, value in flat.items() if name not in backbone and (name, value) != EMPTY}
     _refuse_unknown(flat)
+    if flat.get("memory_per_class") == "all":
+        flat["memory_per_class"] = ALL
     optimizer = KEYS["optimizer"].check(flat.get("optimizer", KEYS["optimizer"].default))
     keys, usual = keys_of(learner), defaults(model_name) | suited_to(optimizer)
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}

@@ -80,14 +80,14 @@ def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
     """The runs of every entry of ``runs``, or of the file itself: each entry's first seed, then each one's second..."""
     shared = {name: value for name, value in raw.items() if name != "runs"}
     if "runs" not in raw:
-        return _grid(_flatten(shared), overrides)
+        return _grid(flatten(shared), overrides)
     entries = raw["runs"]
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise UserError("runs: expected a list of objects of keys and values, at least one")
     ranked = []
     for number, entry in enumerate(entries):
         try:
-            configs = _grid(_flatten(shared) | _flatten(entry), overrides)
+            configs = _grid(flatten(shared) | flatten(entry), overrides)
         except UserError as error:
             raise UserError(f"runs[{number}]: {error}") from None
         seeds = list(dict.fromkeys(config.seed for config in configs))
@@ -119,7 +119,7 @@ def _is_axis(value: Any, takes_list: bool) -> bool:
     return bool(value) and all(isinstance(v, list) for v in value) if takes_list else True
 
 
-def _flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}."""
     flat = {}
     for name, value in raw.items():

@@ -10,7 +10,7 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.config.training import TrainingOptions
 from pycil_wsc.config.wsc import WSCOptions
-from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.memory import ALL, ExemplarMemory
 from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, those
 
 BACKBONE_OPTION = "convnet_options."  # begins the keys that are keyword arguments of the backbone
@@ -33,7 +33,9 @@ class Config(TrainingOptions):
         decides="data",
     )
     memory_size: int = key(2000, "exemplars in all, when `fixed_memory` is false", low=0, decides="later tasks")
-    memory_per_class: int = key(20, "exemplars per class, when `fixed_memory` is true", low=0, decides="later tasks")
+    memory_per_class: int = key(
+        20, 'exemplars per class, when `fixed_memory` is true; `"all"` is every image', low=0, decides="later tasks"
+    )
     fixed_memory: bool = key(
         True, "keep `memory_per_class` of each class rather than share `memory_size` among them", decides="later tasks"
     )
@@ -234,7 +236,8 @@ class Config(TrainingOptions):
         told = {name: getattr(self, name) for name in IN_FOLDER_NAME if name != self._other_memory_key}
         told["tasks"] = self.tasks[:1]
         usual = registry.kinds[self.kind].resolve(told).identity()
-        memory = f"m{self.memory_per_class}" if self.fixed_memory else f"total{self.memory_size}"
+        per_class = "all" if self.memory_per_class == ALL else self.memory_per_class
+        memory = f"m{per_class}" if self.fixed_memory else f"total{self.memory_size}"
         dataset = re.sub(r"[^\w.]+", "-", self.tasks[0] if self.tasks else self.dataset).strip("-")[-60:]
         split = f"{dataset}-tasks" if self.tasks else f"{dataset}-b{self.init_cls}-inc{self.increment}"
         identity = self.identity() | {"tasks": usual["tasks"]}

@@ -7,6 +7,8 @@ import numpy as np
 
 from pycil_wsc.data.tasks import Task
 
+ALL = 2**31 - 1  # exemplars per class: every image is kept
+
 
 class ExemplarMemory:
     """Which training samples are kept for replay.
@@ -19,7 +21,8 @@ class ExemplarMemory:
     * ``reservoir``: a uniform draw from the stream, whatever the class (Vitter, 1985): with ``fixed``, ``per_class``
       times the number of new classes out of the task's samples; otherwise ``total`` out of all samples ever seen.
 
-    A quota above the size of a class keeps the whole class; 0 keeps nothing. Where a task brings new samples of a known
+    A quota above the size of a class keeps the whole class; 0 keeps nothing. With ``per_class`` :data:`ALL` and
+    ``fixed`` nothing is to choose, and no features are needed. Where a task brings new samples of a known
     class, ``herding`` and ``random`` choose the exemplars of that class again, out of the present ones and the new
     samples.
     """
@@ -65,13 +68,15 @@ class ExemplarMemory:
         self.classes = {c: kept[:quota] for c, kept in self.classes.items()} if not self.fixed else self.classes
         candidates = self._candidates(task, targets)
         described = None
-        if self.strategy == "herding" and quota:
+        if self.strategy == "herding" and quota not in (0, ALL):
             assert features is not None, "herding needs features"
             described = features(candidates)
         for c in sorted({*range(task.num_old, task.num_seen), *targets[candidates].tolist()}):
             rows = np.flatnonzero(targets[candidates] == c)
             if not quota:
                 picks = rows[:0]
+            elif quota == ALL:
+                picks = rows
             elif described is None:
                 picks = rng.permutation(rows)[:quota]
             else:

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,16 +51,24 @@ class Run:
     """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
 
     ``dataset`` is a :class:`pycil_wsc.data.datasets.Dataset`; ``report`` is called with each
-    :class:`pycil_wsc.runs.progress.Progress`.
+    :class:`pycil_wsc.runs.progress.Progress`. ``folder``: in place of the configuration's. ``start``: the :meth:`state`
+    after earlier tasks, of whose samples ``dataset`` need have none but the exemplars.
     """
 
-    def __init__(self, config: Config, dataset: Dataset, report: Callable[[Progress], None] = print_task):
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        report: Callable[[Progress], None] = print_task,
+        folder: Path | None = None,
+        start: Mapping[str, Any] | None = None,
+    ):
         if dataset.held_out != config.validation_split:
             raise ValueError(
                 "a run's data set must have its held-out part: take it from pycil_wsc.runs.attempt.Datasets"
             )
-        self.config, self.dataset, self.report = config, dataset, report
-        self.folder = config.run_folder
+        self.config, self.dataset, self.report, self.start = config, dataset, report, start
+        self.folder = folder or config.run_folder
         self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)  # made by hand, not loaded
         self.device = resolved_device(config.device)
         self.manager = tasks_of(dataset, config)
@@ -71,13 +80,26 @@ class Run:
         self.history = []  # what metrics.jsonl holds: a dict per task
         self.curves = new_curves()  # of the task under way: a value per epoch
         self.confusion = None  # after the last task: a count for each true and predicted class
-        self.plan = plan_of(config, self.manager)  # training images of each task
+        self.plan = plan_of(config, self.manager, start)  # training images of each task
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.peak_memory = 0
         self.resumes = False  # from a checkpoint, and has not said so yet
 
     def execute(self) -> dict[str, Any]:
         """Train and test every task; returns the contents of ``result.json``."""
+        self.learn()
+        if self.config.save_weights is True:
+            weights.save(self.folder, self.learner)
+        result = self._result()
+        write_json(self.folder / "result.json", result)
+        if not self.config.tasks:  # a longer list of tasks resumes from it
+            (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        for scalars in self.scalars:
+            scalars.close()
+        return result
+
+    def learn(self) -> None:
+        """Train and test every task that is left."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         deterministic(self.config.deterministic)
@@ -105,18 +127,9 @@ class Run:
                 scalars.task_ended(self.history)
             if self.config.save_weights == "every":
                 weights.save(self.folder, self.learner, task.index)
-            self._checkpoint({"task": task.index + 1, "phase": 0, "epoch": 0}, None)
+            self._checkpoint(end_of(task), None)
             self.bar.say(summary(self.history[-1]))
             self.log.info("%s %s", self.bar.task, summary(self.history[-1]))
-        if self.config.save_weights is True:
-            weights.save(self.folder, self.learner)
-        result = self._result()
-        write_json(self.folder / "result.json", result)
-        if not self.config.tasks:  # a longer list of tasks resumes from it
-            (self.folder / "checkpoint.pt").unlink(missing_ok=True)
-        for scalars in self.scalars:
-            scalars.close()
-        return result
 
     def _scalars(self):
         """What the run's numbers are written to as it goes."""
@@ -233,8 +246,17 @@ class Run:
 
     def _checkpoint(self, position, optimizer):
         self._tick()
+        save_tensors(self.folder / "checkpoint.pt", self.state(position, optimizer))
+        self._tick()  # saving is no training
+        self.saved_at = self.mark
+
+    def state(self, position: Mapping[str, int], optimizer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All that the run goes on from: tensors, numbers, strings, and lists and dicts of them.
+
+        ``position``: the task, phase and epoch to go on with; ``optimizer``: its state, within a task.
+        """
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
-        state = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
+        state: dict[str, Any] = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
         state |= {
             "history": self.history,
             "curves": self.curves,
@@ -243,19 +265,18 @@ class Run:
         }
         state |= {"clock": self.clock, "peak_memory": self.peak_memory, "identity": self.config.identity()}
         state["data"] = self.data
-        save_tensors(self.folder / "checkpoint.pt", state)
-        self._tick()  # saving is no training
-        self.saved_at = self.mark
+        return state
 
     def _restore(self):
         """(index of the task to go on with, where in it or None)."""
-        state = read_checkpoint(self.folder / "checkpoint.pt", self.config, self.data)
+        found = read_checkpoint(self.folder / "checkpoint.pt", self.config, self.data)
+        state = found or self.start
         if state is None:
             return 0, None
         position, self.curves, self.confusion = state["position"], state["curves"], state["confusion"]
         self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
         self.records.load_state_dict(state["records"])
-        self.resumes = True
+        self.resumes = found is not None
         for task in self.manager.tasks[: position["task"]]:
             self.learner.grow_for(task)
         if state["optimizer"] is not None:
@@ -277,11 +298,8 @@ class Run:
     # ---- testing -----------------------------------------------------------------------------------------------------
 
     def _test(self, task):
-        """The line of ``metrics.jsonl`` for the task just learned."""
-        learner, tasks = self.learner, self.manager.test_tasks[task.test_indices]
-        prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
-        cnn, nme = self._predictions(task, prototypes)
-        targets = self.manager.test_targets[task.test_indices]
+        """The line of ``metrics.jsonl`` for the task just learned; accuracies where there are test images."""
+        learner = self.learner
         parameters = sum(p.numel() for p in learner.network.parameters())
         line = {
             "task": task.index,
@@ -290,13 +308,23 @@ class Run:
             "images_trained": learner.images_trained,
         }
         line |= {"train_flops": learner.train_flops, "parameters": parameters} | learner.costs()
-        line |= {f"cnn_{name}": value for name, value in scores(cnn, targets, tasks).items()}
-        line |= {f"nme_{name}": value for name, value in scores(nme, targets, tasks).items()} if nme is not None else {}
+        line |= self._accuracies(task) if len(task.test_indices) else {}
+        self._tick()
+        return line | self.curves | self.clock
+
+    def _accuracies(self, task):
+        """Of the learner, of the nearest mean of exemplars, and of networks beside the learner's own."""
+        learner = self.learner
+        prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
+        cnn, nme = self._predictions(task, prototypes)
+        targets, tasks = (each[task.test_indices] for each in (self.manager.test_targets, self.manager.test_tasks))
+        line = {f"cnn_{name}": value for name, value in scores(cnn, targets, tasks).items()}
+        if nme is not None:
+            line |= {f"nme_{name}": value for name, value in scores(nme, targets, tasks).items()}
         line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
         if task.num_seen == len(self.class_names):
             self.confusion = metrics.confusion_matrix(cnn, targets, task.num_seen).tolist()
-        self._tick()
-        return line | self.curves | self.clock
+        return line
 
     def _accuracy(self, task, network):
         """Top-1 accuracy in percent of a network beside the learner's own."""
@@ -365,6 +393,11 @@ class Run:
         }
 
 
+def end_of(task: Task) -> dict[str, int]:
+    """The position of a run that has learned ``task``."""
+    return {"task": task.index + 1, "phase": 0, "epoch": 0}
+
+
 def new_curves() -> dict[str, list[float]]:
     return {"train_loss": [], "train_accuracy": []}
 
@@ -379,8 +412,10 @@ def scores(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> d
 
 
 def summary(line: Mapping[str, Any]) -> str:
-    nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
-    accuracy = f"CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}"
+    accuracy = f"loss {line['train_loss'][-1]:.3f}"
+    if "cnn_top1" in line:
+        nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
+        accuracy = f"CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}"
     return f"{line['num_seen']} classes: {accuracy}, {line['exemplars']} exemplars"
 
 
@@ -389,12 +424,18 @@ def planned_images(config: Config, manager: TaskSequence) -> int:
     return sum(plan_of(config, manager))
 
 
-def plan_of(config: Config, manager: TaskSequence) -> list[int]:
-    """Training images of each task; a :class:`UserError` for a task that the method cannot learn."""
+def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | None = None) -> list[int]:
+    """Training images of each task; a :class:`UserError` for a task that the method cannot learn.
+
+    ``start``: as :class:`Run` has it. What was trained before it counts as planned.
+    """
     learner, plan = config.learner, []
     strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
-    for task in manager.tasks:
+    if start:
+        memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
+        plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()
+    for task in manager.tasks[len(plan) :]:
         if learner.needs_new_classes and not task.num_new:
             raise UserError(
                 f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "

@@ -4,13 +4,16 @@ import dataclasses
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
@@ -39,8 +42,8 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     except ValueError as error:
         raise UserError(f"{path}: is not a complete file of weights ({error}); {again}") from None
     try:
-        info = _info(state["info"])
-        learner = _rebuilt(resolve(state["config"] | {"device": str(device), "pretrained": False}), info, state)
+        info = checked_info(state["info"])
+        learner = rebuilt(resolve(state["config"] | {"device": str(device), "pretrained": False}), info, state)
         return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -67,13 +70,13 @@ class Classifier(nn.Module):
 
     ``labels``: the data set's own labels of the classes seen, rising, one for each column of the logits;
     ``class_names[label]`` is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side``
-    that the network was trained for; of a ``folder:`` data set, file names as well. They get the transform of the run's
-    test, in batches of its size.
+    that the network was trained for; of a ``folder:`` data set, file names as well, which ``workers`` processes read.
+    They get the transform of the run's test, in batches of its size.
     """
 
-    def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int]) -> None:
+    def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int], workers: int = 0) -> None:
         super().__init__()
-        self.learner, self.info, self.class_names = learner, info, info.classes
+        self.learner, self.info, self.class_names, self.workers = learner, info, info.classes, workers
         self.learned = np.array(classes)  # the labels in learning order
         self.labels = sorted(classes)
         self.columns = np.argsort(classes)
@@ -100,7 +103,7 @@ class Classifier(nn.Module):
         split = Split(images, np.zeros(len(images), np.int64))
         parts = [torch.empty(0, len(self.labels), device=learner.device)]
         for features, _ in learner.forward_over(
-            open_source(self.info, split, learner.device, 0), np.arange(len(images)), split.targets
+            open_source(self.info, split, learner.device, self.workers), np.arange(len(images)), split.targets
         ):
             with torch.inference_mode(), learner.autocast():
                 parts.append(learner.classify(features).float())
@@ -122,8 +125,8 @@ class Classifier(nn.Module):
         return images
 
 
-def _info(saved):
-    """The facts of the data set that :func:`save` wrote; an exception where they are no such facts."""
+def checked_info(saved: dict[str, Any]) -> DatasetInfo:
+    """The facts of a data set from a file; an exception where they are no such facts."""
     info, number = DatasetInfo(**saved), (int, float)
     fits = isinstance(info.classes, tuple) and all(isinstance(name, str) for name in info.classes)
     fits &= type(info.image_size) is int and info.image_size > 0 and info.crop in ("pad", "resized")
@@ -134,8 +137,8 @@ def _info(saved):
     return info
 
 
-def _rebuilt(config, info, state):
-    """The learner of ``config`` as it was, its data set without samples."""
+def rebuilt(config: Config, info: DatasetInfo, state: Mapping[str, Any]) -> BaseLearner:
+    """The learner of ``config`` as it was after ``state["task"]``, its data set without samples."""
     device = resolved_device(config.device)
     none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
     arrivals = Arrivals(tuple(state["boundaries"][1:]), none.targets, none.targets) if config.tasks else None

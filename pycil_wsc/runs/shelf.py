@@ -1,0 +1,159 @@
+"""A learner between two tasks, in a folder: what a machine without the data it learned from can go on with.
+
+=======================  ==========================================================================================
+``learner.json``         the configuration, the class names, how images are prepared, and the state but for its tensors
+``weights.safetensors``  the tensors
+``exemplars.json``       class, task and, of image files, name of each exemplar; names within the folder are relative
+``exemplars.npy``        the exemplars' pixels where they came as arrays: uint8 (n, side, side, 3)
+``exemplars/``           copies of the exemplars' files, if asked for
+=======================  ==========================================================================================
+
+Nothing in these files is executed.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import write_atomically, write_json
+from pycil_wsc.runs.weights import checked_info
+
+VERSION = 1
+TENSOR, PAIRS, FLOAT = "$tensor", "$pairs", "$float"  # what JSON has no word for: {TENSOR: name of the tensor}
+
+
+class Shelved(NamedTuple):
+    """What a folder holds: a configuration's values, the exemplars' budget in bytes if there is one, the exemplars as a
+    stream without test images, and the state of :meth:`pycil_wsc.runs.run.Run.state`.
+    """
+
+    config: dict[str, Any]
+    memory_bytes: int | None
+    held: Dataset
+    state: dict[str, Any]
+
+
+def write(folder: Path, shelved: Shelved, copy_images: bool = False) -> None:
+    """Write the files of a shelf into ``folder``, ``learner.json`` last: a folder that has it is whole."""
+    held, tensors = shelved.held, {}
+    assert held.arrivals is not None
+    state = _packed(shelved.state, "", tensors)
+    content = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    write_atomically(folder / "weights.safetensors", content)
+    exemplars: dict[str, Any] = {"labels": held.train.targets.tolist(), "tasks": held.arrivals.train.tolist()}
+    if held.train.in_memory:
+        with open(folder / "exemplars.npy", "wb") as file:
+            np.save(file, held.train.images)
+    else:
+        exemplars["files"] = [os.path.abspath(path) for path in held.train.images]
+        if copy_images:
+            exemplars["files"] = _copied(exemplars["files"], folder)
+    write_json(folder / "exemplars.json", exemplars)
+    facts = {"info": dataclasses.asdict(held.info), "seen": list(held.arrivals.seen), "data": held.fingerprint}
+    settings = {"version": VERSION, "config": shelved.config, "memory_bytes": shelved.memory_bytes}
+    write_json(folder / "learner.json", {**settings, **facts, "state": state})
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Give ``new`` the name of ``folder``, whose present contents, those of another shelf, go."""
+    if not folder.exists():
+        os.rename(new, folder)
+        return
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(folder, old)
+    os.rename(new, folder)
+    shutil.rmtree(old)
+
+
+def read(folder: Path) -> Shelved:
+    """What :func:`write` wrote. :class:`UserError` where there is none, or it is not whole."""
+    if not (folder / "learner.json").is_file():
+        raise UserError(f"{folder}: no saved learner there; name a folder that Learner.save made")
+    try:
+        content = json.loads((folder / "learner.json").read_bytes())
+        exemplars = json.loads((folder / "exemplars.json").read_bytes())
+        if content["version"] != VERSION:
+            raise UserError(f"{folder}: was saved by another version (format {content['version']}); use that one")
+        tensors = safetensors.torch.load((folder / "weights.safetensors").read_bytes())
+        state = _unpacked(content["state"], tensors)
+        info = dict(content["info"], **{name: tuple(content["info"][name]) for name in ("classes", "mean", "std")})
+        held = _exemplars(folder, exemplars, checked_info(info), tuple(content["seen"]), content["data"])
+        return Shelved(content["config"], content["memory_bytes"], held, state)
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror or error}); make it readable") from None
+    except Exception as error:  # whatever a damaged or foreign file leads to
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder}: is not a whole saved learner ({reason}); save or copy it again") from None
+
+
+def missing(held: Dataset) -> list[str]:
+    """The exemplars' files that are not there."""
+    return [] if held.train.in_memory else [path for path in held.train.images.tolist() if not os.path.isfile(path)]
+
+
+def _exemplars(folder: Path, kept: dict[str, Any], info: DatasetInfo, seen: tuple[int, ...], data: Any) -> Dataset:
+    labels, tasks = (np.array(kept[name], np.int64) for name in ("labels", "tasks"))
+    if "files" in kept:
+        images = np.array([str(folder / path) for path in kept["files"]], dtype=str)
+    else:
+        images = np.load(folder / "exemplars.npy", allow_pickle=False)
+    if not len(images) == len(labels) == len(tasks) or labels.size and labels.max() >= seen[-1] <= info.num_classes:
+        raise ValueError("exemplars and labels do not fit")
+    test = Split(images[:0], labels[:0])
+    return Dataset(info, Split(images, labels), test, 0.0, data, Arrivals(seen, tasks, tasks[:0]))
+
+
+def _copied(paths: list[str], folder: Path) -> list[str]:
+    """Copies of the files below ``folder``; their names there."""
+    (folder / "exemplars").mkdir()
+    names = [f"exemplars/{number:07}{Path(path).suffix}" for number, path in enumerate(paths)]
+    for path, name in zip(paths, names):
+        try:
+            shutil.copyfile(path, folder / name)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be copied ({error.strerror}); bring the exemplar's file back") from None
+    return names
+
+
+def _packed(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """``value`` as JSON, its tensors by ``place`` in ``tensors``; tuples become lists."""
+    if isinstance(value, torch.Tensor):
+        tensors[place] = value
+        return {TENSOR: place}
+    if isinstance(value, dict):
+        inner = {key: _packed(item, f"{place}.{key}".lstrip("."), tensors) for key, item in value.items()}
+        return inner if all(isinstance(key, str) for key in inner) else {PAIRS: [[k, v] for k, v in inner.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_packed(item, f"{place}.{number}", tensors) for number, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{place}: a {type(value).__name__} cannot be saved; a learner's state is tensors and JSON values")
+
+
+def _unpacked(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        return tensors[value[TENSOR]]
+    if PAIRS in value:
+        return {key: _unpacked(item, tensors) for key, item in value[PAIRS]}
+    if FLOAT in value:
+        return float(value[FLOAT])
+    return {key: _unpacked(item, tensors) for key, item in value.items()}

@@ -1,0 +1,336 @@
+"""`pycil_wsc.Learner`: tasks as they come, from Python, on the engine of a run."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_runs import killed_at
+from test_task_lists import MONTHS, NAMES, TEMPLATES, month, photos, run, weights
+
+import pycil_wsc
+from pycil_wsc import registry
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.learner import Learner
+
+SMALL = {  # those of small_runs.SETTINGS that are for a learner
+    "memory_per_class": 4,
+    "convnet_type": "resnet8",
+    "device": "cpu",
+    "init_epoch": 3,
+    "epochs": 4,
+    "batch_size": 8,
+    "wsc": {"average_every": 1},
+    "checkpoint_seconds": 0,
+    "quiet": True,
+}
+
+
+@pytest.fixture
+def months(tmp_path):
+    return [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS)]
+
+
+def arrays(source, part="train"):
+    """(images, label names) of a month."""
+    content = np.load(source.removeprefix("npz:"))
+    return content[f"{part}_x"], content["classes"][content[f"{part}_y"]]
+
+
+def learned(*sources, name="wsc", **keys):
+    learner = Learner(name, **SMALL | keys)
+    for source in sources:
+        learner.learn(source)
+    return learner
+
+
+def assert_same(one, other):
+    """Equal to the bit: weights and all else that a method keeps, and exemplars."""
+    ours, theirs = (learner._state["learner"] for learner in (one, other))
+    assert ours.keys() == theirs.keys() and one.classes == other.classes
+    for name, value in ours.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, theirs[name]), name
+    assert ours["_extra_state"]["memory"] == theirs["_extra_state"]["memory"]
+    assert np.array_equal(one._held.train.images, other._held.train.images)
+    lines = [[{k: v for k, v in line.items() if "seconds" not in k} for line in x.history] for x in (one, other)]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_changes_nothing(name, months, tmp_path):
+    """It holds exemplars alone between two tasks, and is saved and loaded; the run has the images of all tasks."""
+    folder, result = run(tmp_path, months, model_name=name, nme=False)
+    learner = learned(months[0], name=name)
+    for number, source in enumerate(months[1:]):
+        learner.save(tmp_path / "shelf")
+        learner = Learner.load(tmp_path / "shelf", quiet=True)
+        learner.learn(source)
+    whole = weights(folder)
+    for key, value in learner._state["learner"].items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(value, whole[key]), key
+    for name in ("train_loss", "train_accuracy"):
+        assert [line[name] for line in learner.history] == result[name]
+    images, names = (np.concatenate(each) for each in zip(*(arrays(source, "test") for source in months)))
+    assert learner.evaluate((images, names))["accuracy"] == pytest.approx(result["last_acc"])
+    assert set(learner.predict(images)) <= set(learner.classes) == {"ant", "bee", "cat", "dog"}
+
+
+def script(out, tasks, tested, queue):
+    """What a user's script does; what it printed goes into ``queue``."""
+    learner = Learner("wsc", **SMALL | {"epochs": 30}, out=out)
+    found = []
+    for source in tasks:
+        learner.learn(source)
+        found.append(learner.evaluate(tested)["accuracy"])
+    queue.put((found, learner._state["learner"]["network.head.weight"].sum().item()))
+
+
+def in_a_process(*arguments):
+    queue = multiprocessing.get_context("fork").Queue()
+    process = multiprocessing.get_context("fork").Process(target=script, args=(*arguments, queue))
+    process.start()
+    return process, queue
+
+
+def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_numbers(months, tmp_path):
+    images, names = (np.concatenate(each) for each in zip(*(arrays(source, "test") for source in months)))
+    whole, queue = in_a_process(tmp_path / "whole", months, (images, names))
+    expected = queue.get(timeout=120)
+    whole.join()
+    work = tmp_path / "work"
+    process, _ = in_a_process(work, months, (images, names))
+    log = work / ".task2" / "log.txt"
+    while not (log.exists() and "epoch 3/30" in log.read_text()):
+        assert process.is_alive()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert (work / "task1").exists() and not (work / "task2").exists() and (work / ".task2" / "checkpoint.pt").exists()
+    again, queue = in_a_process(work, months, (images, names))
+    assert queue.get(timeout=120) == expected
+    again.join()
+    assert "resumes with train epoch" in (work / "task2" / "log.txt").read_text()
+    assert not list(work.rglob("checkpoint.pt"))
+
+
+def test_stopped_at_each_checkpoint_of_a_task_it_ends_like_one_never_stopped(months, tmp_path):
+    for last in (1, 2, 5):  # the last after the task's end, before the learner is written
+        with killed_at(last):
+            learned(*months[:2], out=tmp_path / "work")
+    assert_same(learned(*months[:2], out=tmp_path / "work"), learned(*months[:2]))
+
+
+def test_other_settings_or_images_in_the_folder_of_the_work_are_refused(months, tmp_path):
+    learned(months[0], out=tmp_path)
+    with pytest.raises(UserError, match="task1: was learned with other settings; choose another folder 'out'"):
+        learned(months[0], out=tmp_path, epochs=3)
+    with pytest.raises(UserError, match="task1: was learned from other images"):
+        learned(arrays(months[1]), out=tmp_path)
+
+
+def test_two_processes_do_not_share_a_folder(months, tmp_path):
+    with pycil_wsc.files.locked(tmp_path / "work"):
+        context = multiprocessing.get_context("fork")
+        with context.Pool(1) as pool, pytest.raises(UserError, match="another process is at work in it"):
+            pool.apply(learned, (months[0],), {"out": tmp_path / "work"})
+
+
+def test_a_learner_of_each_task_can_be_gone_back_to(months, tmp_path):
+    learned(*months, out=tmp_path / "work")
+    assert_same(Learner.load(tmp_path / "work" / "task2"), learned(*months[:2]))
+
+
+# ---- what it learns from ---------------------------------------------------------------------------------------------
+
+
+class Photos(torch.utils.data.Dataset):
+    """Map-style, as torchvision's."""
+
+    def __init__(self, images, names, form):
+        self.classes = sorted(set(names))
+        self.samples = [(form(image), self.classes.index(name)) for image, name in zip(images, names)]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+FORMS = {
+    "PIL images": Image.fromarray,
+    "tensors": lambda image: torch.from_numpy(image).permute(2, 0, 1),
+    "arrays": np.asarray,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_torch_dataset_is_learned_as_the_arrays_that_it_holds(form, months):
+    images, names = arrays(months[0])
+    assert_same(learned(Photos(images, names, FORMS[form])), learned((images, list(names))))
+
+
+def test_a_folder_is_learned_as_its_files_with_labels(tmp_path):
+    source = photos(tmp_path / "january", ["cat", "ant"], 1)
+    files = sorted(Path(tmp_path, "january").rglob("*.png"))
+    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1}
+    one, other = learned(source, **keys), learned((files, [file.parent.name for file in files]), **keys)
+    assert_same(one, other)
+    assert one.predict([str(file) for file in files]).tolist() == other.predict(list(map(str, files))).tolist()
+
+
+def test_numbers_are_names_too(months):
+    images, names = arrays(months[0])
+    learner = learned((images, [10 * NAMES.index(name) for name in names]))
+    assert learner.classes == ["0", "20"] and set(learner.predict(images)) <= {"0", "20"}
+
+
+def test_the_first_task_has_the_schedule_of_the_later_ones_unless_told_otherwise():
+    config = Learner("wsc", epochs=7, lrate=0.02).config
+    assert (config.init_epoch, config.init_lr) == (7, 0.02)
+    assert Learner("wsc", epochs=7, init_epoch=9).config.init_epoch == 9
+
+
+# ---- exemplars -------------------------------------------------------------------------------------------------------
+
+
+def by_class(learner):
+    """Class -> its exemplars, in some order that depends on the images alone."""
+    held = learner._held.train
+    return {
+        name: sorted(image.tobytes() for image in held.images[held.targets == label])
+        for label, name in enumerate(learner.classes)
+    }
+
+
+def test_with_all_kept_the_memory_is_the_union_and_joint_trains_on_it(months, tmp_path):
+    """Whether a class came at once or in two parts."""
+    (images, names), half = arrays(months[0]), np.arange(20) % 10 < 5
+    parts = learned((images[half], names[half]), (images[~half], names[~half]), name="joint", memory_per_class="all")
+    union = learned((images, names), name="joint", memory_per_class="all")
+    assert by_class(parts) == by_class(union) and len(by_class(union)["cat"]) == 10
+    assert parts.history[1]["images_trained"] == 10 * 3 + 20 * 4, "three epochs on a half, four on the union"
+
+
+@pytest.mark.parametrize("budget", [8 * 8 * 3 * 9 + 5, 0])
+def test_exemplars_take_at_most_the_bytes_they_may(budget, months):
+    learner = learned(*months, memory_bytes=budget)
+    assert learner._held.train.images.nbytes <= budget
+    assert {len(images) for images in by_class(learner).values()} == {9 // 4 if budget else 0}
+    with_files = budget // (8 * 8 * 3)
+    assert learner.history[0]["exemplars"] == with_files // 2 * 2
+
+
+def test_what_is_saved_outlives_the_images_where_they_are_copied(tmp_path):
+    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1}
+    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["bee", "cat"], 2)]
+    learner = learned(tasks[0], **keys)
+    learner.save(tmp_path / "names")
+    learner.save(tmp_path / "shelf", copy_images=True)
+    learner.learn(tasks[1])
+    shutil.rmtree(tmp_path / "january")
+    os.rename(tmp_path / "shelf", tmp_path / "elsewhere")
+    other = Learner.load(tmp_path / "elsewhere", quiet=True)
+    other.learn(tasks[1])
+    ours, theirs = (each._state["learner"]["network.head.weight"] for each in (learner, other))
+    assert torch.equal(ours, theirs) and other._held.train.images[0].startswith(
+        str(tmp_path / "elsewhere" / "exemplars")
+    )
+    with pytest.raises(UserError, match="is not there any more, one of 8 such files of exemplars; bring them back"):
+        Learner.load(tmp_path / "names", quiet=True).learn(tasks[1])
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_has_safetensors_json_and_exemplars_alone(months, tmp_path):
+    learned(months[0]).save(tmp_path / "shelf")
+    assert {path.name for path in (tmp_path / "shelf").iterdir()} == {
+        *("learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy")
+    }
+    assert np.load(tmp_path / "shelf" / "exemplars.npy", allow_pickle=False).shape == (8, 8, 8, 3)
+    for name in ("learner.json", "exemplars.json"):
+        json.loads((tmp_path / "shelf" / name).read_text(), parse_constant=lambda constant: pytest.fail(constant))
+
+
+@pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
+def test_a_folder_that_is_not_whole_is_one_line(name, months, tmp_path):
+    learned(months[0]).save(tmp_path / "shelf")
+    path = tmp_path / "shelf" / name
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"[]"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="shelf: is not a whole saved learner"):
+            Learner.load(tmp_path / "shelf")
+    path.unlink()
+    with pytest.raises(UserError, match="shelf: (no saved learner there|cannot be read)"):
+        Learner.load(tmp_path / "shelf")
+
+
+def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):
+    learner = learned(months[0])
+    learner.save(tmp_path / "shelf")
+    learner.learn(months[1])
+    learner.save(tmp_path / "shelf")
+    assert_same(Learner.load(tmp_path / "shelf"), learner)
+    with pytest.raises(UserError, match="holds other things than a learner"):
+        learner.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.npz", "1.npz", "2.npz", "shelf"]
+
+
+# ---- what it refuses -------------------------------------------------------------------------------------------------
+
+GREY = np.zeros((2, 8, 8), np.float32)
+REFUSED = {
+    "tasks: is a key of experiments from JSON; leave it out": lambda: Learner("wsc", tasks=["npz:a.npz"]),
+    "unknown key 'epoch'; did you mean 'epochs'?": lambda: Learner("wsc", epoch=3),
+    "unknown model_name 'wcs'; did you mean 'wsc'?": lambda: Learner("wcs"),
+    "nothing was learned yet; call learn first": lambda: Learner("wsc").predict(GREY),
+    "images: float32 of shape (2, 8, 8); give uint8 (N, side, side, 3)": lambda: Learner().learn((GREY, [0, 1])),
+    "(images, labels): 2 images and 1 labels": lambda: Learner().learn((GREY.astype(np.uint8), ["cat"])),
+    "labels: 0.5 is neither a name nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
+    "a list is no task; give 'folder:PATH'": lambda: Learner().learn([GREY]),
+    "a torch Dataset must give PIL images or uint8 tensors": lambda: Learner().learn(
+        Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
+    ),
+    "no saved learner there": lambda: Learner.load("nowhere"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_is_one_line(message):
+    with pytest.raises(UserError) as error:
+        REFUSED[message]()
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_was_never_learned_is_left_out_of_the_test_and_counted(months):
+    learner = learned(months[0])
+    images, names = arrays(months[1], "test")
+    found = learner.evaluate((images, names))
+    assert (found["images"], found["unknown"], list(found["classes"])) == (10, 10, ["cat"])
+    with pytest.raises(UserError, match="has no image of a class that was learned"):
+        learner.evaluate((images[names == "bee"], names[names == "bee"]))
+
+
+def test_lines_and_a_bar_unless_quiet(months, capsys):
+    learned(months[0], quiet=False)
+    assert "task 1/1  2 classes: loss" in capsys.readouterr().out
+    learned(months[0])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_images_of_another_kind_than_before_are_refused_and_change_nothing(months, tmp_path):
+    learner = learned(months[0])
+    before = learner.predict(TEMPLATES.astype(np.uint8)).tolist()
+    with pytest.raises(UserError, match="has image files, earlier tasks had arrays; give all tasks in one form"):
+        learner.learn(photos(tmp_path / "january", ["cat"], 1))
+    assert learner.predict(TEMPLATES.astype(np.uint8)).tolist() == before and len(learner.history) == 1
