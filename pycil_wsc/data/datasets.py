@@ -39,11 +39,11 @@ def load_dataset(name: str, data_root: str | Path, image_size: int | None = None
     """
     kind, _, path = name.partition(":")
     if path and kind == "npz":
-        dataset = _npz(name, _path("dataset", path))
+        dataset = _npz(name, path_of("dataset", path))
     elif path and kind == "folder":
-        dataset = read_folder(name, _path("dataset", path))
+        dataset = read_folder(name, path_of("dataset", path))
     else:
-        dataset = datasets[name](_path("data_root", str(data_root)))
+        dataset = datasets[name](path_of("data_root", str(data_root)))
     if dataset.fingerprint is None:
         dataset = replace(dataset, fingerprint=fingerprint(dataset.train, dataset.test))
     if image_size in (None, dataset.info.image_size):
@@ -60,7 +60,7 @@ def sized(dataset: Dataset, side: int) -> Dataset:
     )
 
 
-def _path(key, text):
+def path_of(key: str, text: str) -> Path:
     """``text`` as a path that the system can be asked for."""
     try:
         path = Path(text).expanduser()

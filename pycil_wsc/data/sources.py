@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
 
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.datasets import load_dataset, path_of
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.image_files import IMAGE_FILES, read_task_folder
 from pycil_wsc.data.npz import info_of_arrays, three_channels
@@ -39,7 +39,7 @@ def read_source(source: Source, data_root: str | Path = "data", image_size: int 
         kind, _, path = source.partition(":")
         if kind != "folder" or not path:
             return load_dataset(source, data_root, image_size)
-        part = read_task_folder(source, Path(path).expanduser())
+        part = read_task_folder(source, path_of("folder", path))
     elif isinstance(source, tuple) and len(source) == 2:
         part = _of_pair(*source)
     elif isinstance(source, TorchDataset):

@@ -22,8 +22,8 @@ def experiment(group: Group) -> dict[str, Any]:
     entries = []
     for records in ways.values():
         by_memory: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for size in sorted({record.memory for record in records}):
-            by_memory[tuple(sorted(record.seed for record in records if record.memory == size))].append(int(size))
+        for size in sorted({record.config[memory] for record in records}):
+            by_memory[tuple(sorted(record.seed for record in records if record.config[memory] == size))].append(size)
         for seeds, sizes in by_memory.items():
             entries.append(_settings(records[0], memory) | {memory: _axis(sizes), "seed": _axis(seeds)})
     first = entries[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pycil_wsc.config.options import ALL
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import RESULT_SCHEMA
 from pycil_wsc.report.names import clean
@@ -50,8 +51,13 @@ class Record:
 
     @cached_property
     def memory(self) -> float:
-        """Exemplars: per class where the memory is fixed, else in all."""
-        return self.config["memory_per_class" if self.config["fixed_memory"] else "memory_size"]
+        """Exemplars: per class where the memory is fixed, else in all. Where every image is kept, the mean of classes."""
+        if not self.config["fixed_memory"]:
+            return self.config["memory_size"]
+        data, classes = self.data.get("data"), self.data.get("class_names")
+        if self.config["memory_per_class"] == ALL and isinstance(data, dict) and classes:
+            return round(data["train"] / len(classes))
+        return self.config["memory_per_class"]
 
     @property
     def seed(self) -> int:
