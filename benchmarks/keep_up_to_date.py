@@ -23,7 +23,7 @@ from record import origin, write
 
 from pycil_wsc import Learner
 
-KEYS = {"convnet_type": "resnet20", "image_size": 32, "batch_size": 32, "lrate": 0.05, "scheduler": "cosine"}
+KEYS = {"convnet_type": "resnet8", "image_size": 32, "batch_size": 32, "lrate": 0.05, "scheduler": "cosine"}
 KEYS |= {"num_workers": 0, "threads": 1, "device": "cpu", "quiet": True}
 EPOCHS, LATER = 30, 8  # of January and of full retraining; of later months
 UPDATED = {"epochs": LATER, "init_epoch": EPOCHS}

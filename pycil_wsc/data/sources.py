@@ -74,9 +74,10 @@ def _of_pair(images: Any, labels: Any) -> Dataset:
 def _listed(labels: Any) -> list[int | str]:
     """Labels as whole numbers or strings."""
     labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-    if strange := next((label for label in labels if type(label) not in (int, str)), None):
-        raise UserError(f"labels: {strange!r} is neither a name nor a whole number")
-    return labels
+    for label in labels:
+        if isinstance(label, bool) or not isinstance(label, (str, int, np.integer)):
+            raise UserError(f"labels: {label!r} is neither a name nor a whole number")
+    return [str(label) if isinstance(label, str) else int(label) for label in labels]
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ class Record:
 
     @cached_property
     def memory(self) -> float:
-        """Exemplars: per class where the memory is fixed, else in all. Where every image is kept, the mean of classes."""
+        """Exemplars: per class where the memory is fixed, else in all; the mean of the classes if all images are."""
         if not self.config["fixed_memory"]:
             return self.config["memory_size"]
         data, classes = self.data.get("data"), self.data.get("class_names")
