@@ -25,14 +25,12 @@ from pycil_wsc import Learner
 
 KEYS = {"convnet_type": "resnet8", "image_size": 32, "batch_size": 32, "lrate": 0.05, "scheduler": "cosine"}
 KEYS |= {"num_workers": 0, "threads": 1, "device": "cpu", "quiet": True}
-EPOCHS, LATER = 30, 8  # of January and of full retraining; of later months
-UPDATED = {"epochs": LATER, "init_epoch": EPOCHS}
 WSC = {"average_lr": 0.05, "average_every": 1}
 WAYS = {
-    "retraining on everything": {"name": "joint", "memory_per_class": "all", "epochs": EPOCHS},
-    "WSC, all images kept": {"name": "wsc", "memory_per_class": "all", "wsc": WSC, **UPDATED},
-    "Replay, all images kept": {"name": "replay", "memory_per_class": "all", **UPDATED},
-    "WSC, 20 images per class": {"name": "wsc", "memory_per_class": 20, "wsc": WSC, **UPDATED},
+    "retraining on everything": {"name": "joint", "memory_per_class": "all"},
+    "WSC, all images kept": {"name": "wsc", "memory_per_class": "all", "wsc": WSC},
+    "Replay, all images kept": {"name": "replay", "memory_per_class": "all"},
+    "WSC, 20 images per class": {"name": "wsc", "memory_per_class": 20, "wsc": WSC},
 }
 MONTHS = {  # classes by number, and which of their images
     "january": [(range(8), slice(60))],
@@ -46,6 +44,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument(
+        "--epochs", nargs=2, type=int, default=[30, 8], help="of January and of full retraining; of later months"
+    )
     parser.add_argument("--seed", type=int, default=1993)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -53,9 +54,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         counts = lay_out(args.data, Path(folder))
         for way in args.ways:
-            ways[way] = measured(Path(folder), WAYS[way], args.seed)
+            ways[way] = measured(Path(folder), WAYS[way], args.epochs, args.seed)
             print(way, json.dumps(ways[way]), flush=True)
-    record = {"ways": ways, "months": counts, "keys": KEYS, "settings": WAYS, "seed": args.seed}
+    record = {"ways": ways, "months": counts, "keys": KEYS, "settings": WAYS, "epochs": args.epochs, "seed": args.seed}
     write(record | origin(torch.device("cpu")), args.out)
 
 
@@ -66,7 +67,7 @@ def lay_out(data: Path, folder: Path) -> dict[str, dict[str, int]]:
         for numbers, some in parts:
             for name in (classes[number] for number in numbers):
                 link(sorted((data / "train" / name).iterdir())[some], folder / month / name)
-        images = list((folder / month).rglob("*.JPEG"))
+        images = list((folder / month).glob("*/*"))
         counts[month] = {"images": len(images), "classes": len({image.parent for image in images})}
     for name in classes:
         link(sorted((data / "val" / name).iterdir()), folder / "test" / name)
@@ -79,10 +80,12 @@ def link(images: list[Path], folder: Path) -> None:
         (folder / image.name).symlink_to(image.resolve())
 
 
-def measured(folder: Path, way: dict, seed: int) -> dict:
+def measured(folder: Path, way: dict, epochs: list[int], seed: int) -> dict:
     """Accuracy after each month and what the months cost."""
-    keys = {name: value for name, value in way.items() if name != "name"}
-    learner, found = Learner(way["name"], seed=seed, **KEYS, **keys), {"accuracy": [], "seconds": [], "images": []}
+    first, later = epochs
+    keys = {name: value for name, value in way.items() if name != "name"} | {"init_epoch": first, "seed": seed}
+    learner = Learner(way["name"], epochs=first if way["name"] == "joint" else later, **KEYS, **keys)
+    found = {"accuracy": [], "seconds": [], "images": []}
     for month in MONTHS:
         start = time.process_time()
         line = learner.learn(f"folder:{folder / month}")

@@ -276,6 +276,39 @@ def check_analyses(names, output):
     assert lines and all({"gradients", "drift", "flatness", "dormant"} <= set(line) for line in lines)
 
 
+@prepares("your_classifier.md")
+def prepare_photos(monkeypatch):
+    """Four months of four photographs a class, and a learner that is quick with them."""
+    from pycil_wsc.runs import learner
+
+    rng, quick = np.random.default_rng(0), {"convnet_type": "resnet8", "init_epoch": 1, "epochs": 1, "num_workers": 0}
+    months = {"january": ["goldfish", "trilobite"], "february": ["bullfrog", "koala"], "april": ["tractor"]}
+    months |= {"march": ["goldfish", "jellyfish"], "test": ["goldfish", "trilobite", "bullfrog", "koala", "jellyfish"]}
+    for month, names in months.items():
+        for name in names:
+            Path("photos", month, name).mkdir(parents=True)
+            for number in range(4):
+                image = Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8))
+                image.save(f"photos/{month}/{name}/{number}.jpg")
+
+    class Quick(learner.Learner):
+        def __init__(self, *names, **keys):
+            super().__init__(*names, **keys | quick)
+
+    monkeypatch.setattr(learner, "Learner", Quick)
+    monkeypatch.setitem(TINY, "photos.json", quick | {"model_name": "wsc", "memory_per_class": 2})
+    return {}
+
+
+@checks("your_classifier.md")
+def check_photos(names, output):
+    assert names["learner"].classes == ["goldfish", "trilobite", "bullfrog", "koala", "jellyfish", "tractor"]
+    assert set(names["names"]) <= set(names["learner"].classes) and len(names["names"]) == 2
+    assert Path("shelf/weights.safetensors").is_file() and Path("work/task4/learner.json").is_file()
+    (result,) = (json.loads(path.read_text()) for path in Path("runs").rglob("result.json"))
+    assert result["class_names"] == names["learner"].classes[:5]
+
+
 @prepares("tuning.md")
 def prepare_trials(monkeypatch):
     settings = {"prefix": "tune", "dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8"}
@@ -444,6 +477,7 @@ SMALL = {  # by script: options that make it quick
     "throughput": "--images 128 --epochs 1 --repeats 1",
     "engine_ablation": "--images 128 --epochs 1 --repeats 1 --parts whole memory",
     "run_cost": "--epochs 1 --images 5 --repeats 1 --methods replay",
+    "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
@@ -452,12 +486,16 @@ SMALL = {  # by script: options that make it quick
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_pages_benchmarks_run(name, tmp_path):
-    python(ROOT / f"benchmarks/{name}.py", *SMALL[name].split(), "--out", tmp_path / "record.json")
+    options = shlex.split(SMALL[name])
+    if name == "keep_up_to_date":
+        data_sets_of_the_pages(tmp_path)
+        options += ["--data", tmp_path / "data/imagenet100"]
+    python(ROOT / f"benchmarks/{name}.py", *options, "--out", tmp_path / "record.json")
     assert {"commit", "device", "torch"} <= set(json.loads((tmp_path / "record.json").read_text()))
 
 
-def test_every_benchmark_of_the_pages_on_speed_is_among_them():
-    text = (ROOT / "docs/speed.md").read_text() + (ROOT / "docs/wsc.md").read_text()
+def test_every_benchmark_of_the_pages_is_among_them():
+    text = "".join(page.read_text() for page in PAGES)
     assert set(re.findall(r"benchmarks/(\w+)\.py", text)) == set(SMALL)
 
 
