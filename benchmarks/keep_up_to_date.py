@@ -45,7 +45,7 @@ def main():
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument(
-        "--epochs", nargs=2, type=int, default=[30, 8], help="of January and of full retraining; of later months"
+        "--epochs", nargs=2, type=int, default=[20, 6], help="of January and of full retraining; of later months"
     )
     parser.add_argument("--seed", type=int, default=1993)
     parser.add_argument("--out", type=Path)
