@@ -23,7 +23,7 @@ from record import origin, write
 
 from pycil_wsc import Learner
 
-KEYS = {"convnet_type": "resnet8", "image_size": 32, "batch_size": 32, "lrate": 0.05, "scheduler": "cosine"}
+KEYS = {"convnet_type": "resnet8", "image_size": 32, "batch_size": 16, "lrate": 0.05, "scheduler": "cosine"}
 KEYS |= {"num_workers": 0, "threads": 1, "device": "cpu", "quiet": True}
 WSC = {"average_lr": 0.05, "average_every": 1}
 WAYS = {
@@ -45,7 +45,7 @@ def main():
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument(
-        "--epochs", nargs=2, type=int, default=[20, 6], help="of January and of full retraining; of later months"
+        "--epochs", nargs=2, type=int, default=[10, 3], help="of January and of full retraining; of later months"
     )
     parser.add_argument("--seed", type=int, default=1993)
     parser.add_argument("--out", type=Path)

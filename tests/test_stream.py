@@ -6,7 +6,7 @@ from test_memory import herding_by_the_book
 
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.npz import info_of_arrays
-from pycil_wsc.data.stream import extended, kept
+from pycil_wsc.data.stream import extended, joined, kept
 from pycil_wsc.data.tasks import TaskStream
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
@@ -25,10 +25,7 @@ def part(classes, count=6, test=2, seed=0, side=8):
 
 
 def stream(*parts):
-    whole = None
-    for each in parts:
-        whole = extended(whole, each)
-    return whole
+    return joined(parts)
 
 
 JANUARY, FEBRUARY, MARCH = part(["cat", "dog"], seed=1), part(["ant", "cat"], seed=2), part(["dog"], seed=3)

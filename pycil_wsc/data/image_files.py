@@ -34,7 +34,8 @@ def read_folder(name: str, path: Path) -> Dataset:
     absence = f"has no image files ({' '.join(IMG_EXTENSIONS)}); add some, or remove the class's folder from both parts"
     for part, split in zip(parts, splits):
         check_targets(str(part), split.targets, classes, absence)
-    return Dataset(DatasetInfo(name, classes, **IMAGE_FILES), *splits)
+    train, test = splits
+    return Dataset(DatasetInfo(name, classes, **IMAGE_FILES), train, test)
 
 
 def read_task_folder(name: str, path: Path) -> Dataset:

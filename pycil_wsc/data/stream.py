@@ -1,6 +1,7 @@
 """Tasks that bring their own images, as one data set that grows: classes are label names, and names may come again."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +30,20 @@ def extended(stream: Dataset | None, part: Dataset) -> Dataset:
     for which in ("train", "test"):
         old, new = getattr(stream, which, None), getattr(part, which)
         new = Split(new.images, labels[new.targets])
-        splits.append(_joined(old, new))
+        splits.append(_concatenated(old, new))
         arrived = np.full(len(new), len(seen), np.int64)
         tasks.append(np.concatenate([getattr(before, which), arrived]) if before else arrived)
     info = replace(stream.info if stream else part.info, classes=classes)
-    data = _fingerprint(stream, part)
-    return Dataset(info, *splits, part.held_out, data, Arrivals((*seen, len(classes)), *tasks))
+    arrivals = Arrivals((*seen, len(classes)), train=tasks[0], test=tasks[1])
+    return Dataset(info, splits[0], splits[1], part.held_out, _fingerprint(stream, part), arrivals)
+
+
+def joined(parts: Sequence[Dataset]) -> Dataset:
+    """The stream whose tasks are ``parts``, at least one."""
+    stream = extended(None, parts[0])
+    for part in parts[1:]:
+        stream = extended(stream, part)
+    return stream
 
 
 def kept(stream: Dataset, indices: np.ndarray) -> tuple[Dataset, np.ndarray]:
@@ -70,8 +79,8 @@ def _check(stream, part, classes):
         )
 
 
-def _joined(old, new):
-    """Both splits as one; an empty array of paths has no length of its own."""
+def _concatenated(old, new):
+    """Both splits as one, or the new one where there is no old."""
     if old is None:
         return new
     return Split(np.concatenate([old.images, new.images]), np.concatenate([old.targets, new.targets]))

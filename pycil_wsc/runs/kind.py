@@ -13,7 +13,7 @@ from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.datasets import Dataset, load_dataset, sized
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
-from pycil_wsc.data.stream import extended
+from pycil_wsc.data.stream import joined
 from pycil_wsc.data.subset import only
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.validation import hold_out
@@ -49,8 +49,8 @@ class ClassIncremental(Kind):
 
         def load_for(config: Config) -> Dataset:
             if config.tasks:
-                parts = (read(name, config.data_root, config.image_size) for name in config.tasks)
-                return functools.reduce(extended, (tested(as_asked(part, config)) for part in parts), None)
+                names = [(name, config.data_root, config.image_size) for name in config.tasks]
+                return joined([tested(as_asked(read(*name), config)) for name in names])
             return as_asked(load(config.dataset, config.data_root, config.image_size), config)
 
         return load_for
