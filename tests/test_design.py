@@ -28,7 +28,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     ],
     "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.config.options"],
     "pycil_wsc.llm": [*LEAVES, "pycil_wsc.llm", "pycil_wsc.consolidation", *rooms_up_to("runs")],
-    "pycil_wsc": ["pycil_wsc.runs.weights"],  # lazily, see below
+    "pycil_wsc": ["pycil_wsc.runs.weights", "pycil_wsc.runs.learner"],  # lazily, see below
     "main": ["pycil_wsc.runs.command"],
     "convs": ["convs", *LEAVES, "pycil_wsc.networks"],  # PyCIL's names over the package, which imports neither
     "utils": ["convs", "utils", *LEAVES, *rooms_up_to("runs")],
