@@ -21,7 +21,7 @@ Source = str | tuple[Any, Any] | TorchDataset
 FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
 
 
-def read_source(source: Source, data_root: str | Path = "data", image_size: int | None = None) -> Dataset:
+def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     """The images and class names of one task.
 
     Args:
@@ -30,7 +30,6 @@ def read_source(source: Source, data_root: str | Path = "data", image_size: int 
             of (image, label). Images are uint8 (N, side, side, 3), (N, side, side), or file names. A label's name is
             its text; a torch ``Dataset`` with ``classes`` names its numbers.
         data_root: folder of the registered data sets.
-        image_size: side of images read from files; None is 224.
 
     Raises:
         UserError: says what is wrong with the data.
@@ -38,7 +37,7 @@ def read_source(source: Source, data_root: str | Path = "data", image_size: int 
     if isinstance(source, str):
         kind, _, path = source.partition(":")
         if kind != "folder" or not path:
-            return load_dataset(source, data_root, image_size)
+            return load_dataset(source, data_root)
         part = read_task_folder(source, path_of("folder", path))
     elif isinstance(source, tuple) and len(source) == 2:
         part = _of_pair(*source)
@@ -46,8 +45,6 @@ def read_source(source: Source, data_root: str | Path = "data", image_size: int 
         part = _of_torch(source)
     else:
         raise UserError(f"a {type(source).__name__} is no task; {FORMS}")
-    if not part.train.in_memory and image_size:
-        part = replace(part, info=replace(part.info, image_size=image_size))
     return replace(part, fingerprint=fingerprint(part.train, part.test))
 
 

@@ -72,11 +72,9 @@ def _check(stream, part, classes):
     if stream.train.in_memory != part.train.in_memory:
         old, new = (("arrays" if each.train.in_memory else "image files") for each in (stream, part))
         raise UserError(f"{part.info.name}: has {new}, earlier tasks had {old}; give all tasks in one form")
-    if part.train.in_memory and part.info.image_size != stream.info.image_size:
-        raise UserError(
-            f"{part.info.name}: images of side {part.info.image_size}, earlier tasks had {stream.info.image_size}; "
-            "resize them to one"
-        )
+    if part.train.in_memory and part.train.images.shape[1:] != stream.train.images.shape[1:]:
+        new, old = (each.train.images.shape[1] for each in (part, stream))
+        raise UserError(f"{part.info.name}: images of side {new}, earlier tasks had {old}; resize them to one")
 
 
 def _concatenated(old, new):

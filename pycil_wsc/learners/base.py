@@ -34,6 +34,7 @@ class BaseLearner(nn.Module):
 
     Options: type = NoOptions  # a frozen dataclass of the keys that the method alone has (`pycil_wsc.keys.key`)
     uses_memory = True
+    starts_anew = False  # each task begins with new initial weights
     needs_new_classes = False  # a task that brings new images of known classes alone cannot be learned
     one_phase = True  # a task trains one network in one phase, so that it can be consolidated
     consolidates = False

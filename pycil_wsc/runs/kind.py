@@ -49,8 +49,7 @@ class ClassIncremental(Kind):
 
         def load_for(config: Config) -> Dataset:
             if config.tasks:
-                names = [(name, config.data_root, config.image_size) for name in config.tasks]
-                return joined([tested(as_asked(read(*name), config)) for name in names])
+                return joined([tested(as_asked(read(name, config.data_root), config)) for name in config.tasks])
             return as_asked(load(config.dataset, config.data_root, config.image_size), config)
 
         return load_for

@@ -39,7 +39,7 @@ FIRST = {  # keys of the first task that follow those of later tasks where they 
 }
 OF_RUNS = frozenset(  # keys that decide how an experiment is split, named and kept
     ("dataset", "tasks", "init_cls", "increment", "shuffle", "validation_split", "model_name", "prefix", "label", "out")
-    + ("cache_first_task", "save_weights", "tensorboard", "wandb")
+    + ("classes", "max_tasks", "cache_first_task", "save_weights", "tensorboard", "wandb")
 )
 
 
@@ -115,7 +115,7 @@ class Learner:
                 f"{lost[0]}: is not there any more, one of {len(lost)} such files of exemplars; bring them back, or "
                 "save the learner with copy_images=True before the images go"
             )
-        part = as_asked(read_source(source, self.config.data_root, self.config.image_size), self.config)
+        part = as_asked(read_source(source, self.config.data_root), self.config)
         part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
         stream = extended(self._held, part)
         config = dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name))
@@ -150,6 +150,8 @@ class Learner:
         if self.out is None:
             config = dataclasses.replace(config, checkpoint_seconds=LARGEST_NUMBER)
         config = dataclasses.replace(config, cache_first_task=False)
+        if self._state and not config.learner.starts_anew:
+            config = dataclasses.replace(config, pretrained=False)  # those weights are long in the state
         bar = Bar(self.quiet)
         run = Run(config, for_training(stream, config), bar, folder, self._state)
         bar.begin(run.plan)
@@ -198,7 +200,7 @@ class Learner:
             ``accuracy``: top-1 over the ``images`` whose class is known, in percent; ``classes``: that of each class
             by name; ``unknown``: how many images were left out because their class was never learned.
         """
-        data = read_source(source, self.config.data_root, self.config.image_size)
+        data = read_source(source, self.config.data_root)
         split = data.test if len(data.test) else data.train
         names = np.array(data.info.classes)[split.targets]
         known = np.isin(names, self.classes)
@@ -216,7 +218,8 @@ class Learner:
             info, seen = self._held.info, self._held.arrivals.seen
             order = list(range(seen[-1]))
             last = {"class_order": order, "boundaries": [0, *seen], "task": len(seen) - 1}
-            learner = rebuilt(self.config, info, last | {"learner": self._state["learner"]})
+            config = dataclasses.replace(self.config, pretrained=False)
+            learner = rebuilt(config, info, last | {"learner": self._state["learner"]})
             self._model = Classifier(learner, info, order, self.config.num_workers)
         return self._model
 
