@@ -88,16 +88,16 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
     settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 150, "model_name": "replay"}
     killed = []
 
-    def hear_and_kill(worker):
+    def receive_and_kill(worker):
         """The worker dies where there is a checkpoint behind it and most of its run before it."""
-        message = hear(worker)
+        message = receive(worker)
         if not killed and isinstance(message, Progress) and message.position.startswith("task 2/3"):
             killed.append(worker.job.config.run_folder)
             os.kill(worker.process.pid, signal.SIGKILL)
         return message
 
-    hear = workers.Worker.hear
-    monkeypatch.setattr(workers.Worker, "hear", hear_and_kill)
+    receive = workers.Worker.receive
+    monkeypatch.setattr(workers.Worker, "receive", receive_and_kill)
     assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 1
     captured = capsys.readouterr()
     assert captured.out.count("FAILED: its process died (SIGKILL); will be tried once more") == 1

@@ -1,4 +1,4 @@
-"""What no key can be checked for alone, and names that must be registered."""
+"""Checks that involve several keys, and names that must be registered."""
 
 import re
 from typing import Any
@@ -107,7 +107,7 @@ def check_places(config: Any, more_devices: str = "", described: str = "") -> No
 
 
 def _check_path(name: str, path: str) -> None:
-    """Raise a :class:`UserError` for what no file system takes, or no log and report can print."""
+    """Raise a :class:`UserError` for a path that no file system accepts, or that logs and reports cannot print."""
     try:
         longest = max(len(part.encode()) for part in path.split("/"))
     except UnicodeEncodeError:

@@ -81,7 +81,7 @@ def _listing(paths: np.ndarray, base: str) -> bytes:
 
 
 def _read(cache: Path) -> dict[str, Any]:
-    """What is kept, if it is whole."""
+    """The cached fingerprint, or {} if there is none or it is damaged."""
     try:
         known = json.loads(cache.read_bytes())
         return known if {"train", "test", "sha256"} <= set(known) else {}

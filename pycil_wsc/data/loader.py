@@ -2,7 +2,7 @@
 
 ``ArraySource`` keeps the whole split as uint8 on the device and gathers by index. ``FolderSource`` decodes files in
 worker
-processes that live as long as the run. Both are asked in the same way::
+processes that live as long as the run. Both have the same interface::
 
     for images, targets in source.batches(indices, targets, batch_size, train=True, seed=7): ...
 """

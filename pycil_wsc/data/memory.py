@@ -116,8 +116,8 @@ def normalise(features: np.ndarray) -> np.ndarray:
 def herding(features: np.ndarray, quota: int) -> np.ndarray:
     """Greedy picks whose running mean of normalised features stays nearest to the class mean (Rebuffi et al., 2017).
 
-    ``features``: (n, d) of one class. Returns min(quota, n) row numbers in the order of choice, none twice; of equals
-    the first.
+    ``features``: (n, d) of one class. Returns min(quota, n) row numbers in the order of choice, none twice; ties are
+    broken by position.
     """
     features = normalise(features)
     mean = features.mean(0)

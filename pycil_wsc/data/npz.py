@@ -9,8 +9,8 @@
 
 Each class needs a training and a test sample. The arrays are read into memory rather than mapped: an ``np.savez`` to
 the same file cuts it to nothing first, and a process that then touches a mapped page of it is killed by SIGBUS without
-a word. Read, the file may change at any time: the run keeps the data that it began with. So each process that trains
-holds a copy of its own; what only plans runs can let it go.
+a message. Once read, the file may change at any time: the run keeps the data that it began with. So each process that
+trains holds a copy of its own; a process that only plans runs frees it.
 """
 
 import os

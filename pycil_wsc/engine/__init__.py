@@ -1,1 +1,1 @@
-"""What the training loop stands on: phases, schedules, precision, recorded passes, step cost, triggers."""
+"""What the training loop is built on: phases, schedules, precision, recorded passes, step cost, triggers."""

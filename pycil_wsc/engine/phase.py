@@ -1,4 +1,4 @@
-"""A stretch of training within a task, and where a stopped run stood in one."""
+"""A phase of training within a task, and the position at which a stopped run resumes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from torch import nn
 
 @dataclass
 class Phase:
-    """A stretch of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
+    """A phase of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
 
     ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the part
-    in training mode, all else being in evaluation mode; ``name`` is for the progress bar.
+    in training mode, while all else is in evaluation mode; ``name`` is for the progress bar.
     """
 
     epochs: int
@@ -27,7 +27,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a stopped run stood within a task: ``epoch`` epochs of phase ``phase`` were done."""
+    """The position within a task at which a stopped run resumes: ``epoch`` epochs of phase ``phase`` were done."""
 
     phase: int
     epoch: int

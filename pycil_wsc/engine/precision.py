@@ -1,4 +1,4 @@
-"""What a run computes in."""
+"""The floating-point precision of a run."""
 
 import torch
 from torch import nn

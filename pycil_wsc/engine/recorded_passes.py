@@ -12,7 +12,7 @@ Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets)
 
 
 class Passes:
-    """(images, targets) -> (loss, number classified right), both on the device; gradients are then in ``p.grad``."""
+    """(images, targets) -> (loss, number of correct predictions), on the device; gradients are then in ``p.grad``."""
 
     def __init__(self, compute: Compute, optimizer: Optimizer):
         self.compute, self.optimizer = compute, optimizer
@@ -28,14 +28,14 @@ class Passes:
 
 
 class RecordedPasses(Passes):
-    """The same, replayed: for batches of the first one's size, after ``eager`` of them in which the libraries choose
-    their algorithms.
+    """The same, replayed, for batches of the first one's size, after ``eager`` ordinary steps.
 
-    What is recorded reads its input from two buffers and leaves loss, count and gradients in others: they are good
-    until the next call. A loss that waits for the device cannot be recorded: then every step is computed as usual, and
-    the log says so. Nothing is recorded in that process any more, since torch's allocator does not recover from it.
+    In those the libraries choose their algorithms. The recording reads its input from two buffers and leaves loss,
+    count and gradients in others, which are valid until the next call. A loss that waits for the device cannot be
+    recorded: every step is then computed as usual, and the log says so. Nothing is recorded in that process any more,
+    since torch's allocator does not recover from it.
 
-    ``record``: a function without arguments -> a function that does the same again, and has not been done yet.
+    ``record``: a function without arguments -> a function that repeats it, which has not been called yet.
     """
 
     eager = 3

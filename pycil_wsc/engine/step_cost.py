@@ -1,4 +1,4 @@
-"""What a training step costs in arithmetic, whatever the machine and however busy it is."""
+"""The arithmetic cost of a training step, independent of the machine and its load."""
 
 import contextlib
 from collections.abc import Iterator

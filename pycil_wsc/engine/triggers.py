@@ -1,4 +1,4 @@
-"""When the warm-up ends, where training itself says so. Never by the test set."""
+"""What ends the warm-up besides its length: training or held-out exemplars, never the test set."""
 
 import math
 from typing import Any
@@ -14,13 +14,13 @@ from pycil_wsc.errors import UserError
 
 
 class Plateau:
-    """A loss that has not fallen below its least for ``patience`` epochs."""
+    """A loss that has not improved on its minimum for ``patience`` epochs."""
 
     def __init__(self, patience: int) -> None:
         self.patience, self.least, self.since = patience, math.inf, 0
 
     def reached(self, loss: float) -> bool:
-        """Take in an epoch's loss."""
+        """Record the loss of an epoch; returns whether the plateau is reached."""
         self.least, self.since = (loss, 0) if loss < self.least else (self.least, self.since + 1)
         return self.since >= self.patience
 

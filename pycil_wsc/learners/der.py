@@ -12,11 +12,10 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("der", epochs=170, milestones=[80, 120, 150])
 class DER(BaseLearner):
-    """Dynamically expandable representation (Yan et al., 2021) without masks, as in PyCIL: a new backbone for each
-    task.
+    """Dynamically expandable representation (Yan et al., 2021) without masks, as in PyCIL: each task adds a backbone.
 
-    The old ones no longer learn; an auxiliary head makes the newest tell the new classes apart from all old ones as
-    one. After the task the head is aligned as in WA.
+    The old backbones no longer learn. An auxiliary head trains the newest to distinguish the new classes from each
+    other and from all old ones, which count as one class. After the task the head is aligned as in WA.
     """
 
     @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from pycil_wsc.registry import register_learner
     weight_decay=5e-4,
 )
 class FOSTER(BaseLearner):
-    """FOSTER (Wang et al., 2022): a second backbone is boosted on what the first cannot do, then both are compressed.
+    """FOSTER (Wang et al., 2022): a second backbone learns what the first gets wrong; then both are compressed.
 
-    ``network`` is the teacher with two backbones, which is tested and chooses exemplars; the student, ``network``'s
-    first backbone of the next task, is tested beside it.
+    ``network`` is the teacher with two backbones, which is tested and chooses exemplars. The student, trained by
+    distillation, is tested beside it and is the first backbone of the next task.
     """
 
     @dataclass(frozen=True)

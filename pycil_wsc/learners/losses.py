@@ -28,5 +28,5 @@ def balanced_weights(counts: Tensor, beta: float) -> Tensor:
 
 
 def newest_task_targets(targets: Tensor, num_old: int) -> Tensor:
-    """Targets of an auxiliary head that tells the new classes apart and calls every old one 0: (B,) -> (B,)."""
+    """Targets of an auxiliary head that distinguishes the new classes and labels every old class 0: (B,) -> (B,)."""
     return torch.where(targets < num_old, 0, targets - num_old + 1)

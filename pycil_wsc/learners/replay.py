@@ -6,7 +6,7 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("replay", epochs=70, milestones=[30, 50])
 class Replay(BaseLearner):
-    """Cross-entropy over all classes seen, on the new data and the exemplars, plainly shuffled together."""
+    """Cross-entropy over all classes seen, on the new data and the exemplars, shuffled together."""
 
     plain_first_task = True
 

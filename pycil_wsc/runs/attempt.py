@@ -1,4 +1,4 @@
-"""One attempt at one run: the same alone, in a worker process and on a node of a cluster."""
+"""An attempt at a run: the same in this process, in a worker process and on a cluster node."""
 
 import functools
 import time
@@ -26,7 +26,10 @@ TRACEBACK_LINES = 20
 
 @dataclass(frozen=True)
 class Job:
-    """A run of the sweep: the ``number``-th of ``total``. ``wait`` for another process that is at work on it."""
+    """Run ``number`` of the ``total`` runs of a sweep.
+
+    ``wait``: if another process is working on the run, wait for it rather than give up.
+    """
 
     number: int
     total: int
@@ -43,9 +46,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: with a ``result``, the reason of its ``failure``, or an ``error`` that would meet all.
+    """How an attempt ended: with a ``result``, the reason of a ``failure``, or an ``error`` that affects every run.
 
-    It has none of them if another process is at work on the run.
+    All three are empty if another process is working on the run.
     """
 
     result: dict | None = None
@@ -82,7 +85,7 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
 
 
 def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:
-    """The outcome of a failed attempt, recorded in the run's folder: in ``failed.json``, and a defect in the log."""
+    """The outcome of a failed attempt, recorded in ``failed.json`` and, with the traceback of ``error``, in the log."""
     folder, trace = job.config.run_folder, "".join(traceback.format_exception(error)) if error else ""
     record = {"reason": reason, "traceback": trace.splitlines()[-TRACEBACK_LINES:], "attempt": job.attempt}
     record |= {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": commit()}
@@ -95,10 +98,10 @@ def failed(job: Job, reason: str, again: bool = True, error: Exception | None = 
 
 
 def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
-    """The ``result.json`` of a finished run, or None; it must be whole, of this configuration and of these data.
+    """The ``result.json`` of a finished run, or None.
 
-    Results of earlier versions and of language models do not say which data they were made with: they are taken as they
-    are.
+    Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or with other data. Results
+    of earlier versions and of language models do not name their data; they are accepted.
     """
     path = config.run_folder / "result.json"
     if not path.exists() or registry.kinds[config.kind].extends(config):
@@ -114,16 +117,16 @@ def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
 
 
 class Datasets:
-    """The data of runs, of whatever kind: what several runs use is read once."""
+    """The data of runs of all kinds, read once for all runs that use them."""
 
     def __init__(self) -> None:
         self._loader = functools.cache(lambda kind: registry.kinds[kind].loader())
 
     def forget(self) -> None:
-        """Let go of what was read: a process that only plans runs does not train on it."""
+        """Free the data: a process that only plans runs does not train on them."""
         self._loader.cache_clear()
         return_freed_memory()
 
     def of(self, config: Any) -> Any:
-        """What the run of ``config`` learns and is tested on."""
+        """The data that the run of ``config`` is trained and tested on."""
         return self._loader(config.kind)(config)

@@ -27,7 +27,7 @@ The same command started again resumes what was stopped and skips what is finish
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as everything else does."""
+    """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {one_line(message)}; see --help\n")
@@ -93,8 +93,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for; returns the exit code: that of the sweep, or 2 for bad input."""
-    logging.raiseExceptions = False  # a log line that cannot be written stops nothing
+    """Run the command line. Returns the exit code: that of the sweep, or 2 for bad input."""
+    logging.raiseExceptions = False  # a log line that cannot be written does not stop the run
     with best_effort_output():
         if argv is None:
             _on_signals(_leave)
@@ -114,7 +114,7 @@ def _on_signals(handler: Callable) -> None:
 
 
 def _leave(number: int, frame: Any) -> None:
-    """While modules are imported: an exception there would come back as another, with its traceback."""
+    """Handle a signal while modules are imported: an exception would surface there as another one, with a traceback."""
     with contextlib.suppress(OSError):
         os.write(2, f"{STOPPED}\n".encode())
     os._exit(130)
@@ -159,7 +159,10 @@ def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Na
 
 
 def _refusing(task: Callable[[], int]) -> int:
-    """The exit code of ``task()``; bad input is one line. Of several processes the first prints it."""
+    """The exit code of ``task()``, or 2 for a :class:`UserError`, which is printed in one line.
+
+    Of several processes the first prints it.
+    """
     from pycil_wsc.errors import UserError
 
     try:

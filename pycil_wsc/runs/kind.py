@@ -72,7 +72,7 @@ class ClassIncremental(Kind):
             return False
         try:
             recorded = resolve_recorded(read_result(config.run_folder / "result.json")["config"]).identity()
-        except UserError:  # what is wrong with it is said where the result is needed
+        except UserError:  # reported where the result is needed
             return False
         return recorded != config.identity() and config.continues(recorded)
 

@@ -1,4 +1,4 @@
-"""What is printed is for who looks on: where it cannot be written, runs go on without it."""
+"""Console output that never fails a run: what cannot be written is dropped."""
 
 import contextlib
 import os
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class BestEffort:
-    """``stream`` (a text stream, or None where it was closed before the program began), whose failures cost nothing.
+    """Wraps ``stream`` (a text stream, or None if it was closed before the program began) so that writing never fails.
 
-    Characters that its encoding lacks are written as escapes. After a failure (a full disk, a pipe that nobody reads
-    any more) the rest goes nowhere.
+    Characters that its encoding lacks are escaped. After a failure (a full disk, a closed pipe) further output is
+    dropped.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -52,7 +52,7 @@ class BestEffort:
 
 @contextlib.contextmanager
 def best_effort_output() -> Iterator[None]:
-    """Within, nothing that is printed can fail: ``sys.stdout`` and ``sys.stderr`` are :class:`BestEffort`."""
+    """Within the context ``sys.stdout`` and ``sys.stderr`` are :class:`BestEffort`: printing cannot fail."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(BestEffort, before)
     try:

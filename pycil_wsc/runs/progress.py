@@ -1,4 +1,4 @@
-"""Live feedback: runs tell a few times a second where they stand, and the overview of the sweep shows it."""
+"""Live progress: runs report a few times a second, and the overview of the sweep shows it."""
 
 import logging
 import sys
@@ -18,21 +18,23 @@ INTERVAL = 0.25  # seconds
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. ``images`` are those behind it since its very beginning (or tokens, by ``unit``), ``speed``
-    is per second.
+    """Where a run stands.
+
+    ``images`` (or tokens, see ``unit``) were processed since the run began; ``speed`` is per second.
     """
 
     position: str
     images: int
     speed: float
-    line: str = ""  # what there is to say, of a task that ended for one
-    taken: bool = False  # the latest images were not trained on, but what another run learned of them was taken
+    line: str = ""  # a line to print, such as the summary of a task
+    taken: bool = False  # the task was loaded from another run rather than trained
     unit: str = "images"
 
 
 class TaskBar:
-    """Follows one task and calls ``report`` with a :class:`Progress` at each phase's start, now and then, and at the
-    end.
+    """Follows one task.
+
+    Calls ``report`` with a :class:`Progress` at each phase's start, at intervals, and with lines to print.
     """
 
     def __init__(self, report: Callable[[Progress], None], task: Any, num_tasks: int):
@@ -56,7 +58,7 @@ class TaskBar:
         self.position = f"{self._position(min(epoch + 1, self.epochs - 1))}, loss {loss:.3f}, accuracy {accuracy:.1f}%"
 
     def take(self, images: int) -> None:
-        """What another run learned was taken: ``images`` images are behind this run, none of them trained on here."""
+        """The task was loaded from another run, which had trained it on ``images`` images."""
         self.images = images
         self._tell(taken=True)
 
@@ -79,7 +81,7 @@ def print_task(progress: Progress) -> None:
 
 @dataclass
 class Row:
-    """A run as the overview knows it: its training images in all, and those behind it."""
+    """A run in the overview: its planned training images, and those processed."""
 
     planned: int
     images: int = 0
@@ -88,11 +90,11 @@ class Row:
 
 
 class Overview:
-    """All runs of a sweep: on a terminal a few lines that stay in place, and anywhere a line per task and per finished
-    run.
+    """All runs of a sweep.
 
-    Jobs have a ``number`` and a ``title``. The time left is the images to go over the images per second of the whole
-    sweep so far, in which only what was trained by this command counts.
+    On a terminal a few lines that stay in place; elsewhere a line per task and per finished run. Jobs have a ``number``
+    and a ``title``. The time left is estimated from the remaining images and the speed of the whole sweep so far, which
+    counts only images that this command trained on.
     """
 
     def __init__(self) -> None:

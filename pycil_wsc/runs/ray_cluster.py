@@ -1,4 +1,4 @@
-"""The same runs on a Ray cluster. Ray decides where and when, and starts a run again whose node died."""
+"""Runs on a Ray cluster. Ray decides where and when, and restarts a run whose node died."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ MARK = ".shared-"
 
 
 def run_on_cluster(schedule: Any, address: str, per_device: int) -> None:
-    """Bring the runs of ``schedule`` to their end, ``per_device`` at a time on each GPU, or on each node where there is
-    none.
-    """
+    """Complete the runs of ``schedule``, ``per_device`` at a time on each GPU, or on each node if there is no GPU."""
     schedule.data.forget()
     ray = connect(address)
     try:
@@ -43,7 +41,7 @@ def run_on_cluster(schedule: Any, address: str, per_device: int) -> None:
 
 
 def follow(schedule: Any, cluster: Cluster) -> None:
-    """Hand all runs to Ray, those that come back too, until none is left."""
+    """Submit all runs to Ray, retries included, until none is left."""
     pending = {}
     while True:
         while job := schedule.next():
@@ -62,7 +60,7 @@ def follow(schedule: Any, cluster: Cluster) -> None:
 
 
 def connect(address: str) -> Any:
-    """The ``ray`` module, connected: to ``address``, or to the cluster that it finds here, or to one that it starts."""
+    """The ``ray`` module, connected to the cluster at ``address``, to one found here, or to one started here."""
     try:
         import ray
     except ImportError:
@@ -83,10 +81,10 @@ def connect(address: str) -> Any:
 
 
 def check_reachable(address: str) -> None:
-    """That something at ``address`` speaks HTTP/2, as Ray's ports do; Ray itself tries for minutes.
+    """Raise a :class:`UserError` unless something at ``address`` speaks HTTP/2, as Ray's ports do.
 
-    Sent: the preface of a connection and an empty frame of settings. A server answers with its own settings (RFC 9113,
-    3.4).
+    Ray itself tries for minutes. Sends the preface of a connection and an empty settings frame; a server answers with
+    its own settings (RFC 9113, 3.4).
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -104,7 +102,7 @@ def check_reachable(address: str) -> None:
 
 
 class Cluster:
-    """What each run is given of the cluster, and how its files come back. Used as a context."""
+    """The resources of each run on the cluster, and the transfer of its files. A context manager."""
 
     def __init__(self, ray: Any, per_device: int) -> None:
         self.ray, self.marks = ray, {}
@@ -131,9 +129,9 @@ class Cluster:
             held.lock.release()
 
     def submit(self, job: Job) -> Any:
-        """Hand a run to Ray; returns Ray's reference to its end."""
+        """Submit a run; returns Ray's reference to its end."""
         config, folder = job.config, job.config.run_folder
-        device = "cpu" if config.device == "cpu" else "auto"  # which GPU is Ray's to say
+        device = "cpu" if config.device == "cpu" else "auto"  # Ray chooses the GPU
         cpus, gpus = min(config.threads or self.cpus, self.most), self.gpus if device == "auto" else 0
         task = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS)(work_on_node)
         files = read_files(folder) if (folder / "checkpoint.pt").exists() else {}
@@ -145,7 +143,7 @@ class Cluster:
         return self.ray.get(self.mailbox.take.remote())
 
     def outcome(self, task: Any, job: Job) -> Outcome:
-        """How a run ended; what a node without our output folder sent back is written there."""
+        """How a run ended. Files from a node that does not share the output folder are written there."""
         try:
             outcome, files = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
@@ -154,9 +152,9 @@ class Cluster:
         return outcome
 
     def _mark(self, out):
-        """A new file in the output folder: a node that sees it shares the folder.
+        """A new file in the output folder; a node that sees it shares the folder.
 
-        It is locked for as long as this process lives. Those that a killed one left are removed.
+        It is locked while this process lives. Those that killed processes left are removed.
         """
         if out not in self.marks:
             for old in Path(out).glob(f"{MARK}*"):
@@ -175,32 +173,32 @@ def fraction(share: float) -> float:
 def work_on_node(
     job: Job, cwd: str, mark: str, files: dict[str, bytes], threads: int, mailbox: Any
 ) -> tuple[Outcome, dict[str, bytes]]:
-    """Attempt a run, on a node: (outcome, {}), or (outcome, the run's files) where the driver's output folder is not to
-    be seen.
+    """Attempt a run on a node; returns its outcome and its files, none if the node sees the driver's output folder.
 
-    ``files`` is what the driver has of the run.
+    ``files``: the run's files so far, from the driver.
     """
     if Path(cwd).is_dir():
         os.chdir(cwd)  # relative paths of the configuration then mean the same
     torch.set_num_threads(threads)
 
-    def tell(progress):
+    def report(progress):
         mailbox.put.remote((job.number, progress))
 
     if Path(mark).exists():
-        return attempt(job, datasets(), tell), {}
+        return attempt(job, datasets(), report), {}
     with tempfile.TemporaryDirectory() as out:
         job = replace(job, config=replace(job.config, out=out))
         write_files(job.config.run_folder, files)
-        return attempt(job, datasets(), tell), read_files(job.config.run_folder)
+        return attempt(job, datasets(), report), read_files(job.config.run_folder)
 
 
 datasets = functools.cache(Datasets)  # Ray uses a process for many runs
 
 
 def deliver(config: Any, files: dict[str, bytes]) -> None:
-    """Write a run's ``files`` into its folder, unless another process finished it there. The result comes last: it ends
-    the run.
+    """Write a run's ``files`` into its folder, unless another process finished it there.
+
+    The result is written last, since it marks the run as finished.
     """
     if not files:
         return
@@ -218,7 +216,7 @@ def deliver(config: Any, files: dict[str, bytes]) -> None:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """The contents of a run's files by their name in its folder, locks and half-written ones left out."""
+    """The contents of a run's files by name, without locks and partial files."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 

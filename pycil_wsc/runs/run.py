@@ -44,11 +44,11 @@ class TrainingDiverged(Exception):
 
 
 class WrongPlan(Exception):
-    """A learner trained on another number of images than its class says: a mistake in the class."""
+    """A learner trained on another number of images than its class plans: a mistake in the class."""
 
 
 class Run:
-    """One point of the sweep, in its own folder: goes on where a stopped one stood, and ends with ``result.json``.
+    """One point of the sweep, in its own folder. Resumes a stopped run, and ends with ``result.json``.
 
     ``dataset`` is a :class:`pycil_wsc.data.datasets.Dataset`; ``report`` is called with each
     :class:`pycil_wsc.runs.progress.Progress`. ``folder``: in place of the configuration's. ``start``: the :meth:`state`
@@ -83,7 +83,7 @@ class Run:
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.peak_memory = 0
-        self.resumes = False  # from a checkpoint, and has not said so yet
+        self.resumes = False  # from a checkpoint, which has not been reported yet
 
     def execute(self) -> dict[str, Any]:
         """Train and test every task; returns the contents of ``result.json``."""
@@ -140,9 +140,7 @@ class Run:
             yield WandB(self.folder, self.config.to_dict(), name, self.history, self.curves)
 
     def _learn(self, task, resume):
-        """Learn a task; the first from what another run trained, where there is such and none of this one's own is
-        under way.
-        """
+        """Learn a task. The first may be loaded from a run that trained it, unless this one has begun it."""
         if task.index or resume or not (self.config.cache_first_task and self.learner.plain_first_task):
             self.learner.learn(task, self, resume)
             return
@@ -162,7 +160,7 @@ class Run:
                 entry.save({"learner": self.learner.trained_state()} | own)
 
     def _check_plan(self, task):
-        """What ``--dry-run`` and the time left are computed from must be what happens."""
+        """Raise unless training took as many images as ``--dry-run`` and the time left assume."""
         plan = self.plan[: task.index + 1]
         if self.learner.images_trained != sum(plan):
             trained = self.learner.images_trained - sum(plan[:-1])
@@ -268,7 +266,7 @@ class Run:
         return state
 
     def _restore(self):
-        """(index of the task to go on with, where in it or None)."""
+        """(index of the task to resume with, the position in it or None)."""
         found = read_checkpoint(self.folder / "checkpoint.pt", self.config, self.data)
         state = found or self.start
         if state is None:

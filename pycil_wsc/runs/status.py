@@ -1,4 +1,4 @@
-"""Where the runs of a sweep stand, from their folders alone: nothing is trained, and no data set is read."""
+"""The state of a sweep's runs, read from their folders: nothing is trained, and no data set is read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ INTERVAL = 5.0  # seconds between two records
 
 
 def recorded(report: Callable[[Progress], None] | None, folder: Path, planned: int) -> Callable[[Progress], None]:
-    """``report``, and beside it a record of the progress in ``folder`` every few seconds.
+    """``report``, and a record of the progress in ``folder`` every few seconds.
 
-    ``planned``: what the whole run costs. A record that cannot be written costs the run nothing.
+    ``planned``: the cost of the whole run. A record that cannot be written does not fail the run.
     """
     last = -INTERVAL
 
@@ -49,7 +49,7 @@ def _record(progress: Progress, folder: Path, planned: int) -> None:
 
 
 class State(NamedTuple):
-    """What became of a run: ``done``, ``running``, ``waiting`` or ``failed``, and what there is to say of it."""
+    """The state of a run (``done``, ``running``, ``waiting`` or ``failed``), and details to print."""
 
     name: str
     line: str = ""

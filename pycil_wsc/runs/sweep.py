@@ -17,11 +17,11 @@ from pycil_wsc.runs.status import has_result
 
 
 def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = None) -> int:
-    """Bring every run to its end and print the table.
+    """Complete every run and print the table of results.
 
-    ``workers`` runs go on at a time, each in a process of its own; with ``ray`` (a cluster's address, or "" to look for
-    one) that many on each GPU of the cluster, or on each node that has none. Returns the exit code: 0, 1 if a run
-    failed, 130 if stopped by Ctrl-C.
+    ``workers`` runs are trained at a time, each in its own process; with ``ray`` (the address of a cluster, or "" to
+    look for one) that many on each GPU of the cluster, or on each node without a GPU. Returns the exit code: 0, 1 if a
+    run failed, 130 if stopped by Ctrl-C.
     """
     check(configs, workers, ray)
     schedule = Schedule(configs)
@@ -69,7 +69,10 @@ def run_here(schedule: "Schedule") -> None:
 
 
 def finish(configs: Sequence[Any], results: Mapping[Path, Any], failures: Mapping[Path, str]) -> int:
-    """What there is to see at the end; ``results`` and ``failures`` are by run folder. Returns the exit code."""
+    """Print the table, write the reports and list the failures; ``results`` and ``failures`` are by run folder.
+
+    Returns the exit code.
+    """
     if results:
         print(
             "\n" + report.result_table(results[config.run_folder] for config in configs if config.run_folder in results)
@@ -84,19 +87,19 @@ def finish(configs: Sequence[Any], results: Mapping[Path, Any], failures: Mappin
 
 
 def write_report(folder: str) -> None:
-    """Tables and figures of all runs in ``folder``, those of other commands too. Errors cost no result."""
+    """Write the report of all runs in ``folder``, those of other commands included. An error costs no result."""
     try:
         print(f"Report: {report.write_report(folder)}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-    except Exception as error:  # a defect of the report, which costs the finished runs nothing
+    except Exception as error:  # a defect of the report costs the finished runs nothing
         print(f"error: the report of {folder} failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 class Schedule:
-    """Which run is next, and what became of the others: ``results`` and the reasons of ``failures``, by run folder.
+    """The queue of runs, with ``results`` and the reasons of ``failures`` by run folder.
 
-    First the runs in their order, then once more those that failed, then those that another process was at work on.
+    New runs come first, in their order; then failed ones, once more; then those that another process was working on.
     """
 
     def __init__(self, configs: Sequence[Any]) -> None:
@@ -107,7 +110,7 @@ class Schedule:
         for job in jobs:
             self.overview.add(
                 job, kind_of(job.config).plan(job.config, self.data.of(job.config))
-            )  # a wrong path shows before hours of training
+            )  # a wrong path is reported before hours of training
         for job in jobs:
             if is_finished(job.config):
                 self._skip(job)
@@ -117,12 +120,12 @@ class Schedule:
             self.overview.say(f"{len(self.results)} of {len(configs)} runs finished before")
 
     def next(self) -> Job | None:
-        """The next job, or None if there is none at present: one that is under way may fail and come back."""
+        """The next job, or None if there is none at present: a run in progress may fail and come back."""
         queue = self.fresh or self.retries or self.taken
         return queue.popleft() if queue else None
 
     def ended(self, job: Job, outcome: Outcome) -> None:
-        """An attempt is over."""
+        """Record the end of an attempt."""
         folder = job.config.run_folder
         if outcome.error:
             raise UserError(outcome.error)

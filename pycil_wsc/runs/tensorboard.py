@@ -10,8 +10,8 @@ from pycil_wsc.runs import metrics
 class Scalars:
     """Event files in ``folder``: ``epochs`` counts the run's epochs from 0, ``tasks`` its tasks.
 
-    A run that goes on after ``epochs`` epochs and ``tasks`` tasks takes back what a stopped one wrote beyond them. What
-    is written is on the disk when the call returns, so it is there before the checkpoint is.
+    A run that resumes after ``epochs`` epochs and ``tasks`` tasks removes what a stopped one wrote beyond them. Each
+    call flushes to the disk, so that the scalars are there before the checkpoint.
     """
 
     def __init__(self, folder: Path, epochs: int, tasks: int) -> None:

@@ -27,11 +27,11 @@ Images = np.ndarray | torch.Tensor | list[str]
 
 
 def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> "Classifier":
-    """The :class:`Classifier` that a run with ``save_weights`` left in ``run_folder``; neither data set nor result is
-    needed.
+    """The :class:`Classifier` that a run with ``save_weights`` left in ``run_folder``.
 
-    ``task``: as it was after this task, counted from 0 (for ``"every"``); None is the last that was kept. ``device``:
-    as the configuration's. :class:`UserError` tells where there are no weights, or none that can be used.
+    Neither data set nor result is needed. ``task``: the state after this task, counted from 0 (needs ``"every"``); None
+    is the last that was kept. ``device``: as in the configuration. Raises :class:`UserError` if there are no weights,
+    or none that can be used.
     """
     path = _find(Path(run_folder), task)
     again = "move the run's folder away and run it again"
@@ -86,9 +86,7 @@ class Classifier(nn.Module):
         return self.logits(images)
 
     def predict(self, images: Images) -> np.ndarray:
-        """The likeliest class of each image: labels of the data set, int64 numpy (B,). Of equal logits the run's
-        choice.
-        """
+        """The likeliest class of each image: labels of the data set, int64 numpy (B,). Ties go as in the run."""
         return self.learned[best_classes(self._logits(images))[:, 0].cpu().numpy()]
 
     def logits(self, images: Images) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Several runs at a time on one machine: processes that live as long as the sweep, and die with it."""
+"""Several runs at a time on one machine, in processes that live as long as the sweep and end with it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 
 def run_in_processes(schedule: Any, count: int) -> None:
-    """Bring the runs of ``schedule`` to their end, ``count`` at a time. A worker that dies has failed its run and is
-    replaced.
+    """Complete the runs of ``schedule``, ``count`` at a time.
+
+    If a worker dies, its run has failed, and the worker is replaced.
     """
     schedule.data.forget()
     workers = [Worker(number, max(1, cores() // count)) for number in range(count)]
@@ -30,7 +31,7 @@ def run_in_processes(schedule: Any, count: int) -> None:
             ready = connection.wait([worker.pipe for worker in busy], timeout=1)
             for worker in busy:
                 if worker.pipe in ready or not worker.process.is_alive():
-                    message = worker.hear()
+                    message = worker.receive()
                     if isinstance(message, Progress):
                         schedule.overview.progress(worker.job, message)
                     else:
@@ -63,15 +64,15 @@ class Worker:
         self.job: Any = None  # a Job, while it works on one
 
     def start(self, job: Job) -> None:
-        """Begin with a run."""
+        """Begin a run."""
         self.job = job
         if self.process is None:
             self._spawn()
-        with contextlib.suppress(OSError):  # it died: hear() will tell
+        with contextlib.suppress(OSError):  # it died: receive() reports it
             self.pipe.send(job)
 
-    def hear(self) -> Progress | Outcome:
-        """What it has to say: a :class:`Progress`, or the :class:`Outcome` of its run."""
+    def receive(self) -> Progress | Outcome:
+        """Its next message: a :class:`Progress`, or the :class:`Outcome` of its run."""
         with contextlib.suppress(EOFError, OSError):
             if self.pipe.poll():
                 return self.pipe.recv()
@@ -80,8 +81,9 @@ class Worker:
         return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
 
     def end(self, outcome: Outcome) -> Job:
-        """The run is over; returns its job. A failure may have spoiled the process (a CUDA error does), so it is not
-        used again.
+        """Its run is over; returns the job.
+
+        After a failure the process is replaced: a CUDA error may have corrupted it.
         """
         job, self.job = self.job, None
         if outcome.failure:
@@ -89,7 +91,7 @@ class Worker:
         return job
 
     def stop(self) -> None:
-        """End it at once, with the processes that decode its images. Its run goes on from its last saved epoch."""
+        """End it at once, with the processes that decode its images. Its run resumes from its last checkpoint."""
         if self.process is not None:
             self.pipe.close()
             self.life.close()
@@ -106,7 +108,7 @@ class Worker:
             target=work, args=(theirs, ending, self.number, self.threads, multiprocessing.get_start_method())
         )
         resource_tracker.ensure_running()  # it would lift the mask
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # inherited: Ctrl-C is this process's to handle
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # inherited: this process handles Ctrl-C
         try:
             self.process.start()
         finally:
@@ -116,13 +118,16 @@ class Worker:
 
 
 def work(pipe: Connection, ending: Connection, number: int, threads: int, start_method: str) -> None:
-    """The life of a worker process: attempt each run that comes through the pipe, send progress and outcome."""
+    """The main function of a worker process: attempt each run that comes through the pipe.
+
+    Progress and outcomes are sent back.
+    """
     multiprocessing.set_start_method(start_method, force=True)  # image decoders start as they do without workers
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
     if torch.cuda.device_count() > 1:
         torch.cuda.set_device(number % torch.cuda.device_count())  # what "auto" and "cuda" mean here
 
-    def tell(message):
+    def send(message):
         try:
             pipe.send(message)
         except OSError:
@@ -132,7 +137,7 @@ def work(pipe: Connection, ending: Connection, number: int, threads: int, start_
     with contextlib.suppress(EOFError):
         while job := pipe.recv():
             torch.set_num_threads(threads)
-            tell(attempt(job, data, tell))
+            send(attempt(job, data, send))
 
 
 def end_with(pipe: Connection) -> None:
