@@ -63,14 +63,21 @@ def _modules_named(name: str) -> list[str]:
     return [f"{here.name}.{path.parent.name}.{name}" for path in sorted(here.glob(f"*/{name}.py"))]
 
 
+def _modules_in(room: str) -> list[str]:
+    """All modules of a room of the package."""
+    here = Path(__file__).parent
+    return [f"{here.name}.{room}.{path.stem}" for path in sorted((here / room).glob("*.py"))]
+
+
 learners = Registry("model_name", ["pycil_wsc.learners"])
 learner_defaults = Registry("model_name", ["pycil_wsc.learners"])
 backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
 optimizers = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 optimizer_defaults = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
-datasets = Registry("dataset", ["pycil_wsc.data.datasets"])
+datasets = Registry("dataset", _modules_in("data"))
 importances = Registry("wsc.importance", ["pycil_wsc.learners"])
 analyses = Registry("analysis", ["pycil_wsc.analysis"])
+metrics = Registry("metric", ["pycil_wsc.runs.metrics"])
 kinds = Registry("kind of run", _modules_named("kind"))
 
 
@@ -144,6 +151,15 @@ def register_importance(name: str) -> Callable[[T], T]:
 def register_analysis(name: str) -> Callable[[T], T]:
     """Register a class like :class:`pycil_wsc.analysis.observer.Observer`; runs whose ``analyse`` names it have one."""
     return lambda observer: analyses.add(name, observer)
+
+
+def register_metric(name: str) -> Callable[[T], T]:
+    """Register ``measure(history) -> JSON value``, which ``result.json`` then has under ``name``.
+
+    ``history`` holds the line of ``metrics.jsonl`` for each task: dicts with ``cnn_top1``, ``cnn_tasks`` (the accuracy
+    on each task so far), ``cnn_top5``, ``nme_top1`` where there are exemplars, ``num_seen`` and others.
+    """
+    return lambda measure: metrics.add(name, measure)
 
 
 class Kind:

@@ -446,6 +446,12 @@ def test_the_pages_backbone_serves_every_method(extended):
     assert wide["parameters"] == 3 * 8 * 9 + 8 + 2 * 8 + 8 * 16 * 9 + 16 + 2 * 16 + 16 * 10 + 10
 
 
+def test_the_pages_metric_is_in_the_result(extended):
+    result = extended(model_name="replay")
+    matrix = result["matrix"]
+    assert result["backward_transfer"] == pytest.approx((matrix[2][0] - matrix[0][0] + matrix[2][1] - matrix[1][1]) / 2)
+
+
 def test_the_pages_optimizer_trains(extended):
     result = extended(model_name="replay", optimizer="rmsprop")
     assert result["config"]["lrate"] == 1e-3 and result["train_loss"][0][1] < result["train_loss"][0][0]

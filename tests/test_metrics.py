@@ -57,3 +57,9 @@ def test_a_confusion_matrix_has_a_row_for_each_true_class():
         [0, 2, 1, 0],
         [0, 0, 0, 0],
     ]
+
+
+def test_the_classes_that_a_known_task_leaves_are_those_of_its_samples():
+    """Task 1 has a class of task 0 too: 1. Class 3 has not come yet."""
+    allowed = metrics.allowed_classes(np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), 4)
+    assert allowed.tolist() == [[True, True, False, False], [False, True, True, False]]

@@ -29,6 +29,7 @@ from small_runs import (
     write,
 )
 
+import pycil_wsc
 from main import main
 from pycil_wsc import files, registry
 from pycil_wsc.config.loading import resolve
@@ -481,3 +482,19 @@ def learned_and_reported(settings, data, classes, init_cls, increment):
     assert np.allclose(result["curve"], [np.average(row, weights=sizes[: len(row)]) for row in matrix])
     drops = [max(row[task] for row in matrix[task:]) - matrix[-1][task] for task in range(tasks - 1)]
     assert np.isclose(result["forgetting"], np.mean(drops) if drops else 0)
+
+
+def test_the_task_incremental_accuracy_is_that_of_the_tasks_own_logits(settings):
+    """Recomputed from the saved weights: each test image chooses among the two classes of its task."""
+    config = resolve(settings | {"save_weights": True, "model_name": "replay", "epochs": 1, "batch_size": 10})
+    run = Run(config, load_dataset(config.dataset, "."))
+    result = run.execute()
+    logits = pycil_wsc.load(run.folder).logits(run.dataset.test.images).numpy()  # columns by label
+    position = {label: place for place, label in enumerate(result["class_order"])}
+    right = 0
+    for row, label in zip(logits, run.dataset.test.targets):
+        task = position[label] // 2
+        own = result["class_order"][2 * task : 2 * task + 2]
+        right += own[int(np.argmax(row[own]))] == label
+    assert result["task_known_curve"][-1] == pytest.approx(100 * right / len(logits))
+    assert result["task_known_curve"][0] == result["curve"][0] and result["task_known_curve"][-1] > result["curve"][-1]

@@ -22,6 +22,7 @@ MEASURES: Mapping[Column, Measure] = {
     Column("newest task"): lambda data: data["new_acc"],
     Column("forgetting"): lambda data: data["forgetting"],
     Column("last, top-5"): lambda data: data["top5_curve"][-1],
+    Column("task known"): lambda data: sum(data["task_known_curve"]) / len(data["task_known_curve"]),
     Column("NME average"): lambda data: sum(data["nme_curve"]) / len(data["nme_curve"]),
 }
 SPENT = Column("training spent here, s", 0)

@@ -43,6 +43,8 @@ MEASURES = {
     "forgetting": "for each task but the last, its best accuracy so far minus that after the last task; "
     "the mean, in points.",
     "top-5": "how often the true class is among the five highest logits.",
+    "task known": "the average with the task of each image given: only the classes of its task compete "
+    "(task-incremental).",
     "NME": "accuracy by the nearest mean of exemplars instead of the logits.",
     "training": "seconds in training steps alone; total: with tests, choice of exemplars and saving.",
     "training images": "how many times an image was passed forward and backward, exemplars included.",

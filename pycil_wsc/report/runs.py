@@ -307,7 +307,8 @@ REQUIRED: Mapping[str, Test] = {
 }
 OPTIONAL: Mapping[str, Test] = {
     **dict.fromkeys(
-        ("top5_curve", "nme_curve"), lambda value, data: _numbers(value) and len(value) == len(data["curve"])
+        ("top5_curve", "nme_curve", "task_known_curve"),
+        lambda value, data: _numbers(value) and len(value) == len(data["curve"]),
     ),
     "train_loss": lambda value, data: _numbers(value, 2) and len(value) == len(data["curve"]),
     "confusion": lambda value, _: _numbers(value, 2) and {len(row) for row in value} == {len(value)},

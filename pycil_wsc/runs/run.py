@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.analysis import Records
 from pycil_wsc.config.options import Config
@@ -314,9 +315,10 @@ class Run:
         """Of the learner, of the nearest mean of exemplars, and of networks beside the learner's own."""
         learner = self.learner
         prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
-        cnn, nme = self._predictions(task, prototypes)
+        cnn, known, nme = self._predictions(task, prototypes)
         targets, tasks = (each[task.test_indices] for each in (self.manager.test_targets, self.manager.test_tasks))
         line = {f"cnn_{name}": value for name, value in scores(cnn, targets, tasks).items()}
+        line["cnn_known"] = metrics.accuracy(known, targets)
         if nme is not None:
             line |= {f"nme_{name}": value for name, value in scores(nme, targets, tasks).items()}
         line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
@@ -339,19 +341,31 @@ class Run:
         return metrics.accuracy(torch.cat(predictions).cpu().numpy(), self.manager.test_targets[task.test_indices])
 
     def _predictions(self, task, prototypes):
-        """Best classes first, by logits and by nearest mean of exemplars (or None): two (N, <=5) arrays."""
-        cnn, nme, finite = [], [], torch.ones((), dtype=torch.bool, device=self.device)
+        """Best classes first, by logits, by those of the image's task, by nearest mean of exemplars (or None).
+
+        Arrays (N, <=5).
+        """
+        cnn, known, nme, finite = [], [], [], torch.ones((), dtype=torch.bool, device=self.device)
+        others = self._other_tasks(task)
         means = None if prototypes is None else torch.from_numpy(prototypes).to(self.device)
         for features, _ in self.learner.forward_over(self.test_source, task.test_indices, self.manager.test_targets):
             with torch.inference_mode(), self.learner.autocast():
                 logits = self.learner.classify(features)
                 finite &= logits.isfinite().all()
                 cnn.append(best_classes(logits))
+                known.append(best_classes(logits.masked_fill(next(others), -torch.inf)))
             if means is not None:
                 unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
                 nme.append(best_classes(torch.cdist(unit, means), largest=False))
         self._check(finite, "the test logits")
-        return torch.cat(cnn).cpu().numpy(), torch.cat(nme).cpu().numpy() if nme else None
+        return [torch.cat(best).cpu().numpy() if best else None for best in (cnn, known, nme)]
+
+    def _other_tasks(self, task):
+        """For each batch of the test, which classes its images' tasks do not have: bool (B, classes)."""
+        targets, tasks = (of[task.test_indices] for of in (self.manager.test_targets, self.manager.test_tasks))
+        others = torch.from_numpy(~metrics.allowed_classes(targets, tasks, task.num_seen)).to(self.device)
+        for batch in torch.from_numpy(tasks).to(self.device).split(self.config.batch_size):
+            yield others[batch]
 
     def _result(self):
         rows = self.history
@@ -368,6 +382,7 @@ class Run:
             "forgetting": metrics.forgetting(matrix),
             "new_acc": metrics.new_task_accuracy(matrix),
             "top5_curve": [row["cnn_top5"] for row in rows],
+            **{name: measure(rows) for name, measure in registry.metrics.items()},
             "nme_curve": nme if None not in nme else None,
             **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in self.learner.also_tested()},
             "train_loss": [row["train_loss"] for row in rows],

@@ -1,5 +1,10 @@
-"""What is reported of a run: numpy only. Accuracies are percentages; tasks are the true ones, of any size."""
+"""What is reported of a run: numpy only. Accuracies are percentages; tasks are the true ones, of any size.
 
+Every module of this package is imported here, so a new file with a registered metric registers itself.
+"""
+
+import importlib
+import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +25,13 @@ def task_accuracies(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndar
     """Accuracy on each task's samples; ``tasks``: (N,) the task of each sample. One percentage per task."""
     masks = [tasks == index for index in range(tasks.max() + 1)]
     return [accuracy(predictions[mask], targets[mask]) for mask in masks]
+
+
+def allowed_classes(targets: np.ndarray, tasks: np.ndarray, num_classes: int) -> np.ndarray:
+    """Which classes each task's samples have: (N,), (N,) -> bool (tasks, num_classes)."""
+    allowed = np.zeros((tasks.max() + 1, num_classes), bool)
+    allowed[tasks, targets] = True
+    return allowed
 
 
 def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: int) -> np.ndarray:
@@ -61,3 +73,7 @@ def task_scalars(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "forgetting": forgetting(matrix),
     }
     return values | ({"nme_top1": line["nme_top1"]} if "nme_top1" in line else {})
+
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,14 @@
+"""Task-incremental accuracy: the task of each test image is known, and only the classes of that task compete."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pycil_wsc.registry import register_metric
+
+History = Sequence[dict[str, Any]]
+
+
+@register_metric("task_known_curve")
+def task_known_curve(history: History) -> list[float] | None:
+    """After each task, the accuracy on the test images of all tasks so far; None if an earlier version tested some."""
+    return [line["cnn_known"] for line in history] if all("cnn_known" in line for line in history) else None
