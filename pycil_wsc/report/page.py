@@ -92,15 +92,15 @@ def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Draw, str]:
     """
     if group.options.all_figures or group.setting.validation_split:
         return figures, ""
-    ranked = sorted(groups, key=lambda other: -len(other.records))
+    ranked = sorted((g for g in groups if not g.setting.validation_split), key=lambda other: -len(other.records))
     siblings = [other for other in ranked if other.setting == group.setting]
-    large = sum(len(other.records) for other in groups) > LARGE
-    if large:
-        largest = {other.setting: other for other in reversed(ranked)}
-        drawn = sorted(largest.values(), key=lambda other: -len(other.records))[:DRAWN]
+    large = sum(len(other.records) for other in ranked) > LARGE
+    if large:  # the first of each setting
+        settings = list(dict.fromkeys(other.setting for other in ranked))[:DRAWN]
+        chosen = siblings[:1] if group.setting in settings else []
     else:
-        drawn = siblings[:DRAWN]
-    if group not in drawn:
+        chosen = siblings[:DRAWN]
+    if group not in chosen:
         return lambda group: (), "Not drawn: the figures of this part, since others have more runs."
     if large:
         note = "Not drawn, since the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
