@@ -10,11 +10,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from filelock import FileLock
 from PIL import Image
-from small_runs import command, results, wait_until, without_measurements, write
+from small_runs import command, killed_at, results, wait_until, without_measurements, write
 
 from main import main
 from pycil_wsc import registry
@@ -308,3 +309,33 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
 def load_settings(settings):
     path = Path(settings["out"]).parent
     return load(write(path, settings))
+
+
+def test_redo_does_finished_runs_again_and_keeps_what_there_was(settings, tmp_path):
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1, "cache_first_task": False}
+    arguments = ["--config", write(tmp_path, settings)]
+    assert main(arguments) == 0
+    (folder,) = results(settings)
+    first = (folder / "result.json").read_text()
+
+    def nothing(self, images, targets):
+        logits = self.network(images)
+        return 0 * logits.sum(), logits
+
+    with patch.object(Replay, "loss", nothing):
+        assert main(arguments) == 0 and (folder / "result.json").read_text() == first
+        assert main([*arguments, "--redo"]) == 0
+    assert (folder / "result.old.json").read_text() == first
+    assert results(settings)[folder]["train_loss"] == [[0.0]] * 3 != json.loads(first)["train_loss"]
+
+
+def test_a_stopped_redo_resumes_without_it(settings, tmp_path, undrawn):
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 2, "seed": [1, 2]}
+    arguments = ["--config", write(tmp_path, settings)]
+    assert main(arguments) == 0
+    before = {folder: without_measurements(result) for folder, result in results(settings).items()}
+    with killed_at(4):
+        main([*arguments, "--redo"])
+    assert len(results(settings)) == 0
+    assert main(arguments) == 0
+    assert {folder: without_measurements(result) for folder, result in results(settings).items()} == before

@@ -77,6 +77,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here "
         "(needs requirements-cluster.txt)",
     )
+    parser.add_argument(
+        "--redo",
+        action="store_true",
+        help="do finished runs again, after a change of code or defaults; their results become result.old.json",
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
     parser.add_argument(
         "--measure",
@@ -87,6 +92,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--status", action="store_true", help="say which runs are done, running, waiting or failed, and stop"
     )
     args = parser.parse_args(argv)
+    if args.redo and (args.dry_run or args.status):
+        parser.error("--redo: does runs, which --dry-run and --status do not")
     if args.measure and (not args.dry_run or args.ray is not None):
         parser.error("--measure needs --dry-run" if not args.dry_run else "--measure is for this machine, not for Ray")
     return args
@@ -139,7 +146,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     def task() -> int:
         if args.dry_run:
             return dry_run(configs, args.workers, args.ray, args.measure)
-        return sweep(configs, args.workers, args.ray)
+        return sweep(configs, args.workers, args.ray, args.redo)
 
     return _together(configs, task, args) if "TORCHELASTIC_RUN_ID" in os.environ else task()
 

@@ -1,5 +1,7 @@
 """Many runs: finished ones are skipped, stopped ones resumed, and a failed one stops no other."""
 
+import contextlib
+import os
 import sys
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -8,22 +10,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from pycil_wsc import registry, report
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import locked
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.runs.progress import Overview, duration
 from pycil_wsc.runs.status import has_result
 
 
-def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = None) -> int:
+def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = None, redo: bool = False) -> int:
     """Complete every run and print the table of results.
 
+    With ``redo`` those that are finished are done again (:func:`set_aside`).
     ``workers`` runs are trained at a time, each in its own process; with ``ray`` (the address of a cluster, or "" to
     look for one) that many on each GPU of the cluster, or on each node without a GPU. Returns the exit code: 0, 1 if a
     run failed, 130 if stopped by Ctrl-C.
     """
     check(configs, workers, ray)
+    if redo:
+        set_aside(configs)
     schedule = Schedule(configs)
     try:
         if ray is not None:
@@ -39,7 +47,8 @@ def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = 
     except KeyboardInterrupt:
         schedule.overview.close()
         print(
-            f"\nstopped with {len(schedule.results)} of {len(configs)} runs done; the same command resumes from here",
+            f"\nstopped with {len(schedule.results)} of {len(configs)} runs done; the same command"
+            f"{' without --redo' if redo else ''} resumes from here",
             file=sys.stderr,
         )
         return 130
@@ -55,6 +64,17 @@ def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
     if ray is None:  # whose nodes may have GPUs that this machine lacks
         for device in dict.fromkeys(config.device for config in configs):
             resolved_device(device)
+
+
+def set_aside(configs: Sequence[Any]) -> None:
+    """Take its result from every finished run, so that it is done anew: ``result.json`` becomes ``result.old.json``.
+
+    A run that another process is working on is left alone.
+    """
+    for folder in (config.run_folder for config in configs if has_result(config.run_folder)):
+        with contextlib.suppress(Timeout), locked(folder, wait=False):
+            os.replace(folder / "result.json", folder / "result.old.json")
+            (folder / "checkpoint.pt").unlink(missing_ok=True)  # that a longer list of tasks would resume from
 
 
 def is_finished(config: Any) -> bool:
