@@ -34,18 +34,18 @@ class Records:
 
     def task_started(self, task: Any) -> None:
         self.watching = list(self.observers)
-        self._tell("task_started", task)
+        self._notify("task_started", task)
 
     def epoch_ended(self, task: Any) -> None:
-        self._tell("epoch_ended", task)
+        self._notify("epoch_ended", task)
 
     def task_trained(self, task: Any) -> None:
         """Add the task's line to the file."""
-        if recorded := self._tell("task_trained", task):
+        if recorded := self._notify("task_trained", task):
             self.lines.append({"task": task.index, "share_new": Observer(self.learner).share_of_new(task)} | recorded)
             write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def _tell(self, event: str, task: Any) -> dict[str, Any]:
+    def _notify(self, event: str, task: Any) -> dict[str, Any]:
         if not self.watching:
             return {}
         with undisturbed(self.learner):

@@ -30,7 +30,7 @@ def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
     try:
         held = locked(path.parent, lock, wait=False)
     except Timeout:
-        run.bar.say("waits for the first task, which another run is training")
+        run.bar.say("waiting for the first task, which another run is training")
         held = locked(path.parent, lock)
     with held:
         yield Entry(path)

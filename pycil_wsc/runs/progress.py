@@ -45,13 +45,13 @@ class TaskBar:
         """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
         self.phase, self.epochs, self.images, self.fresh, self.started = phase, epochs, images, 0, time.monotonic()
         self.position = self._position(first)
-        self._tell()
+        self._send()
 
     def step(self, images: int) -> None:
         self.images += images
         self.fresh += images
         if time.monotonic() - self.told > INTERVAL:
-            self._tell()
+            self._send()
 
     def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
         """Epoch ``epoch`` ended with this mean loss and training accuracy in percent."""
@@ -60,15 +60,15 @@ class TaskBar:
     def take(self, images: int) -> None:
         """The task was loaded from another run, which had trained it on ``images`` images."""
         self.images = images
-        self._tell(taken=True)
+        self._send(taken=True)
 
     def say(self, line: str) -> None:
-        self._tell(f"{self.task}  {line}")
+        self._send(f"{self.task}  {line}")
 
     def _position(self, epoch):
         return f"{self.task} {self.phase} epoch {epoch + 1}/{self.epochs}"
 
-    def _tell(self, line="", taken=False):
+    def _send(self, line="", taken=False):
         self.told = time.monotonic()
         self.report(Progress(self.position, self.images, self.fresh / max(self.told - self.started, 1e-9), line, taken))
 

@@ -250,7 +250,7 @@ class Run:
         self.saved_at = self.mark
 
     def state(self, position: Mapping[str, int], optimizer: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All that the run goes on from: tensors, numbers, strings, and lists and dicts of them.
+        """All that a run resumes from: tensors, numbers, strings, and lists and dicts of them.
 
         ``position``: the task, phase and epoch to go on with; ``optimizer``: its state, within a task.
         """
