@@ -379,6 +379,11 @@ def prepare_language_models(monkeypatch):
     return {}
 
 
+@checks("language_models.md")
+def check_language_models(names, output):
+    assert f"expected: {names['item']['answer']}\n" in output and names["inputs"]["input_ids"].shape[1] > 10
+
+
 # ---- the page on extending -------------------------------------------------------------------------------------------
 
 

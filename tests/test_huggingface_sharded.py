@@ -1,4 +1,4 @@
-"""The Hugging Face callback under FSDP2, which shards the model over two processes: as on the whole model."""
+"""The Hugging Face callback in two processes, with copies of the model (DDP) and with its parts (FSDP2): as in one."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,8 @@ from small_llm import in_two_processes  # noqa: E402
 from pycil_wsc.consolidation import Average  # noqa: E402
 from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
 
-SHARDED = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+COPIES = {}
+PARTS = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
 
 
 def tiny_model():
@@ -74,10 +75,10 @@ def shard_on_the_processor():
     AcceleratorState.__init__ = make
 
 
-def sharded(folder):
-    """A process's results of the task, and of the same task resumed after the reset."""
+def in_a_process(folder, options):
+    """Its results of the task, and of the same task resumed after the reset."""
     shard_on_the_processor()
-    return [train(folder, 2, resume, **SHARDED) for resume in (None, "checkpoint-5")]
+    return [train(folder, 2, resume, **options) for resume in (None, "checkpoint-5")]
 
 
 def saved(folder):
@@ -91,11 +92,11 @@ def assert_close(left, right):
         torch.testing.assert_close(torch.as_tensor(tensor), torch.as_tensor(right[name]), rtol=1e-3, atol=1e-5)
 
 
-def test_under_fsdp2_training_evaluation_and_what_is_saved_are_those_of_the_whole_model(tmp_path):
+@pytest.mark.parametrize("options", [COPIES, PARTS], ids=["ddp", "fsdp2"])
+def test_training_evaluation_and_what_is_saved_are_those_of_one_process(options, tmp_path):
     whole = train(tmp_path / "whole", 4)
-    assert not whole["sharded"]
-    for through, resumed in in_two_processes(sharded, str(tmp_path / "parts"), seconds=170):
-        assert through["sharded"] == sorted(whole["weights"])
+    for through, resumed in in_two_processes(in_a_process, str(tmp_path / "parts"), options, seconds=170):
+        assert through["sharded"] == (sorted(whole["weights"]) if options else [])
         for result in (through, resumed):
             assert result["losses"] == pytest.approx(whole["losses"], rel=1e-3)
             assert_close(result["weights"], whole["weights"])
