@@ -40,10 +40,10 @@ def loops(draw):
     rule = draw(st.sampled_from([Blend, Revert, Random, ShrinkPerturb, None]))
     blend = draw(st.sampled_from([0, 0.3, 0.5, 1]))
     common = dict(every=draw(st.sampled_from([None, 1, 3])), buffers=draw(st.booleans()))
-    count = draw(st.sampled_from(["since_reset", "absolute", "swa"]))
+    count = draw(st.sampled_from(["late", "since_reset", "absolute", "swa"]))
     average = Average(
-        every=draw(st.integers(1, 3)),
-        start=draw(st.sampled_from(["reset", "first"])) if count == "since_reset" else "reset",
+        every=draw(st.sampled_from([1, 2, 3, 0.5])),
+        start=draw(st.sampled_from(["reset", "first"])) if count in ("late", "since_reset") else "reset",
         count=count,
         last=draw(st.booleans()),
         buffers=draw(st.booleans()),
@@ -141,7 +141,7 @@ def compare_with_reference(with_reset, loop):
         torch.testing.assert_close(buffers["mean"], twin_buffers["mean"], rtol=tolerance, atol=tolerance)
 
     real = 0
-    while real < options["warmup_steps"] + 3 * (average.every if average else 1) + 1:
+    while real < options["warmup_steps"] + 3 * (average.interval(options["warmup_steps"]) if average else 1) + 1:
         gradients = {
             name: None if name in ("unused", "frozen") else random_gradient(rng, shape, dtype)
             for name, shape in SHAPES.items()
@@ -232,7 +232,8 @@ def start(optimizer=torch.optim.AdamW, net=None, lr=0.05, **options):
     """-> a small network, its optimiser, and a consolidation that follows it."""
     net = net or small_net()
     optimizer = optimizer(net.parameters(), lr=lr)
-    return net, optimizer, WeightSpaceConsolidation(net.named_parameters(), **options).attach(optimizer)
+    wsc = WeightSpaceConsolidation(net.named_parameters(), **{"reset": Blend(), **options})
+    return net, optimizer, wsc.attach(optimizer)
 
 
 def weights(net):
@@ -270,7 +271,7 @@ def test_narrow_moments_of_the_optimiser_are_widened_before_they_are_multiplied(
     weight = nn.Parameter(torch.zeros(20_000, dtype=torch.bfloat16))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
     options = dict(retain=0.5, importance=FROM_ADAM, reset=Revert(), average=None)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, **options).attach(optimizer)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, **{"reset": Blend()} | options).attach(optimizer)
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         weight.grad = torch.randn(20_000, generator=generator).bfloat16()
@@ -287,7 +288,7 @@ def test_narrow_moments_of_the_optimiser_are_widened_before_they_are_multiplied(
 
 
 def test_average_equals_torchs_averaged_model_under_adamw():
-    options = dict(importance=FROM_ADAM, average=Average(every=2, last=False))
+    options = dict(importance=FROM_ADAM, average=Average(every=2, count="since_reset", last=False))
     net, optimizer, wsc = start(warmup_steps=3, **options)
     averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
     for step in range(1, 12):
@@ -304,10 +305,10 @@ def test_a_compiled_model_is_followed_like_the_plain_one_and_has_its_state():
         net = small_net()
         model = torch.compile(net, backend="eager") if compiled else net
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3).attach(optimizer)
+        wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3, reset=Blend()).attach(optimizer)
         train(model, optimizer, range(2))
         other = WeightSpaceConsolidation(
-            (net if compiled else torch.compile(net, backend="eager")).named_parameters(), warmup_steps=3
+            (net if compiled else torch.compile(net, backend="eager")).named_parameters(), warmup_steps=3, reset=Blend()
         )
         other.load_state_dict(wsc.state_dict())
         wsc.detach()
@@ -333,7 +334,7 @@ def test_skipped_steps_do_not_count(fused, source):
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([weight], lr=1.0, weight_decay=0.0, fused=fused)
     options = dict(retain=0.5, importance=moment_score(source=source), reset=Revert())
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, **options).attach(optimizer)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, **{"reset": Blend()} | options).attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     resets = []
     for gradient in (
@@ -370,7 +371,7 @@ def test_under_a_scaler_that_skips_on_the_device_only_steps_with_something_due_w
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([weight], lr=1.0, fused=True)
     options = dict(importance=moment_score(source=source), average=Average(every=3))
-    WeightSpaceConsolidation([("w", weight)], warmup_steps=4, **options).attach(optimizer)
+    WeightSpaceConsolidation([("w", weight)], warmup_steps=4, **{"reset": Blend()} | options).attach(optimizer)
     optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # as a GradScaler sets them
     waits = []
     for _ in range(10):
@@ -428,7 +429,7 @@ def test_at_most_one_copy_is_held_beside_the_optimisers_state_when_its_moments_a
     with Live([*params, *(p.grad for p in params)]) as live:
         options = dict(importance=moment_score(source=source), average=Average(every=2))
         named = [(str(i), p) for i, p in enumerate(params)]
-        wsc = WeightSpaceConsolidation(named, warmup_steps=2, **options).attach(optimizer)
+        wsc = WeightSpaceConsolidation(named, warmup_steps=2, **{"reset": Blend()} | options).attach(optimizer)
         for _ in range(6):
             optimizer.step()
         wsc.finish()
@@ -481,7 +482,7 @@ def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset
     net = small_net()
     optimizer = torch.optim.AdamW(net.parameters())
     train(net, optimizer, range(5))
-    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=3, importance=FROM_ADAM)
+    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=3, importance=FROM_ADAM, reset=Blend())
     with pytest.raises(
         ValueError,
         match="moments of 5 steps, this task has had 0: make a new optimizer for each task, or use source='carried'",
@@ -526,7 +527,7 @@ def test_whether_a_task_can_be_finished_is_known_before_it_begins(warmup, every,
 def test_a_sparse_gradient_is_refused_by_name():
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-    WeightSpaceConsolidation(table.named_parameters(), warmup_steps=2).attach(optimizer)
+    WeightSpaceConsolidation(table.named_parameters(), warmup_steps=2, reset=Blend()).attach(optimizer)
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="gradient of 'weight' is sparse: make it dense"):
         optimizer.step()

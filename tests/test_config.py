@@ -245,7 +245,7 @@ def test_bics_held_out_samples_make_the_other_memory_key_count(name, options, ot
 
 def test_only_what_decides_the_result_makes_a_new_run():
     usual = resolve({}).run_folder
-    assert usual == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")
+    assert resolve({"model_name": "replay"}).run_folder == Path("runs/run/cifar100-b10-inc10/replay/m20/seed1993")
     for name, value in {
         "device": "cpu",
         "num_workers": 1,
@@ -266,6 +266,13 @@ def test_only_what_decides_the_result_makes_a_new_run():
     }.items():
         assert resolve({name: value}).run_folder != usual
         assert resolve({name: value}).run_folder.parent == usual.parent
+
+
+def test_a_changed_default_leaves_finished_runs_their_folders():
+    """A run under the values that were the default has the name that it had then; one under those of now another."""
+    before = resolve({"wsc.average_every": 5, "wsc.average_count": "since_reset"}).run_folder
+    assert before == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")
+    assert resolve({}).run_folder.name.startswith("seed1993-")
 
 
 BAD = {

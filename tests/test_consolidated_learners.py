@@ -16,6 +16,7 @@ ALL_STEPS = {
     "wsc.warmup": 0.0,
     "wsc.reset": "none",
     "wsc.average_every": 1,
+    "wsc.average_count": "since_reset",
     "wsc.average_unit": "iteration",
     "wsc.bn_update": "copy",
 }

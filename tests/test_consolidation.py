@@ -3,7 +3,9 @@
 import doctest
 import inspect
 import io
+import math
 import random
+import warnings
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,7 @@ def train_step(net, optimizer, seed):
 
 
 def consolidated(net, optimizer, **options):
-    return WeightSpaceConsolidation(net.named_parameters(), **options).attach(optimizer)
+    return WeightSpaceConsolidation(net.named_parameters(), **{"reset": Blend(), **options}).attach(optimizer)
 
 
 def snapshot(net):
@@ -90,13 +92,14 @@ def random_options(rng, fresh):
     reset = rng.choice(
         [blend, blend, Revert(**common), Random(fresh, **common), ShrinkPerturb(fresh, **factors, **common), None]
     )
-    count = rng.choice(["since_reset", "since_reset", "absolute", "swa"])
+    count = rng.choice(["late", "since_reset", "absolute", "swa"])
     average = Average(
-        every=rng.randint(1, 4),
-        start=rng.choice(["reset", "first"]) if count == "since_reset" else "reset",
+        every=rng.choice([1, 2, 3, 4, 0.1, 0.5]),
+        start=rng.choice(["reset", "first"]) if count in ("late", "since_reset") else "reset",
         count=count,
         last=rng.random() < 0.5,
         buffers=rng.random() < 0.5,
+        power=rng.choice([0, 0.5, 3, 16]),
     )
     return dict(
         warmup_steps=rng.randint(1 if reset else 0, 6),
@@ -145,7 +148,7 @@ def test_fast_version_follows_the_slow_one_through_a_task(seed):
     named = dict(named_buffers=fast_buffers.items(), eligible=masks)
     fast = WeightSpaceConsolidation(params.items(), **named, **options).attach(optimizer)
     slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options)
-    every = options["average"].every if options["average"] else 1
+    every = options["average"].interval(options["warmup_steps"]) if options["average"] else 1
 
     def assert_same():
         for name, param in params.items():
@@ -398,7 +401,7 @@ def test_blend_is_the_equation_where_not_kept():
     "begin, every, last", [("reset", 1, True), ("reset", 3, False), ("first", 2, False), ("first", 4, True)]
 )
 def test_average_equals_torchs_averaged_model(begin, every, last):
-    net, optimizer, wsc = start(lr=0.3, warmup_steps=3, average=Average(every, begin, last=last))
+    net, optimizer, wsc = start(lr=0.3, warmup_steps=3, average=Average(every, begin, "since_reset", last))
     averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
     for step in range(1, 15):
         train_step(net, optimizer, step)
@@ -412,12 +415,71 @@ def test_average_equals_torchs_averaged_model(begin, every, last):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+def averaged_ramp(average, warmup_steps, steps):
+    """The average of a weight that is the number of the step."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=warmup_steps, retain=1, average=average, reset=Blend())
+    wsc.attach(optimizer)
+    for _ in range(steps):
+        weight.grad = -torch.ones_like(weight)
+        optimizer.step()
+    wsc.finish()
+    return weight.item()
+
+
+@pytest.mark.parametrize("power", [0, 1, 3, 16])
+def test_late_samples_weigh_as_their_rising_factorial(power):
+    """The k-th of K samples weighs k (k + 1) ... (k + power - 1), over the sum of all: about k ** power."""
+    weights = [math.prod(range(k, k + power)) for k in range(1, 13)]
+    expected = sum(w * step for w, step in zip(weights, range(8, 42, 3), strict=True)) / sum(weights)
+    average = Average(every=3, count="late", power=power)
+    assert averaged_ramp(average, 8, 41) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("warmup_steps, resets", [(49, 0), (50, 1)])
+def test_by_default_a_short_warm_up_ends_without_a_reset(warmup_steps, resets):
+    """and with a warning in one line; the weights are averaged all the same."""
+    net = small_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=warmup_steps).attach(optimizer)
+    assert [str(one.message).count("\n") for one in said] == [0] * (1 - resets)
+    train(net, optimizer, range(60))
+    assert (wsc.resets, wsc.averaged) == (resets, 61 - warmup_steps)
+    wsc.finish()
+
+
+def test_a_rule_that_is_given_resets_after_any_warm_up():
+    net, optimizer, wsc = start(warmup_steps=1, reset=Blend())
+    train(net, optimizer, range(2))
+    assert wsc.resets == 1
+
+
+@pytest.mark.parametrize("steps", [40, 400])
+def test_the_late_average_lags_by_the_same_share_of_any_task(steps):
+    """Of weights that move along a line, by 1 / (power + 2) of the steps since the reset, whatever their number."""
+    warmup = steps // 4
+    lag = steps - averaged_ramp(Average(every=1, count="late", power=8), warmup, steps)
+    assert lag == pytest.approx((steps - warmup) / 10, abs=0.5)
+
+
+@pytest.mark.parametrize("warmup, every, interval", [(10, 0.25, 2), (3, 0.25, 1), (1000, 0.01, 10), (1000, 7, 7)])
+def test_an_interval_below_one_is_a_share_of_the_warm_up(warmup, every, interval):
+    average = Average(every=every)
+    due = [step for step in range(warmup, warmup + 3 * interval + 1) if average.due(step, warmup)]
+    assert due == [warmup + k * interval for k in range(4)]
+
+
 def test_absolute_count_gives_the_reset_weights_the_papers_literal_share():
     # Steps 5 and 10 are sampled with n = 5/5 and 10/5 after the reset at step 5: (reset * 2 + last) / 3.
     weight = nn.Parameter(torch.tensor([0.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     average = Average(every=5, count="absolute")
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=5, retain=1, average=average).attach(optimizer)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=5, retain=1, average=average, reset=Blend()).attach(
+        optimizer
+    )
     for _ in range(10):
         weight.grad = -torch.ones_like(weight)
         optimizer.step()
@@ -441,7 +503,7 @@ def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     average = chosen_average(config.wsc, per_epoch=3)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=3 * warmup, retain=1, average=average)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=3 * warmup, retain=1, average=average, reset=Blend())
     wsc.attach(optimizer)
     for step in range(1, 3 * epochs + 1):
         weight.grad = torch.full_like(weight, float(step == 3 * warmup + 1))
@@ -453,7 +515,7 @@ def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
 def test_without_warm_up_the_average_begins_with_the_weights_at_the_start():
     weight = nn.Parameter(torch.tensor([0.0]))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=0, reset=None, average=Average(every=2))
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=0, reset=None, average=Average(2, count="since_reset"))
     wsc.attach(optimizer)
     for _ in range(4):
         weight.grad = -torch.ones(1)
@@ -473,7 +535,7 @@ def test_average_of_bf16_weights_is_kept_in_fp32():
 
 
 def test_bf16_network_gets_the_rounded_fp32_average():
-    net, optimizer, wsc = start(dtype=torch.bfloat16, warmup_steps=2)
+    net, optimizer, wsc = start(dtype=torch.bfloat16, warmup_steps=2, average=Average(1, count="since_reset"))
     samples = []
     for step in range(8):
         train_step(net, optimizer, step)
@@ -504,7 +566,7 @@ def test_shared_parameters_count_once_and_frozen_ones_not_at_all():
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight = net[0].weight
     net[2].requires_grad_(False)
-    wsc = WeightSpaceConsolidation(net.named_parameters(remove_duplicate=False), warmup_steps=1)
+    wsc = WeightSpaceConsolidation(net.named_parameters(remove_duplicate=False), warmup_steps=1, reset=Blend())
     assert list(wsc.state_dict()["previous"]) == ["0.weight", "0.bias", "1.bias"]
 
 
@@ -518,7 +580,7 @@ def test_buffers_are_reset_and_averaged_only_on_request(reset_buffers, average_b
         warmup_steps=1,
         named_buffers=named_buffers,
         reset=Blend(buffers=reset_buffers),
-        average=Average(buffers=average_buffers),
+        average=Average(count="since_reset", buffers=average_buffers),
     ).attach(optimizer)
     for _ in range(2):
         buffer += 8.0
@@ -591,7 +653,9 @@ def test_save_load_and_go_on_equals_going_on(options):
     def make():
         net = small_net()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        wsc = WeightSpaceConsolidation(net.named_parameters(), named_buffers=net.named_buffers(), **options)
+        wsc = WeightSpaceConsolidation(
+            net.named_parameters(), named_buffers=net.named_buffers(), **{"reset": Blend()} | options
+        )
         return net, optimizer, wsc.attach(optimizer)
 
     def save(parts):
@@ -649,7 +713,7 @@ def test_a_gradient_from_before_saving_counts_after_loading():
 
 def test_finished_state_stays_finished():
     net, optimizer, wsc = finished()
-    other = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=1)
+    other = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=1, reset=Blend())
     other.load_state_dict(wsc.state_dict())
     assert other.phase == "finished"
     with pytest.raises(RuntimeError, match="was called already"):
@@ -669,13 +733,13 @@ def test_finished_state_stays_finished():
         (small_net, {"retain": 0.3}, "saved with retain=0.2, this object has retain=0.3"),
         (small_net, {"warmup_steps": 4}, "saved with warmup_steps=3, this object has warmup_steps=4"),
         (small_net, {"reset": Revert()}, r"saved with reset=Blend\(.*blend=0.5\), this object has reset=Revert\("),
-        (small_net, {"average": Average(every=2)}, r"saved with average=Average\(every=1, .*\), this object"),
+        (small_net, {"average": Average(every=2)}, r"saved with average=Average\(every=0.01, .*\), this object"),
         (small_net, {"importance": drift_score()}, r"this object has importance=DriftScore\(\)"),
     ],
 )
 def test_state_of_something_else_is_refused_by_name(other, options, message):
-    state = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=3).state_dict()
-    wsc = WeightSpaceConsolidation(other().named_parameters(), **{"warmup_steps": 3} | options)
+    state = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=3, reset=Blend()).state_dict()
+    wsc = WeightSpaceConsolidation(other().named_parameters(), **{"warmup_steps": 3, "reset": Blend()} | options)
     with pytest.raises(ValueError, match=message):
         wsc.load_state_dict(state)
 
@@ -702,9 +766,12 @@ def test_a_state_of_another_version_is_refused_in_one_line(saved):
         (lambda: dict(reset=ShrinkPerturb(dict, shrink=2.0)), "shrink=2.0 is a share"),
         (lambda: dict(reset=ShrinkPerturb(dict, perturb=-1.0)), "perturb=-1.0 is a factor"),
         (lambda: dict(average=Average(every=0)), "every=0: give a whole number of optimiser steps, at least 1"),
+        (lambda: dict(average=Average(every=1.5)), "every=1.5: give a whole number of optimiser steps"),
+        (lambda: dict(average=Average(power=-1)), "power=-1: give a number of at least 0"),
         (lambda: dict(warmup_steps=17.5), "warmup_steps=17.5: give a whole number"),
         (lambda: dict(warmup_steps=-1), "warmup_steps=-1"),
         (lambda: dict(reset=Blend(every=0)), "every=0"),
+        (lambda: dict(reset=Blend(min_warmup=-1)), "min_warmup=-1: give a whole number of optimiser steps"),
         (lambda: dict(importance=moment_score(betas=(0.9, 1.0))), "betas="),
         (lambda: dict(importance=moment_score(source="mine")), "source='mine' is unknown; known: own, optimizer, carr"),
         (lambda: dict(warmup_steps=0), "leaves no gradient to rank by"),
@@ -716,7 +783,7 @@ def test_a_state_of_another_version_is_refused_in_one_line(saved):
         (lambda: dict(average=True), r"average=True: give an Average\(\) or None"),
         (lambda: dict(rank_scope="layer"), "known: global, tensor"),
         (lambda: dict(average=Average(start="now")), "known: reset, first"),
-        (lambda: dict(average=Average(count="total")), "known: since_reset, absolute, swa"),
+        (lambda: dict(average=Average(count="total")), "known: late, since_reset, absolute, swa"),
         (lambda: dict(average=Average(count="absolute", start="first")), "it needs start='reset'"),
         (lambda: dict(average=Average(buffers=True)), r"needs named_buffers=model.named_buffers\(\)"),
         (lambda: dict(reset=Blend(buffers=True)), r"needs named_buffers=model.named_buffers\(\)"),
@@ -735,7 +802,7 @@ def test_a_state_of_another_version_is_refused_in_one_line(saved):
 )
 def test_bad_options_are_refused_at_once(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        WeightSpaceConsolidation(small_net().named_parameters(), **{"warmup_steps": 3} | options())
+        WeightSpaceConsolidation(small_net().named_parameters(), **{"warmup_steps": 3, "reset": Blend()} | options())
 
 
 def test_the_object_takes_at_most_ten_arguments():
@@ -763,7 +830,7 @@ def test_unknown_scope_of_the_mask_is_refused():
 )
 def test_bad_parameters_are_refused_at_once(named_parameters, error, message):
     with pytest.raises(error, match=message):
-        WeightSpaceConsolidation(named_parameters(small_net()), warmup_steps=3)
+        WeightSpaceConsolidation(named_parameters(small_net()), warmup_steps=3, reset=Blend())
 
 
 def finished():
@@ -841,7 +908,7 @@ def test_attaching_twice_raises_and_attaching_again_after_detach_goes_on():
 
 
 def test_attaching_to_a_foreign_optimizer_raises():
-    wsc = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=2)
+    wsc = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=2, reset=Blend())
     with pytest.raises(ValueError, match="holds none of the parameters"):
         wsc.attach(torch.optim.SGD(small_net().parameters(), lr=0.1))
 
@@ -912,4 +979,4 @@ def test_example_in_the_docstring_runs():
     (example,) = doctest.DocTestFinder(recurse=False).find(WeightSpaceConsolidation)
     assert doctest.DocTestRunner().run(example, clear_globs=False).failed == 0
     wsc = example.globs["wsc"]
-    assert (wsc.phase, wsc.resets, wsc.averaged) == ("finished", 1, 4)  # after steps 5, 10, 15 and 20
+    assert (wsc.phase, wsc.resets, wsc.averaged) == ("finished", 1, 151)  # the reset weights and 150 steps

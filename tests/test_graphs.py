@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.consolidation import Average, WeightSpaceConsolidation
+from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses
 from pycil_wsc.learners.base import BaseLearner
@@ -92,7 +92,7 @@ def as_a_graph(function):
 def train(make, sizes):
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=7, average=Average(every=2))
+    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=7, average=Average(every=2), reset=Blend())
     wsc.attach(optimizer)
 
     def compute(images, targets):

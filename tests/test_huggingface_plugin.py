@@ -8,7 +8,7 @@ pytest.importorskip("accelerate")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from pycil_wsc.consolidation import Average, Revert, moment_score  # noqa: E402
+from pycil_wsc.consolidation import Average, Blend, Revert, moment_score  # noqa: E402
 from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
 
 
@@ -63,7 +63,10 @@ def assert_same(left, right):
 
 
 def test_two_tasks_are_reset_at_the_right_step_and_the_saved_model_is_the_average(tmp_path):
-    model, callback = tiny_model(), WSCCallback(warmup=0.25, average=Average(3), retain=0.3)
+    model, callback = (
+        tiny_model(),
+        WSCCallback(warmup=0.25, average=Average(3, count="since_reset"), retain=0.3, reset=Blend()),
+    )
     for task in range(2):
         watch = Watch(callback)
         before = weights(model)
@@ -91,7 +94,9 @@ def test_the_reset_pulls_towards_the_weights_before_the_task(tmp_path):
 @pytest.mark.parametrize("source, stops", [("own", [4, 8]), ("optimizer", [4, 8, 20])])
 def test_resuming_from_a_checkpoint_equals_going_on(tmp_path, source, stops):
     def parts():
-        return tiny_model(), WSCCallback(0.3, moment_score(source=source), Average(every=4))  # reset after step 6
+        return tiny_model(), WSCCallback(
+            0.3, moment_score(source=source), Average(every=4), reset=Blend()
+        )  # reset after step 6
 
     through, callback = parts()
     trainer_for(through, tmp_path, callback, save_strategy="steps", save_steps=4).train()
@@ -103,26 +108,26 @@ def test_resuming_from_a_checkpoint_equals_going_on(tmp_path, source, stops):
 
 
 def test_gradients_accumulated_by_the_trainer_are_one_step(tmp_path):
-    callback = WSCCallback(warmup=0.5, average=Average(2))
+    callback = WSCCallback(warmup=0.5, average=Average(2), reset=Blend())
     trainer_for(tiny_model(), tmp_path, callback, gradient_accumulation_steps=2).train()
     assert (callback.wsc.steps, callback.wsc.warmup_steps) == (10, 5)
 
 
 def test_a_checkpoint_saved_without_the_callback_is_refused(tmp_path):
     trainer_for(tiny_model(), tmp_path, save_strategy="steps", save_steps=4).train()
-    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
+    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback(reset=Blend()))
     with pytest.raises(RuntimeError, match="resume at step 8, but .*checkpoint-8/wsc.pt does not exist"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
 
 
 def test_an_optimiser_without_moments_is_refused_before_the_first_step(tmp_path):
     with pytest.raises(ValueError, match="use Adam or AdamW, or source='own'"):
-        trainer_for(tiny_model(), tmp_path, WSCCallback(), optim="sgd").train()
-    trainer_for(tiny_model(), tmp_path, WSCCallback(importance=moment_score()), optim="sgd").train()
+        trainer_for(tiny_model(), tmp_path, WSCCallback(reset=Blend()), optim="sgd").train()
+    trainer_for(tiny_model(), tmp_path, WSCCallback(importance=moment_score(), reset=Blend()), optim="sgd").train()
 
 
 def test_the_optimiser_of_the_task_before_is_refused(tmp_path):
-    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
+    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback(reset=Blend()))
     trainer.train()
     with pytest.raises(ValueError, match="make a new optimizer for each task"):
         trainer.train()
@@ -133,7 +138,7 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
         def on_step_end(self, args, state, control, **others):
             control.should_training_stop = state.global_step == 3
 
-    callback = WSCCallback(warmup=0.5)
+    callback = WSCCallback(warmup=0.5, reset=Blend())
     watch, model = Watch(callback), tiny_model()
     trainer_for(model, tmp_path, callback, watch, Stop()).train()
     assert_same(weights(model), watch.weights[-1])
@@ -150,17 +155,17 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
 )
 def test_bad_options_are_refused_at_once(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        WSCCallback(**options)
+        WSCCallback(**{"reset": Blend()} | options)
 
 
 def test_a_training_too_short_for_a_sample_is_refused_before_its_first_step(tmp_path):
-    callback = WSCCallback(average=Average(every=30, start="first", last=False))
+    callback = WSCCallback(average=Average(every=30, start="first", last=False), reset=Blend())
     with pytest.raises(ValueError, match="no sample of the average within the 20 steps of the task"):
         trainer_for(tiny_model(), tmp_path, callback).train()
 
 
 def test_what_would_undo_the_average_is_refused(tmp_path):
-    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback())
+    trainer = trainer_for(tiny_model(), tmp_path, WSCCallback(reset=Blend()))
     trainer.args.load_best_model_at_end = True
     with pytest.raises(ValueError, match="load_best_model_at_end=True would replace the average by a checkpoint"):
         trainer.train()
@@ -177,7 +182,10 @@ def test_deepspeed_and_fsdp1_are_refused(tmp_path):
 
 
 def test_each_checkpoint_after_the_reset_has_the_average_beside_it_and_the_last_one_is_the_model(tmp_path):
-    model, callback = tiny_model(), WSCCallback(warmup=0.3, average=Average(every=4))  # reset after step 6, of 20
+    model, callback = (
+        tiny_model(),
+        WSCCallback(warmup=0.3, average=Average(every=4), reset=Blend()),
+    )  # reset after step 6, of 20
     trainer_for(model, tmp_path, callback, save_strategy="steps", save_steps=5).train()
     assert not (tmp_path / "checkpoint-5" / "average").exists()
     last = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20" / "average")
@@ -185,13 +193,16 @@ def test_each_checkpoint_after_the_reset_has_the_average_beside_it_and_the_last_
     raw = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20")
     assert not torch.allclose(raw.lm_head.weight, model.lm_head.weight)
     plain = tiny_model()
-    trainer_for(plain, tmp_path / "none", WSCCallback(warmup=0.3, average=Average(every=4))).train()
+    trainer_for(plain, tmp_path / "none", WSCCallback(warmup=0.3, average=Average(every=4), reset=Blend())).train()
     assert_same(weights(plain), weights(model))
 
 
 def test_evaluations_are_of_the_average_where_that_is_asked_for(tmp_path):
     def losses(**options):
-        model, callback = tiny_model(), WSCCallback(warmup=0.3, average=Average(every=4), **options)
+        model, callback = (
+            tiny_model(),
+            WSCCallback(warmup=0.3, average=Average(every=4), **{"reset": Blend()} | options),
+        )
         trainer = trainer_for(model, tmp_path, callback)
         trainer.eval_dataset = trainer.train_dataset
         trainer.args.eval_strategy, trainer.args.eval_steps = transformers.IntervalStrategy.STEPS, 5

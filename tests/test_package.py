@@ -43,11 +43,11 @@ labels = model.predict(np.load("data.npz")["test_x"])
 assert set(labels) <= set(range(6)), labels
 
 import torch
-from pycil_wsc.consolidation import WeightSpaceConsolidation
+from pycil_wsc.consolidation import Blend, WeightSpaceConsolidation
 
 layer = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-wsc = WeightSpaceConsolidation(layer.named_parameters(), warmup_steps=1, retain=0.5).attach(optimizer)
+wsc = WeightSpaceConsolidation(layer.named_parameters(), warmup_steps=1, retain=0.5, reset=Blend()).attach(optimizer)
 for _ in range(3):
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()

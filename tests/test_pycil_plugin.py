@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pycil_wsc.config.wsc import WSCOptions
-from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, recompute_batch_norm
 from pycil_wsc.engine.schedules import held_lr, step_lr
 from pycil_wsc.plugins import pycil
 
@@ -145,7 +145,7 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ),
         ({"wsc.reset_every": "step"}, "wsc: reset_every='step' is unknown; known: once, epoch, iteration"),
         ({"wsc.blend": 2}, "wsc: blend=2 is a share"),
-        ({"wsc.average_every": 0}, "wsc: average_every=0 cannot be; the default is 5"),
+        ({"wsc.average_every": 0}, "wsc: average_every=0 cannot be; the default is 0.01"),
         ({"wsc.average_lr": -1}, "wsc: average_lr=-1 cannot be"),
         ({"wsc.betas": [0.9]}, "wsc: betas=\\[0.9\\] cannot be"),
         (
@@ -231,7 +231,12 @@ def test_the_phase_gives_the_weights_of_the_same_steps_in_a_plain_loop(hold, res
     old = torch.tensor([True] * 4 + [False] * 2)
     eligible = {} if reset_new_rows else {"fc.weight": old[:, None].expand(6, 6), "fc.bias": old}
     wsc = WeightSpaceConsolidation(
-        network.named_parameters(), warmup_steps=6, average=Average(every=3), retain=0.3, eligible=eligible
+        network.named_parameters(),
+        warmup_steps=6,
+        average=Average(every=3),
+        retain=0.3,
+        eligible=eligible,
+        reset=Blend(),
     ).attach(optimizer)
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = rate(epoch)

@@ -1,5 +1,6 @@
 """The numbers in the README's and the pages' tables are those of the records under results/."""
 
+import csv
 import json
 import re
 import statistics
@@ -242,6 +243,40 @@ def test_the_table_of_the_consolidations_cost_is_the_record():
         assert says(cells[3], 1000 * way["reset_seconds"]) and says(
             cells[4], way["extra_copies"], way["peak_over_without"]
         )
+
+
+@pytest.mark.parametrize("loop", ["sgd", "narrow", "deep", "slow", "cosine", "adam", "memory 20"])
+def test_the_table_of_short_tasks_is_the_record(loop):
+    """Each cell: the mean over the seeds of the gain over Replay of the same seed, and its standard error."""
+    trials = ROOT / "results/short_tasks/digits_test.csv"
+    seeds = {
+        (row["epochs"], row["method"]): np.array([float(row[str(seed)]) for seed in range(12)])
+        for row in csv.DictReader(trials.read_text().splitlines())
+        if row["loop"] == loop
+    }
+    header, rows = rows_after(ROOT / "docs/wsc.md", "(images/short_tasks.svg)")
+    epochs = [cell.split()[0] for cell in header[2:]]
+    mine = {method: cells for name, method, *cells in rows if name == loop}
+    assert mine["Replay"] == [f"{seeds[each, 'replay'].mean():.1f}" for each in epochs]
+    for name, method in ("before", "before"), ("the paper's letter", "letter"), ("default", "default"):
+        gains = [seeds[each, method] - seeds[each, "replay"] for each in epochs]
+        assert mine[name] == [f"{gain.mean():+.1f} ± {gain.std(ddof=1) / 12**0.5:.1f}" for gain in gains]
+
+
+def test_the_table_of_short_tasks_on_cifar_is_the_record():
+    _, rows = rows_after(ROOT / "docs/wsc.md", "../results/short_tasks/cifar50_test.csv")
+    records = list(csv.DictReader((ROOT / "results/short_tasks/cifar50_test.csv").read_text().splitlines()))
+    counts = {"late": "default", "since_reset": "before", "absolute": "the paper's letter"}
+    found = {
+        (run["exemplars per class"], run["epochs"], counts.get(run["wsc.average_count"].strip('"'), "Replay")): run[
+            "average accuracy"
+        ]
+        for run in records
+    }
+    assert len(found) == len(records) == 4 * len(rows)
+    for memory, epochs, *cells in rows:
+        names = ("Replay", "before", "the paper's letter", "default")
+        assert cells == [found[memory, epochs, name] for name in names]
 
 
 def test_the_papers_tables_have_as_many_runs_and_hours_as_the_page_says():

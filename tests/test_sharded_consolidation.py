@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score
 
 pytest.importorskip("transformers")
 
@@ -23,7 +23,11 @@ def new_model():
 def follow(model, source):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     wsc = WeightSpaceConsolidation(
-        model.named_parameters(), warmup_steps=3, importance=moment_score(source=source), average=Average(every=2)
+        model.named_parameters(),
+        warmup_steps=3,
+        importance=moment_score(source=source),
+        average=Average(every=2),
+        reset=Blend(),
     )
     return optimizer, wsc
 

@@ -1,5 +1,5 @@
 """Write what is generated in docs/: the tables of keys, from their declarations, those of language models' runs, from
-their records, and the README's figure.
+their records, and the figures.
 
 python docs/scripts/generate.py
 """
@@ -97,6 +97,7 @@ def main():
     import figure  # beside this file
 
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
+    figure.draw_gains(ROOT / "docs" / "images" / "short_tasks.svg")
 
 
 if __name__ == "__main__":

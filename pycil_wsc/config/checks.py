@@ -82,7 +82,9 @@ def _check_wsc(options: WSCOptions) -> None:
         raise UserError(f"unknown wsc.importance '{options.importance}'{did_you_mean(options.importance, known)}")
     if len(options.betas) != 2:
         raise UserError(f"wsc.betas: expected two numbers, got {list(options.betas)}")
-    if options.average_count != "since_reset" and options.average_start != "reset":
+    if options.average_every >= 1 and options.average_every % 1:
+        raise UserError(f"wsc.average_every: {options.average_every} is neither a whole number nor below 1")
+    if options.average_count in ("absolute", "swa") and options.average_start != "reset":
         raise UserError(
             f"wsc.average_start: '{options.average_count}' counting starts from the reset weights; use 'reset'"
         )

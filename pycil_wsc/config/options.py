@@ -235,7 +235,8 @@ class Config(TrainingOptions):
         """
         told = {name: getattr(self, name) for name in IN_FOLDER_NAME if name != self._other_memory_key}
         told["tasks"] = self.tasks[:1]
-        usual = registry.kinds[self.kind].resolve(told).identity()
+        kind = registry.kinds[self.kind]
+        usual = kind.resolve(told).identity() | kind.earlier()  # names stay as they were when a default changes
         per_class = "all" if self.memory_per_class == ALL else self.memory_per_class
         memory = f"m{per_class}" if self.fixed_memory else f"total{self.memory_size}"
         dataset = re.sub(r"[^\w.]+", "-", self.tasks[0] if self.tasks else self.dataset).strip("-")[-60:]

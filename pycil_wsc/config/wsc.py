@@ -63,7 +63,14 @@ class WSCOptions:
     reset_momentum: bool = key(False, "clear the optimiser's momentum at the reset")
     reset_buffers: bool = key(False, "blend batch-norm statistics at the reset too")
     average: bool = key(True, "average the weights from the reset on")
-    average_every: int = key(5, "interval of the average (the paper's j)", low=1)
+    # Of these two, `before` is the earlier default, which finished runs and their folders' names have.
+    average_every: int | float = key(
+        0.01,
+        "interval of the average (the paper's j) in `average_unit`s; below 1 a share of the warm-up's steps, at least"
+        " one step",
+        above=0,
+        before=5,
+    )
     average_unit: str = key("epoch", "unit of `average_every`: `epoch` or `iteration`", choices=("epoch", "iteration"))
     average_start: str = key(
         "reset",
@@ -71,11 +78,13 @@ class WSCOptions:
         choices=("reset", "first"),
     )
     average_count: str = key(
-        "since_reset",
-        "`since_reset` is a plain mean, `absolute` the paper's n = i/j with i from the task's start, "
-        "`swa` the same with samples where j divides i",
-        choices=("since_reset", "absolute", "swa"),
+        "late",
+        "`late` samples weigh more, `since_reset` is a plain mean, `absolute` the paper's n = i/j with i from the"
+        " task's start, `swa` the same with samples where j divides i",
+        choices=("late", "since_reset", "absolute", "swa"),
+        before="since_reset",
     )
+    average_power: float = key(32.0, "`late`: the k-th sample weighs about k to this power; 0 is a plain mean", low=0)
     average_last: bool = key(True, "the task's last weights enter the average")
     average_lr: float | None = key(
         0.1,

@@ -1,11 +1,12 @@
 """When the weights enter the average, and how much they weigh."""
 
+import math
 from dataclasses import dataclass
 
 from pycil_wsc.consolidation.resets import whole_steps
 
 STARTS = ("reset", "first")
-COUNTS = ("since_reset", "absolute", "swa")
+COUNTS = ("late", "since_reset", "absolute", "swa")
 
 
 @dataclass(frozen=True)
@@ -16,49 +17,64 @@ class Average:
 
     Args:
         every: j, optimiser steps between two samples, counted from the reset (for ``"swa"`` from the task's start).
+            Below 1 it is a share of the warm-up's steps, at least one step.
         start: the first sample. ``"reset"``: the weights just reset (after a warm-up of 0 steps, those at the start of
             the task); ``"first"``: the weights j steps later.
-        count: what n is. ``"since_reset"``: the number of samples so far, for a plain mean. ``"absolute"``: the paper's
-            n = i / j as written, with i counted from the task's start (a real number if j does not divide i).
-            ``"swa"``: the same with samples where j divides i, as in stochastic weight averaging (Izmailov et al.,
-            2018), so that n is whole. In the last two Theta begins as the reset weights, which weigh more than one
-            sample; they need ``start="reset"``.
+        count: what n is. ``"late"``: the number of samples so far, over ``power + 1``, so that late samples weigh more:
+            the k-th about ``k ** power`` (polynomial-decay averaging, Shamir and Zhang, 2013). The average then lags
+            behind training by the share ``1 / (power + 2)`` of the steps since the reset, however many they are.
+            ``"since_reset"``: the number of samples so far, for a plain mean. ``"absolute"``: the paper's n = i / j as
+            written, with i counted from the task's start (a real number if j does not divide i). ``"swa"``: the same
+            with samples where j divides i, as in stochastic weight averaging (Izmailov et al., 2018), so that n is
+            whole. In the last two Theta begins as the reset weights, which weigh more than one sample; they need
+            ``start="reset"``.
         last: add the last weights of the task if their step was not one of the sampled.
         buffers: average the buffers too. Needs ``named_buffers``; for batch norm
             :func:`~.batch_norm.recompute_batch_norm` is more accurate.
+        power: of ``count="late"``. 0 is a plain mean.
 
     Raises:
         ValueError: a value is out of range, unknown, or does not fit another.
     """
 
-    every: int = 1
+    every: int | float = 0.01
     start: str = "reset"
-    count: str = "since_reset"
+    count: str = "late"
     last: bool = True
     buffers: bool = False
+    power: float = 32.0
 
     def __post_init__(self) -> None:
-        whole_steps("every", self.every, 1)
+        if not (isinstance(self.every, float) and 0 < self.every < 1):
+            whole_steps("every", self.every, 1)
         for name, known in ("start", STARTS), ("count", COUNTS):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; known: {', '.join(known)}")
-        if self.count != "since_reset" and self.start != "reset":
+        if self.count in ("absolute", "swa") and self.start != "reset":
             raise ValueError(f"count={self.count!r} starts from the reset weights: it needs start='reset'")
+        if not 0 <= self.power < math.inf:
+            raise ValueError(f"power={self.power!r}: give a number of at least 0")
+
+    def interval(self, warmup_steps: int) -> int:
+        """Optimiser steps between two samples."""
+        return int(self.every) if self.every >= 1 else max(1, int(self.every * warmup_steps))
 
     def due(self, step: int, warmup_steps: int) -> bool:
         """Whether the weights after step ``step`` of the task (0: before the first) enter the average."""
         since = step - warmup_steps
         if since <= 0:
             return since == 0 and self.start == "reset"
-        return (step if self.count == "swa" else since) % self.every == 0
+        return (step if self.count == "swa" else since) % self.interval(warmup_steps) == 0
 
-    def n(self, step: int, samples: int) -> float:
+    def n(self, step: int, samples: int, warmup_steps: int) -> float:
         """n for the sample at ``step`` of the task, when the average has ``samples`` samples."""
-        return samples if self.count == "since_reset" else step / self.every
+        if self.count in ("absolute", "swa"):
+            return step / self.interval(warmup_steps)
+        return samples / (self.power + 1) if self.count == "late" else samples
 
     def check_fits(self, steps: int, warmup_steps: int) -> None:
         """Raise ValueError if a task of ``steps`` optimiser steps would end without a sample."""
-        if not self.last and self.start == "first" and steps < warmup_steps + self.every:
+        if not self.last and self.start == "first" and steps < warmup_steps + self.interval(warmup_steps):
             raise ValueError(
                 f"no sample of the average within the {steps} steps of the task: give a smaller `every`, or last=True"
             )

@@ -31,7 +31,7 @@ class ReferenceConsolidation:
         warmup_steps: int,
         retain: float = 0.2,
         importance: MomentScore | DriftScore = moment_score(),
-        reset: Reset | None = Blend(),
+        reset: Reset | None = Blend(min_warmup=50),
         average: Average | None = Average(),
         rank_scope: str = "global",
         eligible: Mapping[str, list[bool]] | None = None,
@@ -39,6 +39,8 @@ class ReferenceConsolidation:
         betas: Mapping[str, Betas] | None = None,
     ):
         self.warmup_steps, self.retain, self.importance, self.reset = warmup_steps, retain, importance, reset
+        if reset and warmup_steps < reset.min_warmup:
+            self.reset = None
         self.average, self.rank_scope, self.eligible = average, rank_scope, eligible or {}
         self.betas = betas or dict.fromkeys(weights, getattr(importance, "betas", None) or (0.9, 0.999))
         self.previous = _copy(weights)  # theta_prev
@@ -72,8 +74,15 @@ class ReferenceConsolidation:
         if self.average:
             if since == 0 and self.average.start == "reset":
                 self.sample(weights, buffers or {})
-            elif since > 0 and (self.i if self.average.count == "swa" else since) % self.average.every == 0:
+            elif since > 0 and (self.i if self.average.count == "swa" else since) % self.j == 0:
                 self.sample(weights, buffers or {})
+
+    @property
+    def j(self) -> int:
+        """Steps between two samples."""
+        assert self.average is not None
+        every = self.average.every
+        return max(1, int(every * self.warmup_steps)) if every < 1 else int(every)
 
     def update_moments(self, gradients: Mapping[str, list[float] | None]) -> None:
         absolute = isinstance(self.importance, MomentScore) and self.importance.absolute
@@ -131,7 +140,12 @@ class ReferenceConsolidation:
         if not self.mean:
             self.mean = _copy(now)
         else:
-            n = self.samples if self.average.count == "since_reset" else self.i / self.average.every
+            if self.average.count == "since_reset":
+                n = self.samples
+            elif self.average.count == "late":
+                n = self.samples / (self.average.power + 1)
+            else:
+                n = self.i / self.j
             for name, values in now.items():
                 for e in range(len(values)):
                     self.mean[name][e] = (n * self.mean[name][e] + values[e]) / (n + 1)

@@ -24,17 +24,21 @@ class Reset:
             continue, and so does the comparison with the weights before the task.
         momentum: drop the optimiser's state of the parameters at each reset, so that it starts afresh.
         buffers: at each reset treat the buffers like weights of which none is kept. Needs ``named_buffers``.
+        min_warmup: leave the reset out, with a warning, if ``warmup_steps`` is less. In so short a task the network is
+            far from trained, and may lose more by the reset than it gains, with Adam most of all.
     """
 
     every: int | None = None
     momentum: bool = False
     buffers: bool = False
+    min_warmup: int = 0
     ranks: ClassVar[bool] = True  # False: nothing is kept, so no scores are needed
     needs_previous: ClassVar[bool] = True  # the weights before the task
 
     def __post_init__(self) -> None:
         if self.every is not None:
             whole_steps("every", self.every, 1)
+        whole_steps("min_warmup", self.min_warmup, 0)
 
     def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
         """Change ``params`` in place where ``keep`` (bool) is false."""

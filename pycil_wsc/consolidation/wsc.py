@@ -1,6 +1,7 @@
 """Weight Space Consolidation as an object that follows an optimiser through one task."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -37,12 +38,11 @@ class WeightSpaceConsolidation:
     first task of a model that starts from random weights is trained without it: there are no weights to preserve yet.
 
     >>> from torch import nn
-    >>> from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, recompute_batch_norm
+    >>> from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    >>> batches = [(torch.randn(32, 8), torch.randint(2, (32,))) for _ in range(20)]
-    >>> wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=5, average=Average(every=5))
-    >>> wsc = wsc.attach(optimizer)
+    >>> batches = [(torch.randn(32, 8), torch.randint(2, (32,))) for _ in range(200)]
+    >>> wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=len(batches) // 4).attach(optimizer)
     >>> for inputs, targets in batches:
     ...     loss = nn.functional.cross_entropy(model(inputs), targets)
     ...     optimizer.zero_grad()
@@ -59,7 +59,8 @@ class WeightSpaceConsolidation:
         S = |m_hat| * v_hat                                  (hat: divided by 1 - b^i, as in Adam)
         theta <- blend * theta + (1 - blend) * theta_prev    once, after `warmup_steps` steps, where S is not in
                                                              the top `retain`
-        Theta <- (n * Theta + theta) / (n + 1)               from there on, every j steps
+        Theta <- (n * Theta + theta) / (n + 1)               from there on, every j steps; late samples weigh more:
+                                                             n = samples / (power + 1)
         theta <- Theta                                       at finish()
 
     Parameters without a gradient in the whole warm-up are neither ranked nor reset; a gradient missing in some steps
@@ -81,7 +82,8 @@ class WeightSpaceConsolidation:
         importance: what weights are ranked by: :func:`~.importance.moment_score`, another of :mod:`~.importance`, or a
             function ({name: parameter}, {name: theta_prev}) -> {name: scores}, called at the reset.
         reset: what becomes of the others: :class:`~.resets.Blend`, ``Revert``, ``Random``, ``ShrinkPerturb``, or None
-            (average only).
+            (average only). The default leaves the reset out after a warm-up of fewer than 50 steps; ``Blend()`` does
+            not.
         average: an :class:`~.averaging.Average`, or None to leave the last weights in place at the end.
         rank_scope: ``"global"`` ranks all elements together, ``"tensor"`` those of each parameter separately.
         eligible: {name: bool tensor of the parameter's shape}: only elements marked True are ranked and may be reset.
@@ -106,7 +108,7 @@ class WeightSpaceConsolidation:
         warmup_steps: int | None,
         retain: float = 0.2,
         importance: Importance | Callable[[dict, dict], Mapping[str, Tensor]] = moment_score(),
-        reset: Reset | None = Blend(),
+        reset: Reset | None = Blend(min_warmup=50),
         average: Average | None = Average(),
         rank_scope: str = "global",
         eligible: Mapping[str, Tensor] | None = None,
@@ -116,6 +118,13 @@ class WeightSpaceConsolidation:
         self.warmup_steps, self.retain, self.rank_scope = warmup_steps, retain, rank_scope
         self.importance, self.reset, self.average = as_importance(importance), reset, average
         self._check_options()
+        if self.reset and warmup_steps is not None and warmup_steps < self.reset.min_warmup:
+            warnings.warn(
+                f"WSC averages but does not reset: after a warm-up of {warmup_steps} steps, fewer than "
+                f"min_warmup={self.reset.min_warmup}, a reset may cost more than it gains",
+                stacklevel=2,
+            )
+            self.reset = None
         self._params = by_name(named_parameters, "named_parameters", lambda p: p.requires_grad)
         self._buffers = self._wanted_buffers(named_buffers)
         both = [*self._params.items(), *self._buffers.items()]
@@ -215,7 +224,7 @@ class WeightSpaceConsolidation:
                 mean = self._average[name]
                 if late:
                     mean = mean.clone()
-                    average_([mean], [tensor], self.average.n(self.steps, self._averaged))
+                    average_([mean], [tensor], self.average.n(self.steps, self._averaged, self.warmup_steps))
                 tensor.copy_(mean)
         try:
             yield
@@ -412,7 +421,7 @@ class WeightSpaceConsolidation:
     def _sample(self, average: Average):
         tensors = self._tensors if average.buffers else self._params
         if self._averaged:
-            n = average.n(self._steps, self._averaged)
+            n = average.n(self._steps, self._averaged, self.warmup_steps)
             average_(list(self._average.values()), [local(tensor) for tensor in tensors.values()], n)
         else:
             self._average = {name: local(t).to(wide(t.dtype), copy=True) for name, t in tensors.items()}

@@ -245,12 +245,14 @@ def chosen_average(options: Any, per_epoch: int) -> Average | None:
     """The average that the keys ``wsc.average_*`` ask for, for epochs of ``per_epoch`` optimiser steps."""
     if not options.average:
         return None
+    every, unit = options.average_every, per_epoch if options.average_unit == "epoch" else 1
     return Average(
-        every=options.average_every * (per_epoch if options.average_unit == "epoch" else 1),
+        every=every if every < 1 else int(every) * unit,
         start=options.average_start,
         count=options.average_count,
         last=options.average_last,
         buffers=options.bn_update == "average",
+        power=options.average_power,
     )
 
 

@@ -52,7 +52,7 @@ class WSCCallback(TrainerCallback):
         self,
         warmup: float = 0.25,
         importance: Importance | Callable = moment_score(source="optimizer"),
-        average: Average | None = Average(every=20),
+        average: Average | None = Average(),
         evaluate_average: bool = False,
         **options: Any,
     ):
@@ -62,7 +62,7 @@ class WSCCallback(TrainerCallback):
         self.wsc: WeightSpaceConsolidation | None = None
         self.evaluate_average, self._evaluation = evaluate_average, contextlib.ExitStack()
         # Bad options raise now, not when training begins.
-        WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1, **self.options)
+        WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1000, **self.options)
 
     def on_train_begin(
         self,

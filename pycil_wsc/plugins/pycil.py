@@ -100,10 +100,11 @@ class Settings:
     reset_momentum: bool = False
     reset_buffers: bool = False
     average: bool = True
-    average_every: int = 5
+    average_every: int | float = 0.01  # below 1: a share of the warm-up
     average_unit: str = "epoch"
     average_start: str = "reset"
-    average_count: str = "since_reset"
+    average_count: str = "late"
+    average_power: float = 32.0
     average_last: bool = True
     average_lr: float | str | None = "initial"  # "initial": the rate that the task began with, PyCIL's lrate
     average_anneal: int = 5
@@ -125,12 +126,14 @@ class Settings:
         }
         resets = {"blend": Blend(self.blend, **common), "revert": Revert(**common), "none": None}
         scores = MOMENT_SCORES | {"drift": lambda betas, absolute: drift_score()}
+        every, unit = self.average_every, per_epoch if self.average_unit == "epoch" else 1
         average = Average(
-            every=self.average_every * (per_epoch if self.average_unit == "epoch" else 1),
+            every=every if every < 1 else int(every) * unit,
             start=self.average_start,
             count=self.average_count,
             last=self.average_last,
             buffers=self.bn_update == "average",
+            power=self.average_power,
         )
         return {
             "warmup_steps": warmup if self.reset == "none" else max(1, warmup),
@@ -379,7 +382,7 @@ def _in_range(name: str, value: Any) -> bool:
     if name == "average_anneal":
         return not value < 0
     if name == "average_every":
-        return not value < 1
+        return 0 < value < 1 or value >= 1 and not value % 1
     return name != "warmup" or 0 <= value < 1
 
 
