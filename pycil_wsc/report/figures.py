@@ -144,9 +144,8 @@ def bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot:
     notes = ["Each point is a seed."] if max(map(len, shown.values())) > 1 else []
     without = [series.shown(name) for name, records in shown.items() if records[0].memory != memory]
     notes += [f"Without memory: {', '.join(without)}."] if without else []
-    title = (
-        f"{', '.join(quantity.title if i == 0 else quantity.title.lower() for i, quantity in enumerate(quantities))}"
-    )
+    first, *others = (quantity.title for quantity in quantities)
+    title = ", ".join([first, *(other[0].lower() + other[1:] for other in others)])
     return Plot(
         "bars", f"{title}: {memory:,} {series.group.memory_title}", figure, series.notes(*notes, errors="error bars")
     )
