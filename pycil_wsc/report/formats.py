@@ -183,7 +183,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 def _latex_number(text: str) -> str:
     """With a minus sign instead of a hyphen."""
-    return re.sub("^-", "$-$", _latex(text))
+    return re.sub(r"^-(?=\d)", "$-$", _latex(text))
 
 
 def _latex(text: object) -> str:
