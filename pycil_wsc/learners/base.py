@@ -295,8 +295,8 @@ class BaseLearner(nn.Module):
         """A new optimiser, as each task has it, of those ``parameters`` that learn; ``fit`` sets its rate."""
         depths = {}
         for network in self.children():
-            if hasattr(network, "depths"):
-                depths |= network.depths()
+            depths_of: Any = getattr(network, "depths", dict)
+            depths |= depths_of()
         groups = parameter_groups(parameters, weight_decay, depths, self.config)
         return registry.optimizers[self.config.optimizer](groups, self.config)
 

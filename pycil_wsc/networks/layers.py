@@ -1,6 +1,7 @@
 """A backbone's layers in order, for rates that fall with depth, and its parts that do not learn."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -38,9 +39,11 @@ def mark_frozen(backbone: nn.Module, names: Iterable[str]) -> None:
             known = [*modules, *parameters] if "." in name else [child for child, _ in backbone.named_children()]
             raise UserError(f"freeze: the backbone has no part '{name}'{did_you_mean(name, known)}")
         if module is None:
-            owner, _, own = name.rpartition(".")
-            modules[owner].frozen_parameters = {own, *getattr(modules[owner], "frozen_parameters", ())}
+            place, _, own = name.rpartition(".")
+            owner: Any = modules[place]
+            owner.frozen_parameters = {own, *getattr(owner, "frozen_parameters", ())}
             continue
+        part: Any
         for part in module.modules():
             part.frozen_parameters = {own for own, _ in part.named_parameters(recurse=False)}
             part.frozen = True

@@ -107,7 +107,7 @@ def layer_groups(model: Any) -> list[list[nn.Parameter]]:
     """The parameters by layer, from the input on, as timm's own layer decay groups them."""
     from timm.models import group_parameters
 
-    layers = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+    layers: Any = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
     groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         groups.setdefault(layers[name], []).append(parameter)

@@ -340,7 +340,7 @@ class Run:
         self._check(finite, "the test logits")
         return metrics.accuracy(torch.cat(predictions).cpu().numpy(), self.manager.test_targets[task.test_indices])
 
-    def _predictions(self, task, prototypes):
+    def _predictions(self, task, prototypes) -> tuple[Any, Any, Any]:
         """Best classes first, by logits, by those of the image's task, by nearest mean of exemplars (or None).
 
         Arrays (N, <=5).
@@ -358,7 +358,8 @@ class Run:
                 unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
                 nme.append(best_classes(torch.cdist(unit, means), largest=False))
         self._check(finite, "the test logits")
-        return [torch.cat(best).cpu().numpy() if best else None for best in (cnn, known, nme)]
+        cnn, known = (torch.cat(best).cpu().numpy() for best in (cnn, known))
+        return cnn, known, torch.cat(nme).cpu().numpy() if nme else None
 
     def _other_tasks(self, task):
         """For each batch of the test, which classes its images' tasks do not have: bool (B, classes)."""
