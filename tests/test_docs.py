@@ -488,6 +488,7 @@ SMALL = {  # by script: options that make it quick
     "throughput": "--images 128 --epochs 1 --repeats 1",
     "engine_ablation": "--images 128 --epochs 1 --repeats 1 --parts whole memory",
     "run_cost": "--epochs 1 --images 5 --repeats 1 --methods replay",
+    "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
@@ -496,12 +497,16 @@ SMALL = {  # by script: options that make it quick
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_pages_benchmarks_run(name, tmp_path):
-    python(ROOT / f"benchmarks/{name}.py", *SMALL[name].split(), "--out", tmp_path / "record.json")
+    options = shlex.split(SMALL[name])
+    if name == "keep_up_to_date":
+        data_sets_of_the_pages(tmp_path)
+        options += ["--data", tmp_path / "data/imagenet100"]
+    python(ROOT / f"benchmarks/{name}.py", *options, "--out", tmp_path / "record.json")
     assert {"commit", "device", "torch"} <= set(json.loads((tmp_path / "record.json").read_text()))
 
 
-def test_every_benchmark_of_the_pages_on_speed_is_among_them():
-    text = (ROOT / "docs/speed.md").read_text() + (ROOT / "docs/wsc.md").read_text()
+def test_every_benchmark_of_these_pages_is_among_them():
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in ("speed", "wsc", "your_classifier"))
     assert set(re.findall(r"benchmarks/(\w+)\.py", text)) == set(SMALL)
 
 

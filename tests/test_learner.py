@@ -334,3 +334,24 @@ def test_images_of_another_kind_than_before_are_refused_and_change_nothing(month
     with pytest.raises(UserError, match="has image files, earlier tasks had arrays; give all tasks in one form"):
         learner.learn(photos(tmp_path / "january", ["cat"], 1))
     assert learner.predict(TEMPLATES.astype(np.uint8)).tolist() == before and len(learner.history) == 1
+
+
+@pytest.mark.parametrize("name", ["wsc", "der"])
+def test_a_saved_learner_with_a_pre_trained_backbone_goes_on_without_its_file(name, months, tmp_path):
+    timm = pytest.importorskip("timm")
+    narrow = {"channels": [8, 8, 8, 8], "stem_width": 8, "layers": [1, 1, 1, 1]}
+    torch.manual_seed(5)
+    state, file = timm.create_model("resnet18", **narrow).state_dict(), tmp_path / "weights.pth"
+    torch.save(state, file)
+    keys = {"convnet_type": "timm:resnet18", "convnet_options": narrow, "image_size": 32, "precision": "fp32"}
+    keys |= {"pretrained": str(file), "epochs": 1, "init_epoch": 1}
+    learner = learned(months[0], name=name, **keys)
+    scratch = learned(months[0], name=name, **keys | {"pretrained": False})
+    images, _ = arrays(months[0])
+    assert not torch.equal(learner._classifier().logits(images), scratch._classifier().logits(images))
+    learner.save(tmp_path / "shelf")
+    learner.learn(months[1])
+    file.unlink()
+    other = Learner.load(tmp_path / "shelf", quiet=True)
+    other.learn(months[1])
+    assert_same(learner, other)

@@ -279,6 +279,18 @@ def test_the_table_of_short_tasks_on_cifar_is_the_record():
         assert cells == [found[memory, epochs, name] for name in names]
 
 
+def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
+    record = json.loads((ROOT / "results/keep-up-to-date-cpu.json").read_text())
+    page = ROOT / "docs/your_classifier.md"
+    _, rows = rows_after(page, "results/keep-up-to-date-cpu.json")
+    assert [row[0] for row in rows] == list(record["ways"])
+    for name, *cells in rows:
+        way = record["ways"][name]
+        later = sum(way["seconds"][1:])
+        assert cells[:4] == [f"{accuracy:.1f}" for accuracy in way["accuracy"]]
+        assert cells[4:] == [f"{later:.0f}", f"{sum(way['images'][1:]):,}"]
+
+
 def test_the_papers_tables_have_as_many_runs_and_hours_as_the_page_says():
     """Hours: the images weighed by their operations, at the rates of Replay in the records of speed."""
     from pycil_wsc.config.loading import load
