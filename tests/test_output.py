@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import synthetic
 from small_runs import ROOT, results, wait_until, write
 
-from pycil_wsc.runs.output import best_effort_output
+from pycil_wsc.output import best_effort_output
+from pycil_wsc.report import __main__ as report_command
 
 SHORT = {"model_name": "finetune", "seed": [1, 2], "init_cls": 3, "increment": 3, "epochs": 1, "init_epoch": 1}
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -57,6 +59,25 @@ def test_a_stream_that_fails_costs_nothing(stream, monkeypatch):
             print("69.22 ± 5.35", "\udcff", flush=True)
         assert not sys.stdout.isatty()
     assert sys.stdout is stream
+
+
+@pytest.mark.parametrize("stream", [Broken(0), io.TextIOWrapper(io.BytesIO(), "ascii")])
+def test_the_help_and_the_end_of_a_report_can_be_printed_anywhere(stream, tmp_path, monkeypatch, undrawn):
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(SystemExit) as ended:
+        report_command.main(["--help"])  # has a plus-minus sign
+    assert ended.value.code == 0
+    synthetic.write(tmp_path / "résumé", synthetic.result())
+    assert report_command.main([str(next(tmp_path.iterdir()))]) == 0
+
+
+def test_ctrl_c_in_a_report_is_one_line(tmp_path, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report_command, "find_runs", stop)
+    assert report_command.main([str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "\nstopped; the same command starts the report again\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,22 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pycil_wsc.errors import UserError
+from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import find_runs, write_found
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.options import USUAL, Options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report; returns the exit code: 0, or 2 for bad input."""
-    args = _parse(argv)
-    try:
-        labels = tuple(map(_label, args.label))
-        path = run(args.folders, args.out, Options(args.spread, args.baseline, labels, args.paper, args.all_figures))
-        print(f"Report: {clean(path)}")
-        return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    """Write the report; returns the exit code: 0, 2 for bad input, or 130 after Ctrl-C."""
+    with best_effort_output():
+        args = _parse(argv)
+        try:
+            labels = tuple(map(_label, args.label))
+            options = Options(args.spread, args.baseline, labels, args.paper, args.all_figures)
+            print(f"Report: {clean(run(args.folders, args.out, options))}")
+            return 0
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("\nstopped; the same command starts the report again", file=sys.stderr)
+            return 130
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pycil_wsc.errors import one_line
-from pycil_wsc.runs.output import best_effort_output
+from pycil_wsc.output import best_effort_output
 
 STOPPED = "\nstopped; the same command resumes from here"
 DESCRIPTION = "Run the experiments that a JSON file describes. See README.md."
