@@ -5,13 +5,15 @@
 
 A Llama of the given sizes (default: those of Llama-3.2-1B) with random weights learns one task of random tokens:
 ``--steps`` optimiser steps of ``--items`` sequences. The methods alternate, ``--repeats`` times. All steps count as
-the replay epoch, so WSC is active in all of them.
+the replay epoch, so WSC is active in all of them. On a processor that has other work, ``tokens_per_cpu_second`` counts
+the time that this process had.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -60,6 +62,7 @@ def main():
         "--peak", type=float, help="the device's peak in floating-point operations per second, at the precision used"
     )
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device, timings = resolved_device(args.device), {name: [] for name in args.methods}
@@ -81,7 +84,14 @@ def timed(method, args, device):
     """Tokens, seconds, peak memory and parameters of one task."""
     sizes = {f"llm.{name}": getattr(args, name) for name in (*SIZES, "micro_tokens")}
     config = resolve(
-        {"llm.model": "tiny-llama", "llm.method": method, "llm.batch_size": args.items, "device": args.device, **sizes}
+        {
+            "llm.model": "tiny-llama",
+            "llm.method": method,
+            "llm.batch_size": args.items,
+            "device": args.device,
+            "precision": args.precision,
+            **sizes,
+        }
     )
     keep_freed_memory(device)
     reset_peak_memory(device)
@@ -98,17 +108,18 @@ def timed(method, args, device):
     for start in range(0, len(warm), args.items):
         training.step(warm[start : start + args.items])
     epoch = Epoch("replay", 0, 1, True, examples)
-    before, started = training.counts["tokens"], now(device)
+    before, started, cpu_started = training.counts["tokens"], now(device), time.process_time()
     training.begin_task(1, [epoch])
     training.begin_epoch(epoch)
     for start in range(0, len(examples), args.items):
         training.step(examples[start : start + args.items])
     training.end_task()
-    seconds = now(device) - started
+    seconds, cpu_seconds = now(device) - started, time.process_time() - cpu_started
     parameters = sum(parameter.numel() for parameter in training.parameters.values())
     return {
         "tokens": training.counts["tokens"] - before,
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "memory": peak_memory(device),
         "parameters": parameters,
         "precision": training.precision,
@@ -123,6 +134,7 @@ def summary(records, peak):
     return {
         "tokens_per_second": speed,
         "range": [min(speeds), max(speeds)],
+        "tokens_per_cpu_second": statistics.median(record["tokens"] / record["cpu_seconds"] for record in records),
         "share_of_peak": share,
         "peak_memory_bytes": max(record["memory"] for record in records),
         "parameters": records[0]["parameters"],
