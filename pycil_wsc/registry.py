@@ -227,14 +227,8 @@ class Kind:
         """What ``config`` asks to be recorded beside the result, and a run that finished before did not record."""
         return []
 
-    def together(self, work: Callable[[], int]) -> int:
-        """Do ``work()`` in the first of the processes that ``torchrun`` started, and each of its runs in all of them.
-
-        Returns the exit code. Without this method several processes cannot share a run.
-        """
-        raise UserError(
-            "torchrun: runs of this kind use one process each; start them with python (--workers for several at a time)"
-        )
+    def check_processes(self, config: Any, count: int) -> None:
+        """Raise :class:`UserError` if ``count`` processes cannot share the run of ``config``."""
 
 
 DEFAULT_KIND = "class_incremental"

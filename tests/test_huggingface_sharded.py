@@ -9,7 +9,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from small_llm import in_two_processes  # noqa: E402
+from small_processes import in_two_processes  # noqa: E402
 
 from pycil_wsc.consolidation import Average  # noqa: E402
 from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from small_llm import configured
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.merging import models_resident, slerp
 from pycil_wsc.llm.model import load_model
-from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.trainer import Run
 from pycil_wsc.llm.training import Training
 

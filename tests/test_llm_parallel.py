@@ -6,15 +6,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from small_llm import commanded, configured, in_two_processes
+from small_llm import configured
+from small_processes import commanded, in_two_processes
 from small_runs import Killed, results, write
 
 pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 
+from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.model import load_model
-from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.trainer import Run
 from pycil_wsc.llm.training import Training
 

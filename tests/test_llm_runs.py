@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_llm import commanded, configured, in_two_processes, write_rows
+from small_llm import configured, write_rows
+from small_processes import commanded, in_two_processes
 from small_runs import ROOT, Killed, command, killed_at, results, wait_until, without_measurements, write
 
 pytest.importorskip("transformers")
@@ -295,12 +296,6 @@ def test_every_key_has_a_description_and_a_valid_default():
         0.5,
         "replay",
     )
-
-
-def test_torchrun_is_refused_for_images(tmp_path, settings, monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert main(["--config", write(tmp_path, settings)]) == 2
-    assert capsys.readouterr().err.startswith("error: torchrun: ")
 
 
 def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, tmp_path, monkeypatch, capsys):

@@ -11,11 +11,11 @@ from small_llm import configured
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
+from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.generation import answers, stop_tokens
 from pycil_wsc.llm.merging import slerp
 from pycil_wsc.llm.model import load_model
-from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.tokens import micro_batches, shuffled
 from pycil_wsc.llm.training import Training
 

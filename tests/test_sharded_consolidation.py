@@ -10,7 +10,7 @@ from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, mo
 
 pytest.importorskip("transformers")
 
-from small_llm import in_two_processes
+from small_processes import in_two_processes
 
 SOURCES = ["own", "optimizer"]
 
@@ -51,7 +51,7 @@ def sharded_training(source):
     """The weights at the end, of a training that is stopped before the reset, and after it,
     and resumed from whole states.
     """
-    from pycil_wsc.llm.parallel import Processes
+    from pycil_wsc.engine.processes import Processes
 
     Processes(timeout_minutes=1)
     model = new_model()

@@ -43,7 +43,8 @@ class Records:
         """Add the task's line to the file."""
         if recorded := self._notify("task_trained", task):
             self.lines.append({"task": task.index, "share_new": Observer(self.learner).share_of_new(task)} | recorded)
-            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
+            if self.learner.processes.first:
+                write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def _notify(self, event: str, task: Any) -> dict[str, Any]:
         if not self.watching:

@@ -119,9 +119,11 @@ class Config(TrainingOptions):
         high=4096,
         decides="data",
     )
-    cache_images: bool = key(
+    cache_images: bool | str = key(
         False,
-        "decode image files from copies with the test transform's short side, made once below `data_root`/resized",
+        "of image files keep, below `data_root`/resized, with the test transform's short side: JPEG copies (`true`), "
+        "or the decoded images, mapped into memory (`memory`) or held on the GPU where they fit (`device`)",
+        choices=(False, True, "memory", "device"),
     )
     padding: int | None = key(
         None, "zero padding of the random crop; null: the data set's own", low=0, high=1024, decides="data"
@@ -138,6 +140,13 @@ class Config(TrainingOptions):
     )
     deterministic: bool = key(
         False, "on a GPU use algorithms that give the same numbers each time, to the bit; on the CPU they always do"
+    )
+    sync_batch_norm: bool = key(
+        True,
+        "processes of `torchrun`: batch norm sees the whole batch, as one process does; `false`: each its own part",
+    )
+    timeout_minutes: float = key(
+        30.0, "how long a process of `torchrun` waits for the others within a run", low=0.01, decides="speed"
     )
     cuda_graph: bool = key(
         False,

@@ -52,9 +52,13 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
     return scaled.clamp_(0, 255).to(torch.uint8)
 
 
-def random_flip(images: Tensor, generator: Generator | None) -> Tensor:
-    """Mirror each image with probability one half: (B, H, W, C)."""
-    mirror = torch.rand(len(images), generator=generator, device=images.device) < 0.5
+def coins(number: int, generator: Generator) -> Tensor:
+    """Heads or tails, on the generator's device: bool (number,)."""
+    return torch.rand(number, generator=generator, device=generator.device) < 0.5
+
+
+def flip(images: Tensor, mirror: Tensor) -> Tensor:
+    """The images (B, H, W, C), mirrored where ``mirror`` (B,)."""
     return torch.where(mirror[:, None, None, None], images.flip(2), images)
 
 
@@ -64,6 +68,8 @@ def resize(images: Tensor, side: int, interpolation: str) -> Tensor:
     ``interpolation``: ``bilinear`` or ``bicubic``, both with anti-aliasing; what timm has beside them is bicubic here.
     """
     mode = "bilinear" if interpolation == "bilinear" else "bicubic"
+    if not len(images):
+        return images.new_empty(0, side, side, images.shape[3], dtype=torch.float32)
     maps = images.permute(0, 3, 1, 2).float()
     resized = torch.nn.functional.interpolate(maps, (side, side), mode=mode, antialias=True)
     return resized.clamp_(0, 255).permute(0, 2, 3, 1)

@@ -9,7 +9,9 @@ processes that live as long as the run. Both have the same interface::
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,16 +20,38 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from pycil_wsc.allocator import return_freed_memory
-from pycil_wsc.data import augment
+from pycil_wsc.data import augment, crops
 from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.image_map import ImageMap
 from pycil_wsc.data.types import DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
 
-def open_source(info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> ArraySource | FolderSource:
+@dataclass(frozen=True)
+class Share:
+    """What process ``rank`` of ``count`` takes: every ``count``-th batch, or with ``of_each`` such images of each."""
+
+    rank: int = 0
+    count: int = 1
+    of_each: bool = False
+
+    def rows(self, number: int) -> slice | None:
+        """Which images of batch ``number`` are this process's; None: it has nothing to do with that batch."""
+        if self.of_each:
+            return slice(self.rank, None, self.count)
+        return slice(None) if number % self.count == self.rank else None
+
+
+ALL = Share()
+PIECE = 2**26  # pixels copied at a time
+
+
+def open_source(info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> Source:
     """The source for one split of a data set: in memory, or from files."""
     if split.in_memory:
         return ArraySource(info, split, device)
+    if split.decoded and split.on_device and fits(split.decoded, device):
+        return DeviceSource(info, split.decoded, device)
     return FolderSource(info, split, device, num_workers)
 
 
@@ -49,23 +73,30 @@ class ArraySource:
         seed: int = 0,
         shuffle: bool = True,
         join: bool = False,
+        share: Share = ALL,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
 
         ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false,
-        shuffled, both from ``seed``. With ``join`` a last batch of one image is part of the one before.
+        shuffled, both from ``seed``. With ``join`` a last batch of one image is part of the one before. ``share``: the
+        images of these batches that are wanted; they are the same whoever has the others.
         """
         order = epoch_order(indices, train and shuffle, seed)
         index = torch.from_numpy(order).to(self.device)
         labels = torch.from_numpy(targets[order]).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
-        for batch in batch_slices(len(order), batch_size, join):
-            images = self.images[index[batch]]
-            if train:
-                images = self._augment(images, generator)
+        for number, batch in enumerate(batch_slices(len(order), batch_size, join)):
+            rows = share.rows(number)
+            if train:  # all of it: the random numbers are those of the whole batch
+                images = self._augment(self.images[index[batch]], generator)
+            elif rows is not None:
+                images = self.images[index[batch]]
+            if rows is None:
+                continue
+            images = images[rows]
             if self.info.stored_size:
                 images = augment.resize(images, self.info.image_size, self.info.interpolation)
-            yield self.normalise(images), labels[batch]
+            yield self.normalise(images), labels[batch][rows]
 
     def _augment(self, images, generator):
         if self.info.padding or self.info.flip:
@@ -76,15 +107,19 @@ class ArraySource:
 
 
 class FolderSource:
-    """A split read from image files. Workers decode and crop, the device mirrors and normalises."""
+    """A split read from image files, or from what they were decoded to: workers crop, the device mirrors and
+    normalises.
+    """
 
     def __init__(self, info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> None:
         self.info, self.device = info, device
         self.normalise = augment.Normalise(info.mean, info.std, device)
+        how = info.image_size, info.interpolation
+        self.images = MappedImages(split.decoded, *how) if split.decoded else DecodedImages(split.images, *how)
         self.started = False  # the workers, with the first epoch
         self.plan = []  # the batches of the epoch under way; the workers' loader reads it anew each epoch
         self.loader = DataLoader(
-            DecodedImages(split.images, info.image_size, info.interpolation),
+            self.images,
             batch_sampler=self.plan,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
@@ -102,27 +137,33 @@ class FolderSource:
         seed: int = 0,
         shuffle: bool = True,
         join: bool = False,
+        share: Share = ALL,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """As :meth:`ArraySource.batches`. A file that cannot be read is a :class:`UserError` that names it."""
         order = epoch_order(indices, train and shuffle, seed)
-        crop_seeds = (
-            np.random.default_rng([seed, 1]).integers(2**63, size=len(order)) if train else np.full(len(order), -1)
-        )
-        keys = list(zip(order.tolist(), crop_seeds.tolist()))
-        parts = batch_slices(len(keys), batch_size, join)
-        self.plan[:] = [keys[batch] for batch in parts]
+        keys = self.images.keys(order, train, np.random.default_rng([seed, 1]))
+        batches = batch_slices(len(keys), batch_size, join)
+        parts = [(batch, share.rows(number)) for number, batch in enumerate(batches)]
+        self.plan[:] = [part for batch, rows in parts if rows is not None and (part := keys[batch][rows])]
         generator = torch.Generator(self.device).manual_seed(seed)
         labels = torch.from_numpy(targets[order]).to(self.device)
         if not self.started:
             return_freed_memory()
             self.started = True
-        for batch, images in zip(parts, self.loader, strict=True):
+        decoded = iter(self.loader)
+        for batch, rows in parts:
+            flips = train and self.info.flip
+            mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # of the whole batch
+            if rows is None:
+                continue
+            images = next(decoded) if keys[batch][rows] else torch.empty(0, *[self.info.image_size] * 2, 3)
             if isinstance(images, str):
                 raise UserError(images)
             images = images.to(self.device, non_blocking=True)
-            if train and self.info.flip:
-                images = augment.random_flip(images, generator)
-            yield self.normalise(images), labels[batch]
+            if mirror is not None:
+                images = augment.flip(images, mirror[rows])
+            yield self.normalise(images), labels[batch][rows]
+        next(decoded, None)  # the loader's own end
 
 
 class DecodedImages(Dataset):
@@ -135,6 +176,11 @@ class DecodedImages(Dataset):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def keys(self, order: np.ndarray, train: bool, rng: np.random.Generator) -> list[tuple[int, int]]:
+        """What to ask for, with random crops to ``train``."""
+        seeds = rng.integers(2**63, size=len(order)) if train else np.full(len(order), -1)
+        return list(zip(order.tolist(), seeds.tolist()))
 
     def __getitem__(self, key: tuple[int, int]) -> Tensor | str:
         index, seed = key
@@ -149,6 +195,92 @@ class DecodedImages(Dataset):
                 torch.random.default_generator.manual_seed(seed)
                 image = self.train_crop(image)
         return torch.from_numpy(np.array(image))
+
+
+class MappedImages(Dataset):
+    """(index, top, left, height, width) -> that box of a decoded image, resized: uint8 (side, side, 3)."""
+
+    def __init__(self, images: ImageMap, side: int, interpolation: str = "bilinear") -> None:
+        self.images, self.side, self.mode = images, side, v2.InterpolationMode(interpolation)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def keys(self, order: np.ndarray, train: bool, rng: np.random.Generator) -> list[tuple[int, ...]]:
+        """What to ask for, with random boxes to ``train``."""
+        boxes = crops.boxes(self.images.sizes[order], self.side, rng if train else None)
+        return list(zip(order.tolist(), *boxes.T.tolist()))
+
+    def __getitem__(self, key: tuple[int, ...]) -> Tensor:
+        index, *box = key
+        image = torch.from_numpy(self.images.image(index)).permute(2, 0, 1)
+        return v2.functional.resized_crop(image, *box, [self.side] * 2, self.mode, antialias=True).permute(1, 2, 0)
+
+
+class DeviceSource:
+    """A split of decoded images of many sizes that is held on the device, and cropped there as a batch."""
+
+    def __init__(self, info: DatasetInfo, images: ImageMap, device: torch.device) -> None:
+        self.info, self.images, self.device = info, images, device
+        self.normalise = augment.Normalise(info.mean, info.std, device)
+        self.pixels = held_on(device, images)
+
+    def batches(
+        self,
+        indices: np.ndarray,
+        targets: np.ndarray,
+        batch_size: int,
+        *,
+        train: bool = False,
+        seed: int = 0,
+        shuffle: bool = True,
+        join: bool = False,
+        share: Share = ALL,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """As :meth:`ArraySource.batches`, with the random numbers of :class:`FolderSource`."""
+        order = epoch_order(indices, train and shuffle, seed)
+        images, side = self.images.of(order), self.info.image_size
+        boxes = crops.boxes(images.sizes, side, np.random.default_rng([seed, 1]) if train else None)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        labels = torch.from_numpy(targets[order]).to(self.device)
+        for number, batch in enumerate(batch_slices(len(order), batch_size, join)):
+            flips, rows = train and self.info.flip, share.rows(number)
+            mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # of the whole batch
+            if rows is None:
+                continue
+            parts = (part[batch][rows] for part in (images.starts, images.sizes[:, 1], boxes))
+            cropped = crops.resized_crops(self.pixels, *parts, side, self.info.interpolation)
+            if mirror is not None:
+                cropped = augment.flip(cropped, mirror[rows])
+            yield self.normalise(cropped), labels[batch][rows]
+
+
+Source = ArraySource | FolderSource | DeviceSource
+
+
+def fits(images: ImageMap, device: torch.device) -> bool:
+    """Whether the decoded images take at most half of a GPU's free memory; what the CPU maps always fits."""
+    if device.type != "cuda":
+        return True
+    needed, free = images.pixels.nbytes, torch.cuda.mem_get_info(device)[0]
+    if needed > free / 2:
+        logging.getLogger("pycil_wsc").warning(
+            "cache_images: %.1f GB are more than half of the %.1f GB that are free on %s; cropping in workers instead",
+            needed / 1e9,
+            free / 1e9,
+            device,
+        )
+    return needed <= free / 2
+
+
+def held_on(device: torch.device, images: ImageMap) -> Tensor:
+    """The pixels on ``device``, copied piece by piece; the CPU uses the mapped file."""
+    if device.type == "cpu":
+        return torch.from_numpy(images.pixels)
+    pixels = torch.empty(images.pixels.shape, dtype=torch.uint8, device=device)
+    for start in range(0, len(pixels), PIECE):
+        pixels[start : start + PIECE].copy_(torch.from_numpy(images.pixels[start : start + PIECE]))
+    return pixels
 
 
 def _stack(samples):

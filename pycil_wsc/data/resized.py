@@ -34,11 +34,16 @@ def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
         return dataset
     side = round(dataset.info.image_size * 256 / 224)
     splits = {part: getattr(dataset, part) for part in ("train", "test")}
-    base = Path(os.path.commonpath([path for split in splits.values() for path in split.images]))
-    digest = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:8]
-    folder = Path(root, "resized", f"{base.name}-{digest}-{side}")
+    base, folder = places(dataset, root, side)
     copies = {part: copied(split.images, base, folder, side, workers) for part, split in splits.items()}
     return replace(dataset, **{part: replace(split, images=copies[part]) for part, split in splits.items()})
+
+
+def places(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, Path]:
+    """The folder that all image files are in, and the one below ``root`` for what is made of them."""
+    base = Path(os.path.commonpath([*dataset.train.images, *dataset.test.images]))
+    digest = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:8]
+    return base, Path(root, "resized", f"{base.name}-{digest}-{side}")
 
 
 def copied(paths: np.ndarray, base: Path, folder: Path, side: int, workers: int) -> np.ndarray:

@@ -1,8 +1,12 @@
 """A data set in frozen records: its facts, its splits, and both together."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pycil_wsc.data.image_map import ImageMap
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,15 @@ class DatasetInfo:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """``images``: uint8 (N, H, W, 3), or N paths as an array of str; ``targets``: int64 (N,)."""
+    """``images``: uint8 (N, H, W, 3), or N paths as an array of str; ``targets``: int64 (N,).
+
+    ``decoded``: the images of the paths, already decoded, and whether they are to be held ``on_device``.
+    """
 
     images: np.ndarray
     targets: np.ndarray
+    decoded: "ImageMap | None" = None
+    on_device: bool = False
 
     def __len__(self) -> int:
         return len(self.targets)

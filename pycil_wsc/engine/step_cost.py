@@ -23,4 +23,4 @@ class StepCost:
     def measured(self, images: int) -> Iterator[None]:
         with FlopCounterMode(display=False) as counter:
             yield
-        self.per_image = counter.get_total_flops() // images
+        self.per_image = counter.get_total_flops() // max(1, images)

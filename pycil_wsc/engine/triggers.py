@@ -54,10 +54,11 @@ def mean_loss(learner: Any, indices: np.ndarray) -> float:
     """Mean cross-entropy over all classes seen of these training images, in evaluation mode with the test transform."""
     learner.eval()
     total = torch.zeros((), device=learner.device)
+    share = learner.processes.share_of_batches
     for images, targets in learner.train_source.batches(
-        indices, learner.manager.train_targets, learner.config.batch_size
+        indices, learner.manager.train_targets, learner.config.batch_size, share=share
     ):
         with learner.autocast():
             logits = learner.predict(images)
         total += cross_entropy(logits.float(), targets, reduction="sum")
-    return total.item() / len(indices)
+    return learner.processes.sum_(total).item() / len(indices)

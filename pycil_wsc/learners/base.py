@@ -19,7 +19,9 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.optimization import clip, parameter_groups, set_rate, task_schedule
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
+from pycil_wsc.engine.processes import ALONE, Processes
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
+from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.keys import NoOptions
 from pycil_wsc.networks.layers import freeze, mark_frozen
@@ -42,9 +44,12 @@ class BaseLearner(nn.Module):
     network: Any  # an IncrementalNet, or what `build` gives
     epoch_keys: tuple[str, ...] = ("epochs",)  # the keys that together are the passes over a later task
 
-    def __init__(self, config: Any, manager: Any, train_source: Any, device: torch.device):
+    def __init__(
+        self, config: Any, manager: Any, train_source: Any, device: torch.device, processes: Processes = ALONE
+    ):
         super().__init__()
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
+        self.processes = processes  # that share every batch; all of them hold the same weights
         self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
         self.images_trained = self.train_flops = 0
         with self.seeded("weights"):
@@ -150,6 +155,7 @@ class BaseLearner(nn.Module):
         monitor.task_trained(task)
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
         self.memory.update(task, self.manager.train_targets, self.features, rng)
+        self.memory.load_state_dict(self.processes.broadcast(self.memory.state_dict()))
 
     def train_for(self, task: Task, monitor: Any, resume: Resume | None) -> None:
         if resume:
@@ -195,9 +201,10 @@ class BaseLearner(nn.Module):
                 monitor.step(len(images))
             self.images_trained += len(phase.indices)
             self.train_flops += (cost.per_image or 0) * len(phase.indices)
-            mean_loss = total_loss.item() / batches
+            mean_loss = self.processes.sum_(total_loss).item() / batches
+            accuracy = 100 * self.processes.sum_(correct).item() / len(phase.indices)
             self.after_epoch(task, phase, epoch, mean_loss)
-            monitor.epoch_ended(task, number, phase, epoch, mean_loss, 100 * correct.item() / len(phase.indices))
+            monitor.epoch_ended(task, number, phase, epoch, mean_loss, accuracy)
 
     def passes(self, phase: Phase) -> Passes:
         """The forward and backward pass of a step of ``phase``."""
@@ -206,6 +213,8 @@ class BaseLearner(nn.Module):
             with self.autocast():
                 return phase.loss(images, targets)
 
+        if self.processes.count > 1:
+            return SharedPasses(compute, phase.optimizer, self.processes, self.config.sync_batch_norm)
         if self.records_passes:
             learning = [p for p in self.parameters() if p.requires_grad]
             return RecordedPasses(compute, phase.optimizer, learning, functools.partial(cuda_graph, self.device))
@@ -216,20 +225,21 @@ class BaseLearner(nn.Module):
         return self.config.cuda_graph and self.device.type == "cuda"
 
     def training_batches(self, indices: np.ndarray, *address: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled, augmented batches over ``indices``.
+        """Shuffled, augmented batches over ``indices``: this process's part of each.
 
         All random numbers follow from ``address``, which begins with the task's index.
         """
         c, targets = self.config, self.manager.train_targets
         seed, join = seeding.derived_seed(c.seed, "batches", *address), self._joins(len(indices))
+        share = self.processes.share_of_each_batch
         if c.replay_ratio is not None:
             newest = np.isin(indices, self.manager.tasks[address[0]].train_indices)
             if newest.any() and not newest.all():
                 indices = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
                 return self.train_source.batches(
-                    indices, targets, c.batch_size, train=True, seed=seed, shuffle=False, join=join
+                    indices, targets, c.batch_size, train=True, seed=seed, shuffle=False, join=join, share=share
                 )
-        return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed, join=join)
+        return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed, join=join, share=share)
 
     def num_batches(self, samples: int) -> int:
         """The training batches of an epoch over ``samples`` images."""
@@ -337,10 +347,11 @@ class BaseLearner(nn.Module):
     @torch.inference_mode()
     def forward_over(self, source: Any, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d),
-        (B,).
+        (B,). Of several processes each has its share of the batches; :meth:`gathered` brings them together.
         """
         self.eval()
-        for images, labels in source.batches(indices, targets, self.config.batch_size):
+        share = self.processes.share_of_batches
+        for images, labels in source.batches(indices, targets, self.config.batch_size, share=share):
             with self.autocast():
                 features = self.extract(images)
             yield features.float(), labels
@@ -348,7 +359,13 @@ class BaseLearner(nn.Module):
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Features of training samples: float32 numpy (n, d)."""
         parts = [f for f, _ in self.forward_over(self.train_source, indices, self.manager.train_targets)]
-        return torch.cat(parts).cpu().numpy()
+        return self.gathered(parts, len(indices)).numpy()
+
+    def gathered(self, parts: list[Tensor], rows: int) -> Tensor:
+        """What all processes have computed for ``rows`` images, each for its batches: (rows, ...), on the CPU."""
+        if self.processes.count > 1:
+            parts = self.processes.gather([part.cpu() for part in parts], num_batches(rows, self.config.batch_size))
+        return torch.cat(parts).cpu()
 
     def class_means(self, num_seen: int) -> np.ndarray | None:
         """Normalised mean of each class's normalised exemplar features: (num_seen, d).

@@ -27,6 +27,7 @@ from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.schedules import held_lr
+from pycil_wsc.engine.synced_batch_norm import synced_batch_norm
 from pycil_wsc.engine.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.learners.base import BaseLearner
@@ -201,7 +202,7 @@ class Consolidated(BaseLearner):
                 self.replacement.detach()
                 self.replaced = [*self.replaced, self.replacement.replaced]
             if ended and self.config.wsc.average and self.config.wsc.bn_update == "recompute":
-                with self.autocast():
+                with self.autocast(), synced_batch_norm(self.processes):
                     batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
                     recompute_batch_norm(self.network, (images for images, _ in batches))
             self.consolidation = self.replacement = self.plateau = self.held_out = None

@@ -41,6 +41,7 @@ def _score_by_data(learner, task, params, previous):
     network.eval()
     options = learner.config.wsc
     scores = registry.importances[options.importance](network, params, previous, batches, options)
+    learner.processes.copy_from_first_(scores.values())  # rounding must not let the processes keep other weights
     for module, mode in modes.items():
         module.training = mode
     costs["importance_passes"] += batches.images / len(learner.training_indices(task))

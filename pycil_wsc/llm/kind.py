@@ -40,12 +40,6 @@ class LanguageModel(Kind):
     def headline(self, result: Mapping[str, Any]) -> str:
         return f"average score {100 * result['avg_score']:.2f}"
 
-    def together(self, work: Callable[[], int]) -> int:
-        with needing_packages():
-            from pycil_wsc.llm.torchrun import together
-
-        return together(work)
-
 
 @contextlib.contextmanager
 def needing_packages() -> Iterator[None]:

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.model import trained_parameters
-from pycil_wsc.llm.parallel import Processes
 
 T = TypeVar("T")
 Load = Callable[[bool], Any]  # empty -> the model on the CPU; empty: on the meta device

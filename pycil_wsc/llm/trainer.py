@@ -15,7 +15,8 @@ from torch import Tensor
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.engine.processes import Processes, rank_and_count
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.llm.checkpoint import open_state, save_state
 from pycil_wsc.llm.config import LLMConfig
@@ -23,7 +24,6 @@ from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.export import save_model
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.metrics import VERSIONS, score, summary
-from pycil_wsc.llm.parallel import Processes, announcements, rank_and_count
 from pycil_wsc.llm.result import result_of
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training
@@ -49,21 +49,8 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Train and test every task; returns the contents of ``result.json``."""
-        rank, count = rank_and_count()
+        rank, _ = rank_and_count()
         self.log = logging.getLogger("pycil_wsc.following") if rank else open_log(self.folder)
-        announcements().announce(self.config.to_dict())  # to the processes that follow this one
-        try:
-            return self._execute()
-        except (TrainingDiverged, UserError):
-            raise
-        except Exception as error:
-            if count == 1:
-                raise
-            self.log.exception("%s", error)
-            # torchrun then ends the other processes
-            raise SystemExit(f"{self.folder}: {type(error).__name__}: {error} (traceback in log.txt)") from error
-
-    def _execute(self) -> dict[str, Any]:
         self._set_up()
         position = self._resume()
         self.before = self.clock | self.training.counts  # when this command took the run up

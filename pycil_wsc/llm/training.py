@@ -11,12 +11,12 @@ from torch import Tensor
 from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolidation, moment_score
 from pycil_wsc.consolidation.functional import Betas
 from pycil_wsc.engine.precision import resolved_precision
+from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.config import Consolidation, LLMConfig
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.merged import AdaptedWeights, TrainedWeights
 from pycil_wsc.llm.merging import Merge, merges
 from pycil_wsc.llm.model import load_model, packed_losses, token_losses
-from pycil_wsc.llm.parallel import Processes
 from pycil_wsc.llm.placing import Sharded, Whole
 from pycil_wsc.llm.tokens import Example, collate, micro_batches, pack
 

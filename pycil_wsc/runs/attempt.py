@@ -14,6 +14,7 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
+from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.report import read_result
@@ -69,6 +70,7 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
             result = finished(job.config, dataset)
             if not result:
                 follow = recorded(report, folder, kind.plan(job.config, dataset))
+                announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
                 result = kind.execute(job.config, dataset, follow)
             for name in ("failed.json", RECORD, *kind.leftovers(job.config)):  # of a process killed at the very end
                 (folder / name).unlink(missing_ok=True)
@@ -81,7 +83,10 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
         return Outcome(error=str(error))
     except Exception as error:
         what = " ".join(str(error).split())
-        return failed(job, f"{type(error).__name__}: {what} (traceback in log.txt)", error=error)
+        outcome = failed(job, f"{type(error).__name__}: {what} (traceback in log.txt)", error=error)
+        if announcements().count > 1:  # the others wait for this process; torchrun ends them
+            raise SystemExit(f"{folder}: {outcome.failure or outcome.error}") from error
+        return outcome
 
 
 def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   python main.py --config exps/wsc.json --dry-run                 the runs and their cost in training images
   python main.py --config exps/wsc.json --workers 4               four runs at a time on this machine
   python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
-  torchrun --nproc-per-node 8 main.py --config exps/trace.json    a language model on eight GPUs
+  torchrun --nproc-per-node 8 main.py --config exps/wsc.json      each run on eight GPUs
 The same command started again resumes what was stopped and skips what is finished.
 """
 
@@ -153,28 +153,26 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
 
 def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Namespace) -> int:
     """Do ``task()`` in the processes that ``torchrun`` started."""
-    from pycil_wsc import registry
     from pycil_wsc.errors import UserError
+    from pycil_wsc.runs.together import together
 
-    kinds = sorted({config.kind for config in configs})
-    if len(kinds) > 1 or args.workers or args.ray is not None:
+    if args.workers or args.ray is not None:
         raise UserError(
-            "torchrun: its processes train one run after another, all of one kind; for other runs, --workers or --ray "
-            "use python"
+            "torchrun: its processes train one run after another together; for --workers or --ray use python"
         )
-    return registry.kinds[kinds[0]].together(lambda: _refusing(task))
+    return together(configs, lambda: _refusing(task))
 
 
 def _refusing(task: Callable[[], int]) -> int:
     """The exit code of ``task()``, or 2 for a :class:`UserError`, which is printed in one line.
 
-    Of several processes the first prints it.
+    Of several processes the first of a machine prints it.
     """
     from pycil_wsc.errors import UserError
 
     try:
         return task()
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return 2

@@ -26,6 +26,10 @@ from pycil_wsc.files import load_tensors, locked, save_tensors
 def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
     """The entry of ``run``'s first task, locked by this process: while one trains it, others that need it wait."""
     path = Path(run.config.out, "first_tasks", f"{key(run, dataset)}.pt")
+    if not run.processes.first:
+        run.processes.await_first()
+        yield Entry(None)
+        return
     lock = f".{path.name}.lock"
     try:
         held = locked(path.parent, lock, wait=False)
@@ -33,17 +37,20 @@ def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
         run.bar.say("waiting for the first task, which another run is training")
         held = locked(path.parent, lock)
     with held:
+        run.processes.await_first()
         yield Entry(path)
 
 
 class Entry:
-    """The file for the state after the first task; it need not exist yet."""
+    """The file for the state after the first task; it need not exist yet. None: another process's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
 
     def load(self) -> dict[str, Any] | None:
         """The state that was saved, or None. A damaged file counts as none, and is written again."""
+        if self.path is None:
+            return None
         try:
             return load_tensors(self.path)
         except FileNotFoundError:
@@ -56,7 +63,8 @@ class Entry:
         return None
 
     def save(self, state: dict[str, Any]) -> None:
-        save_tensors(self.path, state)
+        if self.path is not None:
+            save_tensors(self.path, state)
 
 
 def key(run: Any, dataset: Dataset) -> str:
@@ -71,6 +79,7 @@ def key(run: Any, dataset: Dataset) -> str:
     decisive |= {"classes": manager.class_order[: task.num_seen], "data": data, "info": repr(info)}
     decisive |= {"weights": digest_of(run.config.pretrained) if isinstance(run.config.pretrained, str) else None}
     decisive |= {"device": device, "threads": torch.get_num_threads() if device == "cpu" else None}
+    decisive |= {"processes": run.processes.count}
     decisive |= {"precision": run.learner.precision, "torch": torch.__version__, "code": code()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
 

@@ -11,6 +11,7 @@ from pycil_wsc.config import completion, pycil
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.datasets import Dataset, load_dataset, sized
+from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import joined
@@ -59,6 +60,13 @@ class ClassIncremental(Kind):
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
         return measurer()
+
+    def check_processes(self, config: Config, count: int) -> None:
+        if config.batch_size < count:
+            raise UserError(
+                f"batch_size: {config.batch_size} images are too few for the {count} processes that share them; "
+                "start fewer, or raise it"
+            )
 
     def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
         return Run(config, for_training(data, config), report).execute()
@@ -111,5 +119,7 @@ def tested(task: Dataset) -> Dataset:
 
 
 def for_training(dataset: Dataset, config: Config) -> Dataset:
-    """The same with small copies of image files, if ``config`` asks for them; missing ones are made."""
+    """The same with small copies of image files, or what these decode to, if ``config`` asks for them."""
+    if config.cache_images in ("memory", "device"):
+        return decoded(dataset, config.data_root, config.num_workers, config.cache_images == "device")
     return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset

@@ -1,6 +1,7 @@
 """One run: tasks -> learner -> metrics -> checkpoint -> result.json."""
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +31,8 @@ from pycil_wsc.engine.environment import (
 )
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.prediction import best_classes
-from pycil_wsc.errors import UserError
+from pycil_wsc.engine.processes import Processes
+from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import read_checkpoint
@@ -71,11 +73,12 @@ class Run:
         self.config, self.dataset, self.report, self.start = config, dataset, report, start
         self.folder = folder or config.run_folder
         self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)  # made by hand, not loaded
-        self.device = resolved_device(config.device)
+        self.processes = Processes(config.timeout_minutes)
+        self.device = self.processes.device(resolved_device(config.device))
         self.manager = tasks_of(dataset, config)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
-        self.learner = config.learner(config, self.manager, self.train_source, self.device)
+        self.learner = config.learner(config, self.manager, self.train_source, self.device, self.processes)
         self.records = Records(config, self.learner, self.folder)
         self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
         self.history = []  # what metrics.jsonl holds: a dict per task
@@ -89,11 +92,11 @@ class Run:
     def execute(self) -> dict[str, Any]:
         """Train and test every task; returns the contents of ``result.json``."""
         self.learn()
-        if self.config.save_weights is True:
+        if self.config.save_weights is True and self.processes.first:
             weights.save(self.folder, self.learner)
         result = self._result()
-        write_json(self.folder / "result.json", result)
-        if not self.config.tasks:  # a longer list of tasks resumes from it
+        self._write(write_json, "result.json", result)
+        if self.processes.first and not self.config.tasks:  # a longer list of tasks resumes from it
             (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         for scalars in self.scalars:
             scalars.close()
@@ -104,13 +107,16 @@ class Run:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         deterministic(self.config.deterministic)
-        self.log = open_log(self.folder)
-        write_json(self.folder / "config.json", self.config.to_dict())
+        self.log = open_log(self.folder) if self.processes.first else logging.getLogger("pycil_wsc.following")
+        self._write(write_json, "config.json", self.config.to_dict())
+        if not self.processes.agree(self.data):
+            raise UnusableRun(f"{self.folder}: not all processes see the same data; give all machines the same files")
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
         first, resume = self._restore()
         self.scalars = list(self._scalars())
-        self.log.info("%s on %s, %s", self.folder, device_name(self.device), self.learner.precision)
+        where = device_name(self.device) + (f", {self.processes.count} processes" if self.processes.count > 1 else "")
+        self.log.info("%s on %s, %s", self.folder, where, self.learner.precision)
         self.mark = self.saved_at = time.perf_counter()
         for task in self.manager.tasks[first:]:
             self.bar = TaskBar(self.report, task, len(self.manager.tasks))
@@ -123,10 +129,10 @@ class Run:
             self._tick()
             self.history.append(self._test(task))
             self.curves = new_curves()
-            write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+            self._write(write_atomically, "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
             for scalars in self.scalars:
                 scalars.task_ended(self.history)
-            if self.config.save_weights == "every":
+            if self.config.save_weights == "every" and self.processes.first:
                 weights.save(self.folder, self.learner, task.index)
             self._checkpoint(end_of(task), None)
             self.bar.say(summary(self.history[-1]))
@@ -134,6 +140,8 @@ class Run:
 
     def _scalars(self):
         """What the run's numbers are written to as it goes."""
+        if not self.processes.first:
+            return
         if self.config.tensorboard:
             yield Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history))
         if self.config.wandb:
@@ -147,7 +155,7 @@ class Run:
             return
         with first_task.shared(self, self.dataset) as entry:
             self._tick()
-            trained = None if self.records.watch_epochs else entry.load()
+            trained = None if self.records.watch_epochs else self.processes.broadcast(entry.load())
             self.learner.learn(task, self, trained=trained and trained["learner"])
             if trained:
                 self._take(trained)
@@ -198,7 +206,7 @@ class Run:
             self.bar.say(line)
 
     def step(self, images: int) -> None:
-        self.bar.step(images)
+        self.bar.step(images * self.processes.count)
 
     def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         seconds = self._tick("train_seconds")
@@ -236,7 +244,7 @@ class Run:
         """``finite``: a flag on the device. A step that spoils everything may be the last: its loss, from before it,
         tells nothing.
         """
-        if not finite.item():
+        if self.processes.sum((~finite).int()).item():
             raise TrainingDiverged(
                 f"{what} are no longer finite numbers after {self.bar.task}; try a lower learning rate"
             )
@@ -245,7 +253,7 @@ class Run:
 
     def _checkpoint(self, position, optimizer):
         self._tick()
-        save_tensors(self.folder / "checkpoint.pt", self.state(position, optimizer))
+        self._write(save_tensors, "checkpoint.pt", self.state(position, optimizer))
         self._tick()  # saving is no training
         self.saved_at = self.mark
 
@@ -266,9 +274,15 @@ class Run:
         state["data"] = self.data
         return state
 
+    def _write(self, write, name, content):
+        """``write(path, content)`` for a file of the run's folder, which all processes share: the first writes it."""
+        if self.processes.first:
+            write(self.folder / name, content)
+
     def _restore(self):
         """(index of the task to resume with, the position in it or None)."""
-        found = read_checkpoint(self.folder / "checkpoint.pt", self.config, self.data)
+        path = self.folder / "checkpoint.pt"
+        found = self.processes.from_first(lambda: read_checkpoint(path, self.config, self.data))
         state = found or self.start
         if state is None:
             return 0, None
@@ -330,15 +344,17 @@ class Run:
         """Top-1 accuracy in percent of a network beside the learner's own."""
         network.eval()
         predictions, finite = [], torch.ones((), dtype=torch.bool, device=self.device)
+        share = self.processes.share_of_batches
         with torch.inference_mode(), self.learner.autocast():
             for images, _ in self.test_source.batches(
-                task.test_indices, self.manager.test_targets, self.config.batch_size
+                task.test_indices, self.manager.test_targets, self.config.batch_size, share=share
             ):
                 logits = network(images)
                 finite &= logits.isfinite().all()
                 predictions.append(best_classes(logits))
         self._check(finite, "the test logits")
-        return metrics.accuracy(torch.cat(predictions).cpu().numpy(), self.manager.test_targets[task.test_indices])
+        predicted = self.learner.gathered(predictions, len(task.test_indices)).numpy()
+        return metrics.accuracy(predicted, self.manager.test_targets[task.test_indices])
 
     def _predictions(self, task, prototypes) -> tuple[Any, Any, Any]:
         """Best classes first, by logits, by those of the image's task, by nearest mean of exemplars (or None).
@@ -358,14 +374,18 @@ class Run:
                 unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
                 nme.append(best_classes(torch.cdist(unit, means), largest=False))
         self._check(finite, "the test logits")
-        cnn, known = (torch.cat(best).cpu().numpy() for best in (cnn, known))
-        return cnn, known, torch.cat(nme).cpu().numpy() if nme else None
+        number = len(task.test_indices)
+        cnn, known = (self.learner.gathered(best, number).numpy() for best in (cnn, known))
+        return cnn, known, None if means is None else self.learner.gathered(nme, number).numpy()
 
     def _other_tasks(self, task):
-        """For each batch of the test, which classes its images' tasks do not have: bool (B, classes)."""
+        """For each of this process's batches of the test, which classes its images' tasks do not have: bool (B,
+        classes).
+        """
         targets, tasks = (of[task.test_indices] for of in (self.manager.test_targets, self.manager.test_tasks))
         others = torch.from_numpy(~metrics.allowed_classes(targets, tasks, task.num_seen)).to(self.device)
-        for batch in torch.from_numpy(tasks).to(self.device).split(self.config.batch_size):
+        batches = torch.from_numpy(tasks).to(self.device).split(self.config.batch_size)
+        for batch in batches[self.processes.rank :: self.processes.count]:
             yield others[batch]
 
     def _result(self):
@@ -401,6 +421,7 @@ class Run:
             "class_order": self.manager.class_order,
             "class_names": self.class_names,
             "device": device_name(self.device),
+            "processes": self.processes.count,
             "precision": self.learner.precision,
             "torch": torch.__version__,
             "commit": commit(),

@@ -4,12 +4,15 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+
+from pycil_wsc.data.loader import Share
+from pycil_wsc.errors import UserError
 
 T = TypeVar("T")
 BUCKET = 2**25  # elements summed at a time
@@ -39,7 +42,7 @@ class Announcements:
 
     def __init__(self) -> None:
         self.rank, self.count = rank_and_count()
-        self._numbers = itertools.count()
+        self._numbers, self._awaited = itertools.count(), itertools.count()
 
     def announce(self, message: Any) -> None:
         """Send a message to the processes that :meth:`listen`; None ends them."""
@@ -53,6 +56,21 @@ class Announcements:
             if (message := json.loads(self._store().get(str(number)))) is None:
                 return
             yield message
+
+    def await_first(self) -> None:
+        """Let the others wait until the first process comes here too."""
+        store, name = distributed.PrefixStore("awaited", self._store()), str(next(self._awaited))
+        if self.rank == 0:
+            store.set(name, "")
+        store.wait([name], IDLE)
+
+    def exchange(self, message: Any) -> list[Any]:
+        """What every process has to say, in their order; they wait for each other."""
+        if self.count == 1:
+            return [message]
+        store = distributed.PrefixStore("exchange", self._store())
+        store.set(str(self.rank), json.dumps(message))
+        return [json.loads(store.get(str(rank))) for rank in range(self.count)]
 
     def _store(self) -> distributed.Store:
         return distributed.PrefixStore("announcements", _rendezvous())
@@ -90,6 +108,16 @@ class Processes:
             )
 
     @property
+    def share_of_batches(self) -> Share:
+        """Some batches, whole: of images that are tested, or described for herding."""
+        return Share(self.rank, self.count)
+
+    @property
+    def share_of_each_batch(self) -> Share:
+        """Some images of every batch: of those that are trained on."""
+        return Share(self.rank, self.count, of_each=True)
+
+    @property
     def first(self) -> bool:
         return self.rank == 0
 
@@ -123,6 +151,36 @@ class Processes:
         if self.count > 1:
             distributed.broadcast_object_list(box, src=0)
         return box[0]
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """What ``work()`` gives in the first process, in every process; so is a :class:`UserError` that it raises.
+
+        The others wait for as long as it takes.
+        """
+        if self.count == 1:
+            return work()
+        answer: Any = None
+        if self.first:
+            try:
+                answer = work(), None
+            except UserError as error:
+                answer = None, error
+        self.await_first()
+        value, error = self.broadcast(answer)
+        if error:
+            raise error
+        return value
+
+    def await_first(self) -> None:
+        """Let the others wait, for as long as it takes, until the first process comes here too."""
+        if self.count > 1:
+            announcements().await_first()
+
+    def copy_from_first_(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The first process's values, in place."""
+        if self.count > 1:
+            for tensor in tensors:
+                distributed.broadcast(tensor, src=0)
 
     def agree(self, value: Any) -> bool:
         """Whether all processes have the same ``value``; they wait for each other."""
@@ -163,3 +221,13 @@ class Processes:
             flat = self.sum_(torch.cat([gradient.flatten() for gradient in gradients]))
             for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
                 gradient.copy_(part.view_as(gradient))
+
+
+class Alone(Processes):
+    """This process by itself, whoever started it."""
+
+    def __init__(self) -> None:
+        self.rank, self.count = 0, 1
+
+
+ALONE = Alone()

@@ -1,0 +1,143 @@
+"""Images per second of one run in several processes (gloo, one thread each), and in one process with several threads.
+
+    python benchmarks/scaling.py --out results/scaling-cpu.json
+    python benchmarks/scaling.py --shape imagenet --batch-size 32 --steps 4 --out results/scaling-imagenet-cpu.json
+
+Each process trains Replay's first task on its part of one fixed batch of random images. *alone* is the same step
+without the other processes: no gradients are summed and batch norm sees the part. The rest of a step is communication,
+and waiting for the slowest. Also counted is what a process sends in a step.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+from record import origin, write
+from torch import distributed, multiprocessing
+
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
+from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.engine.processes import ALONE, Processes
+
+SHAPES = {"cifar": ("resnet32", 32), "imagenet": ("resnet18", 224)}
+CLASSES, WARM_UP = 10, 2
+CPU = torch.device("cpu")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="cifar")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    record = {"shape": args.shape, "batch_size": args.batch_size, "steps": args.steps}
+    record["processes"] = {count: in_processes(count, 1, args) for count in args.processes}
+    record["threads"] = {threads: in_processes(1, threads, args) for threads in args.threads}
+    for kind, measured in (("process", record["processes"]), ("thread", record["threads"])):
+        for count, result in measured.items():
+            share = f", communication {result['communication']:.0%}" if result["communication"] else ""
+            print(f"{count} {kind}(es): {result['images_per_second']:,.1f} images per second{share}")
+    write(record | origin(CPU), args.out)
+
+
+def in_processes(count, threads, args):
+    """What ``count`` processes of ``threads`` threads measure."""
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        multiprocessing.spawn(work, (count, threads, port, folder, args), count)
+        results = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
+    step, alone = (max(result[name] for result in results) for name in ("step", "alone"))
+    counted = {name: results[0][name] for name in ("gradient_bytes", "messages", "message_bytes", "precision")}
+    return {
+        "images_per_second": args.batch_size / step,
+        "step_seconds": step,
+        "alone_seconds": alone,
+        "communication": 1 - alone / step if count > 1 else 0.0,
+    } | counted
+
+
+def work(rank, count, threads, port, folder, args):
+    """One process: the median seconds of a step, together and alone."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "scaling"}
+    torch.set_num_threads(threads)
+    processes = Processes() if count > 1 else ALONE
+    learner, phase, batch = prepared(processes, args)
+    passes, counts = learner.passes(phase), {"messages": 0, "message_bytes": 0}
+
+    def counted(tensor, *arguments, **keys):
+        counts["messages"] += 1
+        counts["message_bytes"] += tensor.nbytes
+        return all_reduce(tensor, *arguments, **keys)
+
+    all_reduce = distributed.all_reduce
+    together = seconds(passes, phase, batch, args.steps)
+    with patch.object(distributed, "all_reduce", counted):
+        passes(*batch)
+    learner.processes = ALONE
+    alone = seconds(learner.passes(phase), phase, batch, args.steps)
+    gradients = sum(
+        p.grad.nbytes for group in phase.optimizer.param_groups for p in group["params"] if p.grad is not None
+    )
+    result = {"step": together, "alone": alone, "gradient_bytes": gradients, "precision": learner.precision} | counts
+    Path(folder, f"{rank}.json").write_text(json.dumps(result))
+
+
+def prepared(processes, args):
+    """A learner before its first task, the phase, and this process's part of a batch."""
+    backbone, side = SHAPES[args.shape]
+    rng = np.random.default_rng(0)
+    split = Split(
+        rng.integers(0, 256, (args.batch_size, side, side, 3), np.uint8), np.arange(args.batch_size) % CLASSES
+    )
+    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+    names = tuple(map(str, range(CLASSES)))
+    info = DatasetInfo("random", names, side, mean, std, crop="pad", padding=4, flip=True, brightness=0.0)
+    manager = DataManager(Dataset(info, split, split), False, 0, CLASSES, CLASSES)
+    keys = {"model_name": "replay", "convnet_type": backbone, "batch_size": args.batch_size, "device": "cpu"}
+    config = resolve(keys | {"precision": args.precision})
+    source = open_source(info, split, CPU, 0)
+    learner = config.learner(config, manager, source, CPU, processes)
+    task = manager.tasks[0]
+    learner.grow_for(task)
+    learner.begin_task(task)
+    phase = next(iter(learner.phases(task)))
+    learner.eval()
+    phase.network.train()
+    return learner, phase, next(iter(learner.training_batches(phase.indices, 0, 0, 0)))
+
+
+def seconds(passes, phase, batch, steps):
+    """Median seconds of a step."""
+    times = []
+    for _ in range(WARM_UP + steps):
+        start = time.perf_counter()
+        passes(*batch)
+        phase.optimizer.step()
+        times.append(time.perf_counter() - start)
+        if len(times) < WARM_UP + steps:
+            passes.clear()
+    return statistics.median(times[WARM_UP:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Random resized crops of images of many sizes, as a batch: torchvision's ``RandomResizedCrop``."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SCALE, RATIO, ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10  # torchvision's defaults
+
+
+def boxes(sizes: np.ndarray, side: int, rng: np.random.Generator | None) -> np.ndarray:
+    """:func:`random_boxes` with ``rng``, else :func:`centre_boxes`."""
+    return centre_boxes(sizes, side) if rng is None else random_boxes(sizes, rng)
+
+
+def random_boxes(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A box for each image, distributed as ``RandomResizedCrop.get_params``: ``sizes`` int (N, 2) height, width ->
+    int64 (N, 4) top, left, height, width.
+
+    A share of the image's area is uniform in ``SCALE``, the logarithm of width over height in that of ``RATIO``. Of
+    ``ATTEMPTS`` the first that fits counts; if none does, the largest centred box within the ratios.
+    """
+    number, full = len(sizes), sizes[:, :1].astype(float) * sizes[:, 1:]
+    area = full * rng.uniform(*SCALE, (number, ATTEMPTS))
+    ratio = np.exp(rng.uniform(*np.log(RATIO), (number, ATTEMPTS)))
+    width, height = np.round(np.sqrt(area * ratio)).astype(int), np.round(np.sqrt(area / ratio)).astype(int)
+    fits = (width > 0) & (width <= sizes[:, 1:]) & (height > 0) & (height <= sizes[:, :1])
+    first = (np.arange(number), fits.argmax(1))
+    extent = np.where(fits.any(1)[:, None], np.stack([height[first], width[first]], 1), _largest(sizes))
+    places = np.floor(rng.random((number, 2)) * (sizes - extent + 1)).astype(int)
+    centred = (sizes - extent) // 2
+    return np.concatenate([np.where(fits.any(1)[:, None], places, centred), extent], 1)
+
+
+def _largest(sizes):
+    """Height and width of the largest box within the ratios."""
+    height, width = sizes[:, 0], sizes[:, 1]
+    ratio = width / height
+    return np.stack(
+        [
+            np.where(ratio < RATIO[0], np.round(width / RATIO[0]), height).astype(int),
+            np.where(ratio > RATIO[1], np.round(height * RATIO[1]), width).astype(int),
+        ],
+        1,
+    )
+
+
+def centre_boxes(sizes: np.ndarray, side: int) -> np.ndarray:
+    """The box of ``CenterCrop(side)`` for images that are no smaller: int64 (N, 4)."""
+    places = np.round((sizes - side) / 2).astype(int)
+    return np.concatenate([places, np.full_like(places, side)], 1)
+
+
+def resized_crops(
+    pixels: Tensor,
+    starts: np.ndarray,
+    widths: np.ndarray,
+    boxes: np.ndarray,
+    side: int,
+    interpolation: str = "bilinear",
+) -> Tensor:
+    """The ``boxes`` (B, 4) of B images, resized to ``side`` with antialiasing: uint8 (B, side, side, 3).
+
+    Args:
+        pixels: uint8 (pixels, 3), all images one after another, on the device that computes.
+        starts: int64 (B,), the first pixel of each image in ``pixels``.
+        widths: int64 (B,), of the whole images.
+        boxes: top, left, height and width of what is wanted of each.
+        side: height and width of the result.
+        interpolation: ``bilinear``; any other is bicubic, as in :func:`~.augment.resize`.
+
+    As torchvision's ``resize``, up to rounding: horizontally and vertically a product with a matrix of weights for each
+    image.
+    """
+    if not len(boxes):
+        return pixels.new_empty(0, side, side, 3)
+    most = boxes[:, 2:].max(0)
+    numbers = torch.from_numpy(np.column_stack([starts, widths, boxes])).to(pixels.device, non_blocking=True)
+    start, width, top, left, box_height, box_width = numbers[:, :, None].unbind(1)
+    rows = top + torch.arange(int(most[0]), device=pixels.device).clamp(max=box_height - 1)  # (B, rows)
+    columns = left + torch.arange(int(most[1]), device=pixels.device).clamp(max=box_width - 1)  # (B, columns)
+    crops = pixels[(start + rows * width)[:, :, None] + columns[:, None, :]].float()  # (B, rows, columns, 3)
+    kernel = _triangle if interpolation == "bilinear" else _cubic
+    vertical, horizontal = (_weights(length, side, int(n), kernel) for length, n in zip((box_height, box_width), most))
+    narrow = torch.einsum("bxw,bywc->byxc", horizontal, crops).clamp_(0, 255)  # (B, rows, side, 3)
+    result = (vertical @ narrow.flatten(2)).view(len(crops), side, side, 3)
+    return result.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _triangle(distance):
+    return (1 - distance).clamp(min=0)
+
+
+def _cubic(distance):
+    """Keys's kernel with a = -0.5, as PIL has it."""
+    near = (1.5 * distance - 2.5) * distance**2 + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+
+
+def _weights(length, side, most, kernel):
+    """How much of each of ``most`` pixels, of which ``length`` (B, 1) count, each of ``side`` has: (B, side, most)."""
+    scale = (length / side)[:, :, None]  # (B, 1, 1)
+    centre = (torch.arange(side, device=length.device)[:, None] + 0.5) * scale  # (B, side, 1)
+    position = torch.arange(most, device=length.device) + 0.5
+    weights = kernel((position - centre).abs() / scale.clamp(min=1)) * (position < length[:, :, None])
+    return weights / weights.sum(2, keepdim=True)

@@ -1,0 +1,54 @@
+"""A step's forward and backward pass shared among processes: each takes its part of the batch."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pycil_wsc.engine.processes import Processes
+from pycil_wsc.engine.recorded_passes import Passes
+from pycil_wsc.engine.synced_batch_norm import synced_batch_norm
+
+Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) -> (mean loss, logits)
+
+
+class SharedPasses(Passes):
+    """As :class:`Passes`, on this process's images of a batch; the gradients are those of the whole batch's mean loss.
+
+    The loss is what DistributedDataParallel wraps, not the network: losses call parts of networks, several networks, or
+    a part twice. ``optimizer`` has the parameters whose gradients are summed; one that no process uses keeps None.
+
+    Returns this process's part of the mean loss, and its number of images classified right: both add up to the whole
+    batch's. Processes whose parts differ in size, or that have no image of a last batch, weigh as much as they have.
+    """
+
+    def __init__(self, compute: Loss, optimizer: Optimizer, processes: Processes, sync_batch_norm: bool) -> None:
+        super().__init__(compute, optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.processes, self.sync_batch_norm = processes, sync_batch_norm
+        self.shared = DistributedDataParallel(
+            _LossModule(compute, parameters), broadcast_buffers=False, find_unused_parameters=True
+        )
+
+    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        whole = self.processes.sum(torch.tensor(float(len(images)), device=images.device))
+        with synced_batch_norm(self.processes, self.sync_batch_norm):
+            loss, logits = self.shared(images, targets)
+        part = loss * (len(images) / whole)
+        (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes
+        right = (logits.argmax(1) == targets).sum()
+        return part.detach() if len(images) else torch.zeros_like(whole), right
+
+
+class _LossModule(nn.Module):
+    """A loss as a module with the parameters to be trained."""
+
+    def __init__(self, compute: Loss, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.compute, self.trained = compute, nn.ParameterList(parameters)
+
+    def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        loss, logits = self.compute(images, targets)
+        return loss, logits.detach()

@@ -1,0 +1,102 @@
+"""Batch norm over the images of all processes, as if one had the whole batch.
+
+``torch.nn.SyncBatchNorm`` does the same on GPUs alone, and takes the place of modules of torch's own classes. Here the
+function that all of them call is replaced while a network is computed, so that gloo on the CPU gives the same numbers,
+a backbone's own subclass of batch norm is covered, and weights are saved and loaded as ever.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import batch_norm
+from torch.overrides import TorchFunctionMode
+
+from pycil_wsc.engine.processes import Processes
+
+
+def synced_batch_norm(processes: Processes, wanted: bool = True) -> AbstractContextManager[Any]:
+    """A context in which batch norm sees the batches of ``processes`` as one, if there are several and it is wanted."""
+    return SyncedBatchNorm() if wanted and processes.count > 1 else nullcontext()
+
+
+class SyncedBatchNorm(TorchFunctionMode):
+    """Within it, ``torch.nn.functional.batch_norm`` in training mode takes the statistics of all processes together.
+
+    All processes must compute the same layers. One that has no image of a batch takes part with none.
+    """
+
+    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is batch_norm:
+            return _batch_norm(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    images: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The function of that name; ``images``: (B, C, ...)."""
+    if not training:
+        return batch_norm(images, running_mean, running_var, weight, bias, False, momentum, eps)
+    with torch.no_grad():
+        mean, var, count = _statistics(images)
+        if running_mean is not None and running_var is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((var * (count / (count - 1).clamp(min=1))).to(running_var.dtype), momentum)
+    ones = torch.ones_like(mean, dtype=torch.float32)
+    weight, bias = ones if weight is None else weight, torch.zeros_like(ones) if bias is None else bias
+    return _Normalise.apply(images, weight, bias, mean.float(), var.float(), count.float(), eps)
+
+
+def _statistics(images):
+    """Mean and biased variance of each channel over all processes, and the number of values: float64 (C,), (C,), ()."""
+    values = images.numel() // images.shape[1]
+    sums = torch.zeros(2 * images.shape[1] + 1, dtype=torch.float64, device=images.device)
+    if values:
+        var, mean = torch.var_mean(images.float(), dim=[0, *range(2, images.dim())], correction=0)
+        mean = mean.double()
+        sums[:-1] = values * torch.cat([mean, var.double() + mean.square()])
+        sums[-1] = values
+    distributed.all_reduce(sums)
+    mean, square = (sums[:-1] / sums[-1]).chunk(2)
+    return mean, (square - mean.square()).clamp(min=0), sums[-1]
+
+
+class _Normalise(torch.autograd.Function):
+    """(images - mean) / sqrt(var + eps) * weight + bias, with the gradient that flows through mean and variance."""
+
+    @staticmethod
+    def forward(ctx, images, weight, bias, mean, var, count, eps):
+        ctx.save_for_backward(images, weight, mean, var, count)
+        ctx.eps = eps
+        if not images.numel():  # which torch's kernels for the CPU do not take
+            return torch.empty_like(images)
+        return batch_norm(images, mean, var, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        images, weight, mean, var, count = ctx.saved_tensors
+        direct, by_weight, by_bias = torch.empty_like(images), torch.zeros_like(weight), torch.zeros_like(weight)
+        if images.numel():
+            direct, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
+                gradient, images, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
+            )
+        sums = torch.cat([by_weight, by_bias]).float()  # of gradient * normalised image, and of gradient
+        distributed.all_reduce(sums)
+        scale = weight * (var + ctx.eps).rsqrt() / count
+        slope = -scale * (var + ctx.eps).rsqrt() * sums[: len(mean)]
+        shift = -scale * sums[len(mean) :] - slope * mean
+        shape = [1, -1, *[1] * (images.dim() - 2)]
+        through = torch.addcmul(shift.view(shape), images, slope.view(shape))
+        return direct + through.to(direct.dtype), by_weight, by_bias, None, None, None, None

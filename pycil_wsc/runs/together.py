@@ -1,0 +1,78 @@
+"""Several processes on one run: the first works on the sweep, the others follow it from run to run."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pycil_wsc import registry
+from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.processes import announcements, rank_and_count
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.run import TrainingDiverged, WrongPlan
+
+
+def together(configs: Sequence[Any], work: Callable[[], int]) -> int:
+    """Call ``work()`` in ``torchrun``'s first process, and do each of its runs in all processes; the exit code."""
+    check_processes(configs)
+    rank, _ = rank_and_count()
+    if rank:
+        return follow()
+    code = work()
+    announcements().announce(None)
+    return code
+
+
+def check_processes(configs: Sequence[Any]) -> None:
+    """Raise a :class:`UserError` in every process if what one of them was given does not fit the others or its node."""
+    rank, count = rank_and_count()
+    for config in configs:
+        registry.kinds[config.kind].check_processes(config, count)
+    everyone = announcements().exchange(_described(configs))
+    for other, theirs in enumerate(everyone):
+        if problem := theirs.get("problem"):
+            raise UserError(f"torchrun: process {other + 1} of {count}: {problem}")
+        for name, value in theirs.items():
+            if value != everyone[0][name]:
+                raise UserError(
+                    f"torchrun: process {other + 1} of {count} has another {name} than the first; start the same "
+                    "command on all nodes, with the same files and packages"
+                )
+
+
+def _described(configs):
+    """What must be the same in all processes, or the ``problem`` of this one."""
+    try:
+        devices = sorted({resolved_device(config.device).type for config in configs})
+    except UserError as error:
+        return {"problem": str(error)}
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if "cuda" in devices and here > gpus:
+        return {
+            "problem": f"one of {here} on a machine with {gpus} GPUs; start as many as there are, or use --device cpu"
+        }
+    settings = json.dumps([config.identity() for config in configs], sort_keys=True)
+    digest = hashlib.sha256(settings.encode()).hexdigest()
+    return {"configuration": digest, "device": devices, "version of torch": torch.__version__}
+
+
+def follow() -> int:
+    """Take part in each run that the first process announces, until there are no more. Returns the exit code."""
+    rank, count = rank_and_count()
+    data = Datasets()
+    for message in announcements().listen():
+        kind = registry.kinds[message["kind"]]
+        config = kind.resolve(message["config"])
+        try:
+            kind.execute(config, data.of(config), lambda progress: None)
+        except (TrainingDiverged, WrongPlan, UnusableRun):  # in all processes: the first tells the user and goes on
+            continue
+        except UserError as error:
+            print(f"error: process {rank + 1} of {count}: {error}", file=sys.stderr)
+            return 2
+    return 0

@@ -1,0 +1,60 @@
+"""Two processes that find each other as those of ``torchrun`` do, without waiting for its imports."""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+
+import torch
+from torch.distributed import TCPStore
+
+SERVER = multiprocessing.get_context("forkserver")
+
+
+def in_two_processes(work, *arguments, seconds=60, check=True):
+    """Let ``work(*arguments)`` run in two processes that find each other; returns what each returned, in their order.
+
+    ``work`` is a function of a module. Processes that take longer than ``seconds`` are killed, and the test fails.
+    """
+    used = ["peft", "pycil_wsc.llm.trainer"] if "transformers" in sys.modules else []  # so the processes start at once
+    SERVER.set_forkserver_preload(["torch.distributed.fsdp", "pycil_wsc.runs.together", *used])
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    parent = [SERVER.Pipe(duplex=False) for _ in range(2)]
+    processes = [
+        SERVER.Process(target=_work, args=(rank, store.port, sender, work, arguments), daemon=True)
+        for rank, (_, sender) in enumerate(parent)
+    ]
+    for process in processes:
+        process.start()
+    end, results = time.monotonic() + seconds, []
+    for process, (receiver, sender) in zip(processes, parent):
+        sender.close()
+        answered = receiver.poll(max(0, end - time.monotonic()))
+        with contextlib.suppress(EOFError):  # it was ended from outside
+            results.append(receiver.recv() if answered else "hangs")
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+        process.kill()
+    assert not check or all(not isinstance(result, str) for result in results), "\n".join(map(str, results))
+    return results
+
+
+def _work(rank, port, sender, work, arguments):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {"TORCHELASTIC_RESTART_COUNT": "0"}
+    torch.set_num_threads(1)
+    try:
+        sender.send(work(*arguments))
+    except BaseException:
+        sender.send(traceback.format_exc())
+
+
+def commanded(*arguments):
+    """The exit code of ``main.py`` with these arguments."""
+    from main import main
+
+    return main(list(arguments))

@@ -1,0 +1,169 @@
+"""Two processes on one class-incremental run give what one gives: gloo on the CPU."""
+
+import contextlib
+import io
+import os
+import signal
+import time
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from small_processes import commanded, in_two_processes
+from small_runs import SETTINGS, results, small_data, without_measurements, write
+
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.files import load_tensors
+from pycil_wsc.runs.run import Run
+
+SMALL = SETTINGS | {
+    "precision": "fp32",
+    "init_epoch": 2,
+    "epochs": 2,
+    "lrate": 0.005,
+    "init_lr": 0.005,
+    "milestones": [],
+}
+SMALL |= {"init_milestones": [], "cache_first_task": False}
+CASES = {
+    **{name: {"model_name": name} for name in ("finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo")},
+    "joint": {"model_name": "joint", "init_epoch": 2},
+    "wsc": {"model_name": "wsc"},
+    "foster-oofc": {"model_name": "foster", "oofc": "az", "is_teacher_wa": True, "is_student_wa": True},
+    "bic-per-class": {"model_name": "bic", "validation": "per_class", "split_ratio": 0.5},
+    "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
+    "fisher": {"wsc.importance": "fisher", "wsc.average_unit": "iteration"},
+    "continual-backprop": {"wsc.reset": "continual_backprop"},
+    "icarl+wsc": {"model_name": "icarl", "consolidate": True, "wsc.reset": "shrink_perturb"},
+    "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
+    "analyses": {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
+}
+
+
+def outcomes(cases, data, out):
+    """What the runs of all ``cases`` end with."""
+    ended, dataset = {}, load_dataset(f"npz:{data}", ".")
+    for name, keys in cases.items():
+        config = resolve(SMALL | {"dataset": f"npz:{data}", "out": f"{out}/{name}"} | keys)
+        run = Run(config, dataset, lambda progress: None)
+        result = run.execute()
+        weights = {key: value for key, value in run.learner.state_dict().items() if isinstance(value, torch.Tensor)}
+        ended[name] = {
+            "losses": np.concatenate(result["train_loss"]),
+            "curves": [result[key] for key in ("curve", "nme_curve", "train_accuracy", "images_trained", "confusion")],
+            "flops": result["train_flops"],
+            "exemplars": {label: kept.tolist() for label, kept in run.learner.memory.classes.items()},
+            "weights": {key: value.numpy() for key, value in weights.items()},
+            "records": run.records.lines,
+        }
+    return ended
+
+
+def nearly(value, wanted):
+    """Whether two JSON values are equal but for the rounding of their numbers."""
+    if isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(nearly(value[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(nearly, value, wanted))
+    return value == (pytest.approx(wanted, rel=1e-2, abs=1e-3) if isinstance(wanted, float) else wanted)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The outcomes of one process, and of each of two."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    data = small_data(folder / "data.npz", per_class=11)
+    two = in_two_processes(outcomes, CASES, data, folder / "two", seconds=300)
+    return outcomes(CASES, data, folder / "one"), *two
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_give_what_one_gives(name, both):
+    one, first, second = (outcome[name] for outcome in both)
+    np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4)
+    assert first["curves"] == one["curves"] and first["exemplars"] == one["exemplars"]
+    assert first["flops"] == one["flops"] and nearly(first["records"], one["records"])
+    assert first["weights"].keys() == one["weights"].keys()
+    for key, value in one["weights"].items():
+        np.testing.assert_allclose(first["weights"][key], value, rtol=1e-3, atol=1e-4, err_msg=key)
+        np.testing.assert_array_equal(first["weights"][key], second["weights"][key], err_msg=key)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def swept(out, data, **keys):
+    """Replay and WSC, which share their first task."""
+    settings = SMALL | {"dataset": f"npz:{data}", "out": str(out), "cache_first_task": True, "threads": 1}
+    return settings | {"model_name": ["replay", "wsc"], "save_weights": True, "tensorboard": False} | keys
+
+
+def killed(settings_file):
+    """The second process is killed in the middle of the second task; the first is told so."""
+    checkpoint, calls = Run._checkpoint, []
+
+    def checkpoint_and_die(run, *arguments):
+        checkpoint(run, *arguments)
+        calls.append(arguments)
+        if len(calls) == 4 and not run.processes.first:
+            time.sleep(1)  # until the first one's file is whole
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with patch.object(Run, "_checkpoint", checkpoint_and_die):
+        return commanded("--config", settings_file)
+
+
+def test_a_run_whose_process_was_killed_resumes_with_equal_numbers(tmp_path):
+    data = small_data(tmp_path / "data.npz")
+    undisturbed, stopped = (swept(tmp_path / name, data) for name in ("undisturbed", "stopped"))
+    assert in_two_processes(commanded, "--config", write(tmp_path, undisturbed)) == [0, 0]
+    (first,) = in_two_processes(killed, path := write(tmp_path, stopped), check=False)
+    assert "SystemExit" in first and not results(stopped)
+    assert in_two_processes(commanded, "--config", path) == [0, 0]
+    ended, wanted = (
+        {folder.parent.parent.name: (folder, result) for folder, result in results(settings).items()}
+        for settings in (stopped, undisturbed)
+    )
+    assert ended.keys() == wanted.keys() == {"replay", "wsc"}
+    for name, (folder, result) in ended.items():
+        assert lasting(result) == lasting(wanted[name][1]) and result["processes"] == 2
+        weights, others = (load_tensors(place / "weights.pt")["learner"] for place in (folder, wanted[name][0]))
+        assert all(torch.equal(weights[key], others[key]) for key in weights if key != "_extra_state")
+        assert not (folder / "checkpoint.pt").exists() and not (folder / "failed.json").exists()
+    logs = {name: (folder / "log.txt").read_text() for name, (folder, _) in ended.items()}
+    assert "resumes with train epoch 2/2" in logs["replay"] and "taken from a run that shares it" in logs["wsc"]
+
+
+def lasting(result):
+    """What a repetition must give again."""
+    return {key: value for key, value in without_measurements(result).items() if key != "config"}
+
+
+def complaint(*settings_files):
+    """The exit code of this process's command, and what it says."""
+    with contextlib.redirect_stderr(io.StringIO()) as stream:
+        code = commanded("--config", settings_files[int(os.environ["RANK"])])
+    return code, stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"seed": 7}, "torchrun: process 2 of 2 has another configuration than the first"),
+        ({"device": "cuda"}, "torchrun: process 2 of 2: device: 'cuda' is not there (GPUs: 0)"),
+        ({"batch_size": 1}, "batch_size: 1 images are too few for the 2 processes"),
+    ],
+)
+def test_wrong_use_is_one_line_before_anything_starts(changes, reason, tmp_path):
+    data = small_data(tmp_path / "data.npz")
+    paths = []
+    for name, keys in (("one", {}), ("two", changes)):
+        (folder := tmp_path / name).mkdir()
+        paths.append(write(folder, swept(tmp_path / "runs", data, **keys)))
+    if "batch_size" in changes:
+        paths[0] = paths[1]
+    first, second = in_two_processes(complaint, *paths)
+    assert first[0] == second[0] == 2 and not (tmp_path / "runs").exists()
+    assert first[1].startswith(f"error: {reason}") and first[1].count("\n") == 1 and not second[1]
