@@ -75,7 +75,7 @@ def both(tmp_path_factory):
     """The outcomes of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("torchrun")
     data = small_data(folder / "data.npz", per_class=11)
-    two = in_two_processes(outcomes, CASES, data, folder / "two", seconds=300)
+    two = in_two_processes(outcomes, CASES, data, folder / "two", seconds=900)
     return outcomes(CASES, data, folder / "one"), *two
 
 
