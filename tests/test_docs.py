@@ -6,6 +6,7 @@ commands in process. A command trains only where it is quick; where it takes hou
 arguments. A page may prepare what its blocks need (``prepares``), and check what they did (``checks``).
 """
 
+import csv
 import functools
 import html
 import importlib
@@ -505,9 +506,17 @@ def test_the_pages_benchmarks_run(name, tmp_path):
     assert {"commit", "device", "torch"} <= set(json.loads((tmp_path / "record.json").read_text()))
 
 
+def test_the_benchmark_of_short_tasks_runs(tmp_path):
+    """It writes rows, not a record."""
+    options = "--loops sgd --methods replay --epochs 2 --seeds 2".split()
+    python(ROOT / "benchmarks/short_tasks.py", *options, "--out", tmp_path / "rows.csv")
+    (row,) = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
+    assert row["method"] == "replay" and 0 < float(row["0"]) < 100 and 0 < float(row["1"]) < 100
+
+
 def test_every_benchmark_of_these_pages_is_among_them():
     text = "".join((ROOT / f"docs/{page}.md").read_text() for page in ("speed", "wsc", "your_classifier"))
-    assert set(re.findall(r"benchmarks/(\w+)\.py", text)) == set(SMALL)
+    assert set(re.findall(r"benchmarks/(\w+)\.py", text)) == {*SMALL, "short_tasks"}
 
 
 # ---- links, and what is generated ------------------------------------------------------------------------------------
