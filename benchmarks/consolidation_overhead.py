@@ -23,7 +23,7 @@ from peak_bytes import PeakBytes
 from record import origin, write
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.consolidation import Average, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 
@@ -94,6 +94,7 @@ class Task:
                 self.net.named_parameters(),
                 warmup_steps=warmup,
                 importance=moment_score(source=moments),
+                reset=Blend(),
                 average=average,
             ).attach(self.optimizer)
 
