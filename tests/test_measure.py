@@ -84,7 +84,7 @@ def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, s
     watch = measure.measure(config, dataset)
     plan = plan_of(config, tasks_of(dataset, config))
     assert [sum(images) for images in watch.learner.planned.values()] == plan
-    assert all(0 < seconds < 10 for seconds in watch.seconds_per_image()) and len(watch.seconds_per_image()) == 6
+    assert all(seconds > 0 for seconds in watch.seconds_per_image()) and len(watch.seconds_per_image()) == 6
     measured = {task for task, _ in watch.speeds}
     assert measured == {0, 1, 5} and len(steps) <= len(watch.speeds) * 2 * (measure.WARM_UP + measure.TIMED)
 
