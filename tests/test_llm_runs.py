@@ -74,6 +74,22 @@ def test_every_method_runs_and_writes_a_whole_result(method, llm_settings, tmp_p
     assert json.loads((folder / "config.json").read_text()).items() >= result["config"].items()
 
 
+def test_the_time_to_save_is_no_training_time(llm_settings, monkeypatch):
+    seconds = [0.0]
+
+    def save(path, state):
+        seconds[0] += 100
+
+    def now():
+        seconds[0] += 0.001
+        return seconds[0]
+
+    monkeypatch.setattr("pycil_wsc.llm.trainer.time.perf_counter", now)
+    monkeypatch.setattr("pycil_wsc.llm.trainer.save_state", save)
+    result = Run(*configured(llm_settings, llm__checkpoint_minutes=0, llm__max_new_tokens=1)).execute()
+    assert result["train_seconds"] < 10 and result["total_seconds"] > 400
+
+
 def test_forgetting_shows_and_replay_reduces_it(llm_settings, tmp_path):
     learned = llm_settings | {
         "llm.epochs": [25, 25],

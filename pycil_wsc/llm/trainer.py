@@ -227,6 +227,7 @@ class Run:
         if self.processes.first:
             state |= {"peak_memory": self.peak_memory, "identity": self.config.identity()}
             save_state(self.folder / "checkpoint.safetensors", state)
+        self._tick()  # to save is no training
         self.saved = time.perf_counter()
 
     def _resume(self) -> Position:
