@@ -21,6 +21,7 @@ def check(config: Config) -> None:
                 f"{milestones}: {list(places)} must be increasing and within the {end} epochs of '{epochs}'"
             )
     _check_rates(config)
+    _check_augmentation(config)
     if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(
             "wsc.trigger: 'held_out' needs two exemplars of a class, and memory_per_class is "
@@ -57,6 +58,12 @@ def _check_backbone(config: Config) -> None:
     for name in ("pretrained", "grad_checkpointing"):
         if getattr(config, name):
             raise UserError(f"{name}: '{config.convnet_type}' has none; it is for timm's models (timm:NAME)")
+
+
+def _check_augmentation(config: Config) -> None:
+    given = [name for name in ("padding", "brightness") if getattr(config, name) is not None]
+    if config.augmentation == "timm" and given:
+        raise UserError(f"{given[0]}: 'augmentation' \"timm\" has none; leave the key out")
 
 
 def _check_rates(config: Config) -> None:

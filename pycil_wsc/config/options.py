@@ -125,6 +125,12 @@ class Config(TrainingOptions):
         "or the decoded images, mapped into memory (`memory`) or held on the GPU where they fit (`device`)",
         choices=(False, True, "memory", "device"),
     )
+    augmentation: str = key(
+        "pycil",
+        "of training images: `pycil`, a padded crop and brightness, or `timm`, a crop of any scale and RandAugment",
+        choices=("pycil", "timm"),
+        decides="data",
+    )
     padding: int | None = key(
         None, "zero padding of the random crop; null: the data set's own", low=0, high=1024, decides="data"
     )

@@ -23,6 +23,7 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data import augment, crops
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.image_map import ImageMap
+from pycil_wsc.data.rand_augment import rand_augment, random_resized_crop
 from pycil_wsc.data.types import DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
@@ -88,17 +89,21 @@ class ArraySource:
         for number, batch in enumerate(batch_slices(len(order), batch_size, join)):
             rows = share.rows(number)
             if train:  # all of it: the random numbers are those of the whole batch
-                images = self._augment(self.images[index[batch]], generator)
+                images = self._augment(self.images[index[batch]], generator, np.random.default_rng([seed, 2, number]))
             elif rows is not None:
                 images = self.images[index[batch]]
             if rows is None:
                 continue
             images = images[rows]
-            if self.info.stored_size:
+            if images.shape[1] != self.info.image_size:
                 images = augment.resize(images, self.info.image_size, self.info.interpolation)
             yield self.normalise(images), labels[batch][rows]
 
-    def _augment(self, images, generator):
+    def _augment(self, images, generator, rng):
+        if self.info.augmentation == "timm":
+            images = random_resized_crop(images, self.info.image_size, self.info.interpolation, rng)
+            images = augment.random_flip(images, generator) if self.info.flip else images
+            return rand_augment(images, rng)
         if self.info.padding or self.info.flip:
             images = augment.random_crop_flip(images, self.info.padding, self.info.flip, generator)
         if self.info.brightness:
@@ -151,7 +156,7 @@ class FolderSource:
             return_freed_memory()
             self.started = True
         decoded = iter(self.loader)
-        for batch, rows in parts:
+        for number, (batch, rows) in enumerate(parts):
             flips = train and self.info.flip
             mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # of the whole batch
             if rows is None:
@@ -162,6 +167,8 @@ class FolderSource:
             images = images.to(self.device, non_blocking=True)
             if mirror is not None:
                 images = augment.flip(images, mirror[rows])
+            if train and self.info.augmentation == "timm":
+                images = _strongly(images, batch, rows, [seed, 2, number])
             yield self.normalise(images), labels[batch][rows]
         next(decoded, None)  # the loader's own end
 
@@ -252,7 +259,14 @@ class DeviceSource:
             cropped = crops.resized_crops(self.pixels, *parts, side, self.info.interpolation)
             if mirror is not None:
                 cropped = augment.flip(cropped, mirror[rows])
+            if train and self.info.augmentation == "timm":
+                cropped = _strongly(cropped, batch, rows, [seed, 2, number])
             yield self.normalise(cropped), labels[batch][rows]
+
+
+def _strongly(images, batch, rows, seeds):
+    """``rows`` of a batch with the operations that the whole of it has."""
+    return rand_augment(images, np.random.default_rng(seeds), batch.stop - batch.start, rows)
 
 
 Source = ArraySource | FolderSource | DeviceSource

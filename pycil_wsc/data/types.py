@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DatasetInfo:
     """The facts of a data set. ``image_size`` is the side of the square images after the transforms; arrays whose side
-    is another have that as ``stored_size``, and are resized last, by ``interpolation``.
+    is another have that as ``stored_size``, and are resized last, by ``interpolation``. ``augmentation`` is "pycil",
+    or "timm" (:mod:`pycil_wsc.data.rand_augment`) in place of ``padding`` and ``brightness``.
 
     ``crop`` is "pad" (zero-pad by ``padding``, random crop; test images as they are) or "resized"
     (``RandomResizedCrop``; test images with the short side resized to ``round(image_size * 256 / 224)``, then the
@@ -31,6 +32,7 @@ class DatasetInfo:
     brightness: float
     stored_size: int | None = None
     interpolation: str = "bilinear"
+    augmentation: str = "pycil"
 
     @property
     def num_classes(self) -> int:

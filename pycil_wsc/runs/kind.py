@@ -26,7 +26,7 @@ from pycil_wsc.report import read_result
 from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.run import Run, planned_images
 
-AUGMENTATION = ("padding", "flip", "brightness")
+AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
 
 
 @register_kind(registry.DEFAULT_KIND)

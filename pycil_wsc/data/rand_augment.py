@@ -1,0 +1,115 @@
+"""timm's training augmentation on whole batches: random crops of any scale, and RandAugment (Cubuk et al., 2020).
+
+What ``timm.data.create_transform(side, is_training=True, auto_augment="rand-m9-mstd0.5-inc1")`` does image by image is
+done on the device with torchvision's batched functions, by choices drawn on the host. Images of a batch that draw the
+same operation share its magnitude; their signs are drawn one by one.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # of 0..10: timm's rand-m9-mstd0.5-inc1
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crop: share of the area, width by height
+GREY = 128.0  # where a geometric operation leaves nothing
+
+
+def random_resized_crop(images: Tensor, side: int, interpolation: str, rng: np.random.Generator) -> Tensor:
+    """A random part of each image, as (side, side): uint8 (B, H, W, C) -> uint8 (B, side, side, C).
+
+    A part that would be larger than the image is cut to it, where torchvision draws another.
+    """
+    boxes = random_boxes(len(images), rng)
+    return crop_resize(images, torch.from_numpy(boxes).to(images.device, torch.float32), side, interpolation)
+
+
+def random_boxes(number: int, rng: np.random.Generator) -> np.ndarray:
+    """(number, 4) of left, top, width and height, all as shares of a square image."""
+    area = rng.uniform(*SCALE, number)
+    ratio = np.exp(rng.uniform(*np.log(RATIO), number))
+    width, height = np.minimum(1, np.sqrt(area * ratio)), np.minimum(1, np.sqrt(area / ratio))
+    return np.stack([rng.uniform(0, 1 - width), rng.uniform(0, 1 - height), width, height], 1)
+
+
+def crop_resize(images: Tensor, boxes: Tensor, side: int, interpolation: str) -> Tensor:
+    """The part ``boxes`` (B, 4) of each image, resized: uint8 (B, H, W, C) -> uint8 (B, side, side, C)."""
+    left, top, width, height = boxes.unbind(1)
+    zero = torch.zeros_like(left)
+    across = torch.stack([width, zero, 2 * left + width - 1], 1)
+    down = torch.stack([zero, height, 2 * top + height - 1], 1)
+    maps = images.permute(0, 3, 1, 2).float()
+    shape = [len(images), images.shape[3], side, side]
+    grid = torch.nn.functional.affine_grid(torch.stack([across, down], 1), shape, align_corners=False)
+    mode = "bilinear" if interpolation == "bilinear" else "bicubic"
+    crops = torch.nn.functional.grid_sample(maps, grid, mode, padding_mode="border", align_corners=False)
+    return crops.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def rand_augment(
+    images: Tensor, rng: np.random.Generator, whole: int | None = None, rows: slice = slice(None)
+) -> Tensor:
+    """Two operations at random for each image, each with probability one half: uint8 (B, H, W, C) -> the same.
+
+    ``images`` may be the ``rows`` of a batch of ``whole`` images: what is done to them is what that batch has.
+    """
+    whole = len(images) if whole is None else whole
+    maps, names = images.permute(0, 3, 1, 2).contiguous(), list(OPERATIONS)
+    for _ in range(LAYERS):
+        chosen = rng.integers(len(names), size=whole)[rows]
+        applied, negated = (rng.random(whole)[rows] < share for share in (PROBABILITY, 0.5))
+        levels = np.clip(rng.normal(MAGNITUDE, MAGNITUDE_STD, len(names)), 0, 10) / 10
+        for number, (name, level) in enumerate(zip(names, levels)):
+            for sign in (-1, 1):
+                members = np.flatnonzero((chosen == number) & applied & (negated == (sign < 0)))
+                if len(members):
+                    index = torch.from_numpy(members).to(maps.device)
+                    maps[index] = OPERATIONS[name](maps[index], float(sign * level))
+    return maps.permute(0, 2, 3, 1)
+
+
+def _enhanced(adjust: Callable) -> Callable[[Tensor, float], Tensor]:
+    """An operation whose factor is 1 where it changes nothing, and at least 0.1."""
+    return lambda maps, level: adjust(maps, max(0.1, 1 + 0.9 * level))
+
+
+def _affine(maps, a=1.0, b=0.0, c=0.0, d=0.0, e=1.0, f=0.0):
+    """What was at (a x + b y + c, d x + e y + f), as shares of the side from the upper left, goes to (x, y)."""
+    theta = torch.tensor([[a, b, a + b + 2 * c - 1], [d, e, d + e + 2 * f - 1]], device=maps.device)
+    grid = torch.nn.functional.affine_grid(theta.expand(len(maps), 2, 3), list(maps.shape), align_corners=False)
+    moved = torch.nn.functional.grid_sample(maps.float() - GREY, grid, "bilinear", align_corners=False)  # 0 outside
+    return (moved + GREY).round_().to(torch.uint8)
+
+
+def _rotate(maps, level):
+    """About the centre, by up to 30 degrees."""
+    angle = -math.radians(30 * level)
+    cos, sin = math.cos(angle), math.sin(angle)
+    return _affine(maps, cos, sin, (1 - cos - sin) / 2, -sin, cos, (1 + sin - cos) / 2)
+
+
+def _solarize_add(maps, level):
+    added = maps.to(torch.int16) + int(110 * abs(level))
+    return torch.where(maps < 128, added.clamp(max=255).to(torch.uint8), maps)
+
+
+OPERATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {  # uint8 (B, C, H, W), magnitude -1..1; timm's "increasing"
+    "AutoContrast": lambda maps, level: F.autocontrast(maps),
+    "Equalize": lambda maps, level: F.equalize(maps),
+    "Invert": lambda maps, level: F.invert(maps),
+    "Rotate": _rotate,
+    "PosterizeIncreasing": lambda maps, level: F.posterize(maps, 4 - int(4 * abs(level))),
+    "SolarizeIncreasing": lambda maps, level: F.solarize(maps, 256 - min(256, int(256 * abs(level)))),
+    "SolarizeAdd": _solarize_add,
+    "ColorIncreasing": _enhanced(F.adjust_saturation),
+    "ContrastIncreasing": _enhanced(F.adjust_contrast),
+    "BrightnessIncreasing": _enhanced(F.adjust_brightness),
+    "SharpnessIncreasing": _enhanced(F.adjust_sharpness),
+    "ShearX": lambda maps, level: _affine(maps, b=0.3 * level),
+    "ShearY": lambda maps, level: _affine(maps, d=0.3 * level),
+    "TranslateXRel": lambda maps, level: _affine(maps, c=0.45 * level),
+    "TranslateYRel": lambda maps, level: _affine(maps, f=0.45 * level),
+}
