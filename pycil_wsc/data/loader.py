@@ -102,7 +102,7 @@ class ArraySource:
     def _augment(self, images, generator, rng):
         if self.info.augmentation == "timm":
             images = random_resized_crop(images, self.info.image_size, self.info.interpolation, rng)
-            images = augment.random_flip(images, generator) if self.info.flip else images
+            images = augment.flip(images, augment.coins(len(images), generator)) if self.info.flip else images
             return rand_augment(images, rng)
         if self.info.padding or self.info.flip:
             images = augment.random_crop_flip(images, self.info.padding, self.info.flip, generator)
