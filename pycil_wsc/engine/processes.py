@@ -15,7 +15,6 @@ from pycil_wsc.data.loader import Share
 from pycil_wsc.errors import UserError
 
 T = TypeVar("T")
-BUCKET = 2**25  # elements summed at a time
 IDLE = timedelta(
     days=365
 )  # the first process may write reports, or wait for another command's run; no collective is open
@@ -200,27 +199,6 @@ class Processes:
         if self.count > 1:
             distributed.all_reduce(tensor)
         return tensor
-
-    def sum_gradients_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add up the gradients of all processes, in place; one that is missing here counts as zero."""
-        if self.count == 1:
-            return
-        bucket, size = [], 0
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            bucket.append(parameter.grad)
-            size += parameter.numel()
-            if size >= BUCKET:
-                self._sum_bucket(bucket)
-                bucket, size = [], 0
-        self._sum_bucket(bucket)
-
-    def _sum_bucket(self, gradients: list[torch.Tensor]) -> None:
-        if gradients:
-            flat = self.sum_(torch.cat([gradient.flatten() for gradient in gradients]))
-            for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
-                gradient.copy_(part.view_as(gradient))
 
 
 class Alone(Processes):

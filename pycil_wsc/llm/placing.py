@@ -15,6 +15,7 @@ from torch.distributed import init_device_mesh
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.model import trained_parameters
@@ -31,8 +32,19 @@ class Stored(Protocol):
     def __getitem__(self, index: slice) -> Tensor: ...
 
 
+class Losses(nn.Module):
+    """``losses(model, batch)`` as a module's forward pass: what DistributedDataParallel wraps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, losses: Callable[[nn.Module, Any], Tensor], batch: Any) -> Tensor:
+        return losses(self.model, batch)
+
+
 class Whole:
-    """Every process has the whole model and adds up the gradients."""
+    """Every process has the whole model; DistributedDataParallel adds up the gradients while it computes them."""
 
     peers: Processes | None = None  # those that hold the rest of the parameters
 
@@ -41,12 +53,25 @@ class Whole:
         self.model = self._placed(load)
         self.trained = trained_parameters(self.model)
         self.parameters = {name: self._own(parameter) for name, parameter in self.trained.items()}
+        self.losses = self._losses()  # (losses, batch) -> losses(model, batch)
 
     def _placed(self, load: Load) -> Any:
         return load(False).to(self.device)
 
     def _own(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter
+
+    def _losses(self) -> nn.Module:
+        losses = Losses(self.model)
+        if self.processes.count == 1:
+            return losses
+        return DistributedDataParallel(
+            losses, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
+        )
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Within, a backward pass adds to this process's gradients: it is not its last one of the step."""
+        return self.losses.no_sync() if isinstance(self.losses, DistributedDataParallel) else contextlib.nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Within, the model computes in the run's precision."""
@@ -55,12 +80,16 @@ class Whole:
         return contextlib.nullcontext()
 
     def share(self, groups: Sequence[T]) -> list[tuple[T, float]]:
-        """This process's groups of an optimiser step, with the factor of each one's loss."""
-        return [(group, 1.0) for group in self.processes.share(groups)]
+        """This process's groups of an optimiser step, with the factor of each one's loss; at least one.
+
+        The gradients are the mean over processes, so the factor is their number; a process without a group takes the
+        last one with weight 0.
+        """
+        count = float(self.processes.count)
+        return [(group, count) for group in self.processes.share(groups)] or [(groups[-1], 0.0)]
 
     def collect_gradients(self) -> None:
         """After the last backward pass: ``parameters`` have the gradients of all processes."""
-        self.processes.sum_gradients_(self.parameters.values())
 
     def square_norm(self) -> Tensor:
         """Of the gradients, together."""
@@ -124,6 +153,9 @@ class Sharded(Whole):
 
     def _own(self, parameter: nn.Parameter) -> nn.Parameter:
         return nn.Parameter(self.local(parameter))
+
+    def _losses(self) -> nn.Module:
+        return Losses(self.model)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()  # FSDP casts

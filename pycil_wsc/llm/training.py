@@ -62,8 +62,11 @@ class Training:
         self.model.train()
         groups = micro_batches(examples, self.config.micro_tokens, self.config.padding, self.config.packing)
         labels, loss = sum(len(e) - e.prompt for e in examples), torch.zeros((), device=self.device)
-        for group, factor in self.placing.share(groups):
-            loss += self._backward(group, factor, len(examples), labels)
+        *others, last = self.placing.share(groups)
+        with self.placing.accumulating():
+            for group, factor in others:
+                loss += self._backward(group, factor, len(examples), labels)
+        loss += self._backward(*last, len(examples), labels)
         self.placing.collect_gradients()
         self._clip()
         self.optimizer.step()
@@ -151,10 +154,10 @@ class Training:
         if self.config.packing:
             packed = pack(group, self.device)
             with self.placing.autocast():
-                return packed_losses(self.model, packed), packed.counts
+                return self.placing.losses(packed_losses, packed), packed.counts
         batch = collate(group, self.pad, self.device)
         with self.placing.autocast():
-            return token_losses(self.model, batch).sum(1), batch.counts
+            return self.placing.losses(token_losses, batch).sum(1), batch.counts
 
     def _clip(self) -> None:
         """As torch's ``clip_grad_norm_``, over all parts of the model."""
