@@ -28,9 +28,7 @@ class SharedPasses(Passes):
         super().__init__(compute, optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.processes, self.sync_batch_norm = processes, sync_batch_norm
-        self.shared = DistributedDataParallel(
-            _LossModule(compute, parameters), broadcast_buffers=False, find_unused_parameters=True
-        )
+        self.shared = DistributedDataParallel(_LossModule(compute, parameters), find_unused_parameters=True)
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         whole = self.processes.sum(torch.tensor(float(len(images)), device=images.device))
@@ -43,7 +41,7 @@ class SharedPasses(Passes):
 
 
 class _LossModule(nn.Module):
-    """A loss as a module with the parameters to be trained."""
+    """A loss as a module with the parameters to be trained, and no buffers, which would be sent along."""
 
     def __init__(self, compute: Loss, parameters: list[nn.Parameter]) -> None:
         super().__init__()

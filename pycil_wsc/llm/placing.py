@@ -33,14 +33,17 @@ class Stored(Protocol):
 
 
 class Losses(nn.Module):
-    """``losses(model, batch)`` as a module's forward pass: what DistributedDataParallel wraps."""
+    """``losses(model, batch)`` as a module's forward pass: what DistributedDataParallel wraps.
 
-    def __init__(self, model: nn.Module) -> None:
+    Its parameters are those that are trained; it has no buffers, which would be sent along.
+    """
+
+    def __init__(self, model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
         super().__init__()
-        self.model = model
+        self.parts, self.trained = [model], nn.ParameterList(trained)  # in a list the model is no submodule
 
     def forward(self, losses: Callable[[nn.Module, Any], Tensor], batch: Any) -> Tensor:
-        return losses(self.model, batch)
+        return losses(self.parts[0], batch)
 
 
 class Whole:
@@ -62,12 +65,8 @@ class Whole:
         return parameter
 
     def _losses(self) -> nn.Module:
-        losses = Losses(self.model)
-        if self.processes.count == 1:
-            return losses
-        return DistributedDataParallel(
-            losses, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
-        )
+        losses = Losses(self.model, self.parameters.values())
+        return DistributedDataParallel(losses, gradient_as_bucket_view=True) if self.processes.count > 1 else losses
 
     def accumulating(self) -> AbstractContextManager[Any]:
         """Within, a backward pass adds to this process's gradients: it is not its last one of the step."""
@@ -155,7 +154,7 @@ class Sharded(Whole):
         return nn.Parameter(self.local(parameter))
 
     def _losses(self) -> nn.Module:
-        return Losses(self.model)
+        return Losses(self.model, ())
 
     def autocast(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()  # FSDP casts
