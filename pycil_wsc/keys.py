@@ -162,9 +162,11 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 
 def _described(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "null"}
+
+    def plural(items):
+        return " or ".join(names[item].removeprefix("a ") + "s" for item in _options(items))
+
     return " or ".join(
-        "a list of " + names[typing.get_args(option)[0]].removeprefix("a ") + "s"
-        if typing.get_origin(option)
-        else names[option]
+        f"a list of {plural(typing.get_args(option)[0])}" if typing.get_origin(option) else names[option]
         for option in _options(kind)
     )

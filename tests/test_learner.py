@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import time
@@ -273,6 +274,24 @@ def test_a_folder_that_is_not_whole_is_one_line(name, months, tmp_path):
     path.unlink()
     with pytest.raises(UserError, match="shelf: (no saved learner there|cannot be read)"):
         Learner.load(tmp_path / "shelf")
+
+
+@pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
+def test_a_flipped_byte_of_a_saved_learner_is_noticed_or_does_no_harm(name, months, tmp_path):
+    learner = learned(months[0])
+    learner.save(tmp_path / "shelf")
+    path, chance = tmp_path / "shelf" / name, random.Random(0)
+    whole, noticed = path.read_bytes(), 0
+    for position in chance.sample(range(len(whole)), 12):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            assert_same(Learner.load(tmp_path / "shelf"), learner)
+        except UserError as error:
+            assert "is not a whole saved learner" in str(error) or "another version" in str(error)
+            noticed += 1
+    assert noticed > 6
 
 
 def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):

@@ -8,10 +8,12 @@
 ``exemplars/``           copies of the exemplars' files, if asked for
 =======================  ==========================================================================================
 
-Nothing in these files is executed.
+Nothing in these files is executed. ``learner.json`` has the SHA-256 of itself and of the others but the images.
 """
 
 import dataclasses
+import hashlib
+import io
 import json
 import math
 import os
@@ -29,6 +31,7 @@ from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.runs.weights import checked_info
 
 VERSION = 1
+FILES = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # beside learner.json, which has their checksums
 TENSOR, PAIRS, FLOAT = "$tensor", "$pairs", "$float"  # what JSON has no word for: {TENSOR: name of the tensor}
 
 
@@ -61,7 +64,9 @@ def write(folder: Path, shelved: Shelved, copy_images: bool = False) -> None:
     write_json(folder / "exemplars.json", exemplars)
     facts = {"info": dataclasses.asdict(held.info), "seen": list(held.arrivals.seen), "data": held.fingerprint}
     settings = {"version": VERSION, "config": shelved.config, "memory_bytes": shelved.memory_bytes}
-    write_json(folder / "learner.json", {**settings, **facts, "state": state})
+    content = {**settings, **facts, "state": state}
+    sums = {name: _sha256((folder / name).read_bytes()) for name in FILES if (folder / name).exists()}
+    write_json(folder / "learner.json", {**content, "sha256": sums | {"learner.json": _sha256_of_json(content)}})
 
 
 def replace_folder(new: Path, folder: Path) -> None:
@@ -82,13 +87,15 @@ def read(folder: Path) -> Shelved:
         raise UserError(f"{folder}: no saved learner there; name a folder that Learner.save made")
     try:
         content = json.loads((folder / "learner.json").read_bytes())
-        exemplars = json.loads((folder / "exemplars.json").read_bytes())
         if content["version"] != VERSION:
             raise UserError(f"{folder}: was saved by another version (format {content['version']}); use that one")
-        tensors = safetensors.torch.load((folder / "weights.safetensors").read_bytes())
+        files = _verified(folder, content)
+        exemplars = json.loads(files["exemplars.json"])
+        tensors = safetensors.torch.load(files["weights.safetensors"])
         state = _unpacked(content["state"], tensors)
         info = dict(content["info"], **{name: tuple(content["info"][name]) for name in ("classes", "mean", "std")})
-        held = _exemplars(folder, exemplars, checked_info(info), tuple(content["seen"]), content["data"])
+        pixels = files.get("exemplars.npy")
+        held = _exemplars(folder, exemplars, pixels, checked_info(info), tuple(content["seen"]), content["data"])
         return Shelved(content["config"], content["memory_bytes"], held, state)
     except UserError:
         raise
@@ -104,12 +111,32 @@ def missing(held: Dataset) -> list[str]:
     return [] if held.train.in_memory else [path for path in held.train.images.tolist() if not os.path.isfile(path)]
 
 
-def _exemplars(folder: Path, kept: dict[str, Any], info: DatasetInfo, seen: tuple[int, ...], data: Any) -> Dataset:
+def _verified(folder: Path, content: dict[str, Any]) -> dict[str, bytes]:
+    """The contents of the files beside ``learner.json``; ValueError where a checksum in it is wrong."""
+    sums = content.pop("sha256")
+    files = {name: (folder / name).read_bytes() for name in FILES if name in sums}
+    found = {name: _sha256(data) for name, data in files.items()} | {"learner.json": _sha256_of_json(content)}
+    if wrong := [name for name in found if found[name] != sums[name]]:
+        raise ValueError(f"the checksum of {wrong[0]} is wrong")
+    return files
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sha256_of_json(content: dict[str, Any]) -> str:
+    return _sha256(json.dumps(content, sort_keys=True).encode())
+
+
+def _exemplars(
+    folder: Path, kept: dict[str, Any], pixels: bytes | None, info: DatasetInfo, seen: tuple[int, ...], data: Any
+) -> Dataset:
     labels, tasks = (np.array(kept[name], np.int64) for name in ("labels", "tasks"))
     if "files" in kept:
         images = np.array([str(folder / path) for path in kept["files"]], dtype=str)
     else:
-        images = np.load(folder / "exemplars.npy", allow_pickle=False)
+        images = np.load(io.BytesIO(pixels or b""), allow_pickle=False)
     if not len(images) == len(labels) == len(tasks) or labels.size and labels.max() >= seen[-1]:
         raise ValueError("exemplars and labels do not fit")
     test = Split(images[:0], labels[:0])
