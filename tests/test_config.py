@@ -409,6 +409,8 @@ def test_a_missing_file_is_named(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "exps").glob("*.json")), ids=lambda path: path.name)
 def test_every_shipped_experiment_loads(path):
+    if "timm:" in path.read_text():
+        pytest.importorskip("timm")
     assert load(path)
 
 
