@@ -219,9 +219,11 @@ class MappedImages(Dataset):
         return list(zip(order.tolist(), *boxes.T.tolist()))
 
     def __getitem__(self, key: tuple[int, ...]) -> Tensor:
-        index, *box = key
+        index, top, left, height, width = key
         image = torch.from_numpy(self.images.image(index)).permute(2, 0, 1)
-        return v2.functional.resized_crop(image, *box, [self.side] * 2, self.mode, antialias=True).permute(1, 2, 0)
+        return v2.functional.resized_crop(image, top, left, height, width, [self.side] * 2, self.mode, True).permute(
+            1, 2, 0
+        )
 
 
 class DeviceSource:
@@ -255,8 +257,8 @@ class DeviceSource:
             mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # of the whole batch
             if rows is None:
                 continue
-            parts = (part[batch][rows] for part in (images.starts, images.sizes[:, 1], boxes))
-            cropped = crops.resized_crops(self.pixels, *parts, side, self.info.interpolation)
+            starts, widths, wanted = (part[batch][rows] for part in (images.starts, images.sizes[:, 1], boxes))
+            cropped = crops.resized_crops(self.pixels, starts, widths, wanted, side, self.info.interpolation)
             if mirror is not None:
                 cropped = augment.flip(cropped, mirror[rows])
             if train and self.info.augmentation == "timm":
