@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import (
+    Blend,
     Random,
     Reset,
     ShrinkPerturb,
@@ -98,7 +99,7 @@ def test_hutchinsons_estimate_is_its_formula_with_the_dense_hessian_and_tends_to
     )
 
 
-def consolidated(**options):
+def consolidated(reset=Blend(), **options):
     """Two parameters after three steps of SGD:
     {name: before}, {name: just before the reset}, {name: after it}, {name: [gradients]}.
     """
@@ -110,7 +111,9 @@ def consolidated(**options):
     optimizer.register_step_post_hook(
         lambda *_: seen.update({name: param.detach().clone() for name, param in model.named_parameters()})
     )
-    WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3, average=None, **options).attach(optimizer)
+    WeightSpaceConsolidation(model.named_parameters(), warmup_steps=3, reset=reset, average=None, **options).attach(
+        optimizer
+    )
     for _ in range(3):
         optimizer.zero_grad()
         cross_entropy(model(torch.randn(8, 6)), torch.randint(4, (8,))).backward()
