@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -61,7 +62,7 @@ LOOPS = {
     "adam": Loop(hidden=(64,), batch=16, rate=1e-3, adam=True),
     "memory 20": Loop(memory=20),
 }
-Options = dict[str, object] | None  # of a consolidation; None: plain Replay
+Options = Any  # of a consolidation; None: plain Replay
 
 
 def wsc(**options: object) -> Callable[[int, int], Options]:
@@ -134,7 +135,7 @@ def main() -> None:
 
 def learn(loop: Loop, methods: list[str], epochs: int, seeds: int, tested_on: str) -> Tensor:
     """[method, seed] accuracies: each the mean over the tasks."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16
     training, held_out = (torch.stack(part) for part in zip(*(split(digits.target, seed) for seed in range(seeds))))
     rngs = [np.random.default_rng([seed, 1]) for seed in range(seeds)]
@@ -226,6 +227,7 @@ class Stacked(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         for layer in self.layers:
+            assert layer.grad is not None
             layer.grad.zero_()  # in place: the parts look into it
 
     def step(self, closure=None):

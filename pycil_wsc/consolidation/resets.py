@@ -139,7 +139,7 @@ def share(name: str, value: float) -> None:
         raise ValueError(f"{name}={value!r} is a share: give a number from 0 to 1")
 
 
-def whole_steps(name: str, value: int, least: int) -> None:
+def whole_steps(name: str, value: float, least: int) -> None:
     """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
     if not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r}: give a whole number of optimiser steps, at least {least}")

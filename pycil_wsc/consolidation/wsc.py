@@ -421,7 +421,7 @@ class WeightSpaceConsolidation:
     def _sample(self, average: Average):
         tensors = self._tensors if average.buffers else self._params
         if self._averaged:
-            n = average.n(self._steps, self._averaged, self.warmup_steps)
+            n = average.n(self._steps, self._averaged, self.warmup_steps or 0)
             average_(list(self._average.values()), [local(tensor) for tensor in tensors.values()], n)
         else:
             self._average = {name: local(t).to(wide(t.dtype), copy=True) for name, t in tensors.items()}

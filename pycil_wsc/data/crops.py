@@ -1,5 +1,8 @@
 """Random resized crops of images of many sizes, as a batch: torchvision's ``RandomResizedCrop``."""
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,9 +24,10 @@ def random_boxes(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """
     number, full = len(sizes), sizes[:, :1].astype(float) * sizes[:, 1:]
     area = full * rng.uniform(*SCALE, (number, ATTEMPTS))
-    ratio = np.exp(rng.uniform(*np.log(RATIO), (number, ATTEMPTS)))
+    narrowest, widest = map(math.log, RATIO)
+    ratio = np.exp(rng.uniform(narrowest, widest, (number, ATTEMPTS)))
     width, height = np.round(np.sqrt(area * ratio)).astype(int), np.round(np.sqrt(area / ratio)).astype(int)
-    fits = (width > 0) & (width <= sizes[:, 1:]) & (height > 0) & (height <= sizes[:, :1])
+    fits: Any = np.asarray((width > 0) & (width <= sizes[:, 1:]) & (height > 0) & (height <= sizes[:, :1]))
     first = (np.arange(number), fits.argmax(1))
     extent = np.where(fits.any(1)[:, None], np.stack([height[first], width[first]], 1), _largest(sizes))
     places = np.floor(rng.random((number, 2)) * (sizes - extent + 1)).astype(int)

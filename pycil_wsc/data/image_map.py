@@ -161,14 +161,14 @@ def _in_processes(work, items, workers, what):
         return
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         try:
-            yield from tqdm(pool.map(work, parts), what, len(parts), leave=False)
+            yield from tqdm(pool.map(work, parts), desc=what, total=len(parts), leave=False)
         except UserError:
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def _sizes_of(paths, side):
-    return [_resized_size(*_size(path), side) for path in paths]
+    return [_resized_size(width, height, side) for width, height in map(_size, paths)]
 
 
 def _size(path):

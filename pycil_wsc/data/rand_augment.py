@@ -30,7 +30,8 @@ def random_resized_crop(images: Tensor, side: int, interpolation: str, rng: np.r
 def random_boxes(number: int, rng: np.random.Generator) -> np.ndarray:
     """(number, 4) of left, top, width and height, all as shares of a square image."""
     area = rng.uniform(*SCALE, number)
-    ratio = np.exp(rng.uniform(*np.log(RATIO), number))
+    narrowest, widest = map(math.log, RATIO)
+    ratio = np.exp(rng.uniform(narrowest, widest, number))
     width, height = np.minimum(1, np.sqrt(area * ratio)), np.minimum(1, np.sqrt(area / ratio))
     return np.stack([rng.uniform(0, 1 - width), rng.uniform(0, 1 - height), width, height], 1)
 
