@@ -457,7 +457,7 @@ def test_every_key_says_what_it_decides():
     """
     by_decision = {what: {name for name, key in KEYS.items() if key.decides == what} for what in DECIDES}
     assert by_decision["files"] == {"data_root", "out", "save_weights", "tensorboard", "wandb", "analyse"}
-    assert by_decision["speed"] == {"num_workers", "cache_first_task", "checkpoint_seconds"}
+    assert by_decision["speed"] == {"num_workers", "cache_first_task", "checkpoint_seconds", "timeout_minutes"}
     assert by_decision["rounding"] == {"device", "threads", "cuda_graph", "channels_last"}
     assert by_decision["name"] == {"prefix", "label"}
     assert set.union(*(by_decision[what] for what in ("files", "speed", "rounding", "name"))) == INCIDENTAL

@@ -81,15 +81,28 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capfd, regist
     for language, title, code in blocks(page.relative_to(ROOT)):
         if language == "python":
             exec(compile(code, str(page), "exec"), names)
-        elif language == "json":
+        elif language == "json" and title:
             json.loads(code)
             Path(title).write_text(code)
+        elif language == "json":  # a few keys of a configuration
+            check_keys(json.loads(code))
         elif language == "bash":
             for command in commands(code):
                 run_command(command)
         else:
             assert language in NOT_RUN, f"{page.name}: a block of '{language}' is not run by any test"
     CHECKS.get(page.name, lambda names, output: None)(names, capfd.readouterr().out)
+
+
+def check_keys(some):
+    """These keys of a configuration exist and have values that they may have."""
+    from pycil_wsc.config.loading import flatten, resolve
+    from pycil_wsc.config.options import KEYS
+
+    assert flatten(some).keys() <= KEYS.keys()
+    if str(some.get("convnet_type")).startswith("timm:"):
+        pytest.importorskip("timm")
+    resolve(flatten(some) | {"dataset": "digits", "model_name": "wsc", "seed": 1993})
 
 
 @pytest.fixture

@@ -120,12 +120,12 @@ def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
 
     @dataclass(frozen=True)
     class Options:
-        optimizer: str = key("sgd", "a key of this test")
+        mixing: str = key("none", "a key of this test")
 
     monkeypatch.setattr(registry.learners["replay"], "Options", Options)
-    sgd, adamw = (run(settings, model_name="replay", optimizer=name) for name in ("sgd", "adamw"))
-    assert first_task.key(sgd, sgd.dataset) != first_task.key(adamw, adamw.dataset)
-    assert sgd.folder != adamw.folder
+    none, cutmix = (run(settings, model_name="replay", mixing=name) for name in ("none", "cutmix"))
+    assert first_task.key(none, none.dataset) != first_task.key(cutmix, cutmix.dataset)
+    assert none.folder != cutmix.folder
 
 
 def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
@@ -134,7 +134,7 @@ def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
     options = tmp_path / "pycil_wsc" / "config" / "options.py"
     line = "    momentum: float ="
     assert options.read_text().count(line) == 1
-    options.write_text(options.read_text().replace(line, f'    optimizer: str = key("sgd", "new")\n{line}'))
+    options.write_text(options.read_text().replace(line, f'    mixing: str = key("none", "new")\n{line}'))
     script = f"""
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.keys import key
@@ -142,8 +142,8 @@ from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.run import Run
 first_task.code = lambda: "the same"
-for optimizer in "sgd", "sgd", "adamw":
-    config = resolve({settings | {"model_name": "replay"}!r} | {{"optimizer": optimizer}})
+for mixing in "none", "none", "cutmix":
+    config = resolve({settings | {"model_name": "replay"}!r} | {{"mixing": mixing}})
     dataset = Datasets().of(config)
     print(config.run_folder, first_task.key(Run(config, dataset), dataset))
 """

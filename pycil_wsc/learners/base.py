@@ -286,7 +286,8 @@ class BaseLearner(nn.Module):
 
     def new_backbone(self, pretrained: bool | str | None = None) -> nn.Module:
         """A backbone as the configuration asks for, with its frozen parts marked; ``pretrained``: rather than its."""
-        c, side = self.config, self.train_source.info.image_size
+        c = self.config
+        side = self.train_source.info.image_size if self.train_source else None  # scripts written for PyCIL build first
         pretrained = c.pretrained if pretrained is None else pretrained
         timms = {"pretrained": pretrained, "image_size": side, "grad_checkpointing": c.grad_checkpointing}
         backbone = make_backbone(c.convnet_type, c.convnet_options, **timms)
