@@ -124,15 +124,15 @@ def test_the_event_files_read_back(run):
     check(scalars, result, True)
 
 
-def test_without_tensorboard_one_line_says_so_before_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+@pytest.mark.parametrize("only", [[], ["--dry-run"]], ids=["run", "dry run"])
+@pytest.mark.parametrize("key, package", [("tensorboard", "TensorBoard"), ("wandb", "Weights & Biases")])
+def test_without_the_package_one_line_says_so_before_training(key, package, only, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, key, None)
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"out": str(tmp_path / "runs")}))
-    assert main(["--config", str(tmp_path / "config.json"), "--tensorboard"]) == 2
+    assert main(["--config", str(tmp_path / "config.json"), f"--{key}", *only]) == 2
     captured = capsys.readouterr()
-    assert (
-        captured.err.strip()
-        == "error: tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
-    )
+    expected = f"error: {key}: {package} is not installed; pip install {key}, or set the key to false"
+    assert captured.err.strip() == expected
     assert "task" not in captured.out
 
 

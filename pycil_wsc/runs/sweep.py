@@ -1,6 +1,7 @@
 """Many runs: finished ones are skipped, stopped ones resumed, and a failed one stops no other."""
 
 import contextlib
+import importlib.util
 import os
 import sys
 from collections import Counter, deque
@@ -61,7 +62,10 @@ def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
     """Raise a :class:`UserError` for what is not possible on this machine."""
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: must be at least 1")
-    if ray is None:  # whose nodes may have GPUs that this machine lacks
+    if ray is None:  # whose nodes may have GPUs and packages that this machine lacks
+        for key, package in (("tensorboard", "TensorBoard"), ("wandb", "Weights & Biases")):
+            if any(getattr(config, key, False) for config in configs) and importlib.util.find_spec(key) is None:
+                raise UserError(f"{key}: {package} is not installed; pip install {key}, or set the key to false")
         for device in dict.fromkeys(config.device for config in configs):
             resolved_device(device)
 

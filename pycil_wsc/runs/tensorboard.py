@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from pycil_wsc.errors import UserError
 from pycil_wsc.runs import metrics
 
 
@@ -15,12 +14,8 @@ class Scalars:
     """
 
     def __init__(self, folder: Path, epochs: int, tasks: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "tensorboard: TensorBoard is not installed; pip install tensorboard, or set the key to false"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter  # an extra
+
         self.epochs = SummaryWriter(str(folder / "epochs"), purge_step=epochs)
         self.tasks = SummaryWriter(str(folder / "tasks"), purge_step=tasks)
 

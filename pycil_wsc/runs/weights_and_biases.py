@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from pycil_wsc.errors import UserError
 from pycil_wsc.runs import metrics
 
 
@@ -27,12 +26,8 @@ class WandB:
         history: Sequence[Mapping[str, Any]],
         curves: Mapping[str, Sequence[float]],
     ) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError(
-                "wandb: Weights & Biases is not installed; pip install wandb, or set the key to false"
-            ) from None
+        import wandb  # an extra
+
         shutil.rmtree(folder / "wandb", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
