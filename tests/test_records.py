@@ -114,6 +114,19 @@ def test_every_run_of_the_comparison_of_all_methods_is_in_its_table():
     assert len(table[3]) == len(records(table[1]))
 
 
+def test_the_quickstarts_table_is_that_of_its_runs():
+    text = (ROOT / "docs" / "getting_started.md").read_text()
+    runs = records(ROOT / "results" / "quickstart")
+    for method in "replay", "wsc":
+        cells = []
+        for memory in 10, 100:
+            named = {"model_name": method, "memory_per_class": memory}
+            values = [run["avg_acc"] for run in runs if named.items() <= run["config"].items()]
+            assert len(values) == 3
+            cells.append(f"{np.mean(values):.2f} ± {statistics.stdev(values) / 3**0.5:.2f}")
+        assert re.search(rf"^{method} +{'  '.join(cells)}$", text, re.MULTILINE), cells
+
+
 def test_there_are_such_tables():
     assert {folder.name for _, folder, _, _ in ALL} >= {
         "cifar100_short",
