@@ -1,6 +1,7 @@
 """Runs of a second or two for tests: their data, their command and what they leave."""
 
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -106,6 +107,7 @@ class Command(multiprocessing.get_context("fork").Process):
             os.dup2(stream.fileno(), descriptor)
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, closefd=False) for descriptor in (1, 2))
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+        faulthandler.register(signal.SIGUSR1, self.streams[1])
         sys.argv = ["main.py", *self.arguments]
         sys.exit(main())
 
@@ -121,12 +123,19 @@ class Command(multiprocessing.get_context("fork").Process):
         return self.exitcode
 
     def communicate(self, timeout=None):
-        """What it has written to standard output and standard error, when it has ended."""
+        """What it has written to standard output and standard error, when it has ended. After ``timeout`` it is killed,
+        and where it stood is part of the error."""
         self.join(timeout)
-        assert self.exitcode is not None, f"still running after {timeout} s"
+        if stuck := self.exitcode is None:
+            os.kill(self.pid, signal.SIGUSR1)
+            self.join(2)
+            os.killpg(self.pid, signal.SIGKILL)
+            self.join()
         for stream in self.streams:
             stream.seek(0)
-        return tuple(stream.read() for stream in self.streams)
+        output, errors = (stream.read() for stream in self.streams)
+        assert not stuck, f"still running after {timeout} s:\n{errors}"
+        return output, errors
 
 
 def command(tmp_path, settings, *options):

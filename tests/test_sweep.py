@@ -133,6 +133,29 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, t
     assert not list(Path(settings["out"]).rglob("failed.json"))
 
 
+class InterruptedAtItsEnd:
+    """Its finaliser meets a SIGTERM; Python drops what is raised there."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_interrupt_that_python_drops_still_stops_the_sweep(settings, tmp_path, monkeypatch):
+    loss, calls = Replay.loss, []
+
+    def interrupted_once(self, images, targets):
+        calls.append(images)
+        if len(calls) == 3:
+            InterruptedAtItsEnd()
+        return loss(self, images, targets)
+
+    monkeypatch.setattr(Replay, "loss", interrupted_once)
+    process = command(tmp_path, settings | {"model_name": "replay", "epochs": 100_000})
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "stopped with 0 of 1 runs done; the same command resumes from here"
+
+
 def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings, tmp_path, capsys, monkeypatch):
     tried = []
 

@@ -1,8 +1,8 @@
 """Batches of (images, targets) on the device, already augmented and normalised.
 
 ``ArraySource`` keeps the whole split as uint8 on the device and gathers by index. ``FolderSource`` decodes files in
-worker
-processes that live as long as the run. Both have the same interface::
+worker processes that live as long as the run. ``DeviceSource`` crops decoded images on the device. All have the same
+interface::
 
     for images, targets in source.batches(indices, targets, batch_size, train=True, seed=7): ...
 """
@@ -44,6 +44,7 @@ class Share:
 
 
 ALL = Share()
+Parts = list[tuple[slice, slice | None]]  # of each batch of an epoch the place in its order, and the wanted rows
 PIECE = 2**26  # pixels copied at a time
 
 
@@ -56,12 +57,11 @@ def open_source(info: DatasetInfo, split: Split, device: torch.device, num_worke
     return FolderSource(info, split, device, num_workers)
 
 
-class ArraySource:
-    """A split held on the device as uint8 (N, H, W, 3)."""
+class Source:
+    """Batches of one split of a data set. A source says how it makes the images of an epoch (``images``)."""
 
-    def __init__(self, info: DatasetInfo, split: Split, device: torch.device) -> None:
+    def __init__(self, info: DatasetInfo, device: torch.device) -> None:
         self.info, self.device = info, device
-        self.images = torch.from_numpy(np.ascontiguousarray(split.images)).to(device)
         self.normalise = augment.Normalise(info.mean, info.std, device)
 
     def batches(
@@ -75,29 +75,51 @@ class ArraySource:
         shuffle: bool = True,
         join: bool = False,
         share: Share = ALL,
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
 
         ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false,
         shuffled, both from ``seed``. With ``join`` a last batch of one image is part of the one before. ``share``: the
-        images of these batches that are wanted; they are the same whoever has the others.
+        images of these batches that are wanted; they are the same whoever has the others. A file that cannot be read is
+        a :class:`UserError` that names it.
         """
         order = epoch_order(indices, train and shuffle, seed)
-        index = torch.from_numpy(order).to(self.device)
         labels = torch.from_numpy(targets[order]).to(self.device)
+        parts = [(batch, share.rows(i)) for i, batch in enumerate(batch_slices(len(order), batch_size, join))]
+        for images, batch, rows in self.images_of(order, parts, train, seed):
+            yield self.normalise(images), labels[batch][rows]
+
+    def images_of(
+        self, order: np.ndarray, parts: Parts, train: bool, seed: int
+    ) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Yield (images uint8 (B, side, side, 3) on the device, batch, rows) for each of ``parts`` that has rows."""
+        raise NotImplementedError
+
+
+class ArraySource(Source):
+    """A split held on the device as uint8 (N, H, W, 3)."""
+
+    def __init__(self, info: DatasetInfo, split: Split, device: torch.device) -> None:
+        super().__init__(info, device)
+        self.images = torch.from_numpy(np.ascontiguousarray(split.images)).to(device)
+
+    def images_of(
+        self, order: np.ndarray, parts: Parts, train: bool, seed: int
+    ) -> Iterator[tuple[Tensor, slice, slice]]:
+        index = torch.from_numpy(order).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
-        for number, batch in enumerate(batch_slices(len(order), batch_size, join)):
-            rows = share.rows(number)
+        for number, (batch, rows) in enumerate(parts):
+            if rows is None and not train:
+                continue
+            images = self.images[index[batch]]
             if train:  # all of it: the random numbers are those of the whole batch
-                images = self._augment(self.images[index[batch]], generator, np.random.default_rng([seed, 2, number]))
-            elif rows is not None:
-                images = self.images[index[batch]]
+                images = self._augment(images, generator, np.random.default_rng([seed, 2, number]))
             if rows is None:
                 continue
             images = images[rows]
             if images.shape[1] != self.info.image_size:
                 images = augment.resize(images, self.info.image_size, self.info.interpolation)
-            yield self.normalise(images), labels[batch][rows]
+            yield images, batch, rows
 
     def _augment(self, images, generator, rng):
         if self.info.augmentation == "timm":
@@ -111,14 +133,37 @@ class ArraySource:
         return images
 
 
-class FolderSource:
-    """A split read from image files, or from what they were decoded to: workers crop, the device mirrors and
-    normalises.
-    """
+class CroppedSource(Source):
+    """A split of images of many sizes. A source says who crops them (``cropped``); they are mirrored on the device."""
+
+    def images_of(
+        self, order: np.ndarray, parts: Parts, train: bool, seed: int
+    ) -> Iterator[tuple[Tensor, slice, slice]]:
+        crops_of_parts = self.cropped(order, parts, train, np.random.default_rng([seed, 1]))
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for number, (batch, rows) in enumerate(parts):
+            flips, whole = train and self.info.flip, batch.stop - batch.start
+            mirror = augment.coins(whole, generator) if flips else None  # of the whole batch
+            if rows is None:
+                continue
+            images = next(crops_of_parts)
+            if mirror is not None:
+                images = augment.flip(images, mirror[rows])
+            if train and self.info.augmentation == "timm":  # the operations that the whole of the batch has
+                images = rand_augment(images, np.random.default_rng([seed, 2, number]), whole, rows)
+            yield images, batch, rows
+        next(crops_of_parts, None)  # its own end
+
+    def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
+        """Yield the crops of each of ``parts`` that has rows, uint8 (B, side, side, 3) on the device."""
+        raise NotImplementedError
+
+
+class FolderSource(CroppedSource):
+    """A split read from image files, or from what they were decoded to, by workers, which also crop."""
 
     def __init__(self, info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> None:
-        self.info, self.device = info, device
-        self.normalise = augment.Normalise(info.mean, info.std, device)
+        super().__init__(info, device)
         how = info.image_size, info.interpolation
         self.images = MappedImages(split.decoded, *how) if split.decoded else DecodedImages(split.images, *how)
         self.started = False  # the workers, with the first epoch
@@ -132,44 +177,19 @@ class FolderSource:
             collate_fn=_stack,
         )
 
-    def batches(
-        self,
-        indices: np.ndarray,
-        targets: np.ndarray,
-        batch_size: int,
-        *,
-        train: bool = False,
-        seed: int = 0,
-        shuffle: bool = True,
-        join: bool = False,
-        share: Share = ALL,
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """As :meth:`ArraySource.batches`. A file that cannot be read is a :class:`UserError` that names it."""
-        order = epoch_order(indices, train and shuffle, seed)
-        keys = self.images.keys(order, train, np.random.default_rng([seed, 1]))
-        batches = batch_slices(len(keys), batch_size, join)
-        parts = [(batch, share.rows(number)) for number, batch in enumerate(batches)]
-        self.plan[:] = [part for batch, rows in parts if rows is not None and (part := keys[batch][rows])]
-        generator = torch.Generator(self.device).manual_seed(seed)
-        labels = torch.from_numpy(targets[order]).to(self.device)
+    def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
+        keys = self.images.keys(order, train, rng)
+        wanted = [keys[batch][rows] for batch, rows in parts if rows is not None]
+        self.plan[:] = [part for part in wanted if part]
         if not self.started:
             return_freed_memory()
             self.started = True
         decoded = iter(self.loader)
-        for number, (batch, rows) in enumerate(parts):
-            flips = train and self.info.flip
-            mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # of the whole batch
-            if rows is None:
-                continue
-            images = next(decoded) if keys[batch][rows] else torch.empty(0, *[self.info.image_size] * 2, 3)
+        for part in wanted:
+            images = next(decoded) if part else torch.empty(0, *[self.info.image_size] * 2, 3)
             if isinstance(images, str):
                 raise UserError(images)
-            images = images.to(self.device, non_blocking=True)
-            if mirror is not None:
-                images = augment.flip(images, mirror[rows])
-            if train and self.info.augmentation == "timm":
-                images = _strongly(images, batch, rows, [seed, 2, number])
-            yield self.normalise(images), labels[batch][rows]
+            yield images.to(self.device, non_blocking=True)
         next(decoded, None)  # the loader's own end
 
 
@@ -226,52 +246,20 @@ class MappedImages(Dataset):
         )
 
 
-class DeviceSource:
-    """A split of decoded images of many sizes that is held on the device, and cropped there as a batch."""
+class DeviceSource(CroppedSource):
+    """A split of decoded images that is held on the device, and cropped there as a batch."""
 
     def __init__(self, info: DatasetInfo, images: ImageMap, device: torch.device) -> None:
-        self.info, self.images, self.device = info, images, device
-        self.normalise = augment.Normalise(info.mean, info.std, device)
-        self.pixels = held_on(device, images)
+        super().__init__(info, device)
+        self.images, self.pixels = images, held_on(device, images)
 
-    def batches(
-        self,
-        indices: np.ndarray,
-        targets: np.ndarray,
-        batch_size: int,
-        *,
-        train: bool = False,
-        seed: int = 0,
-        shuffle: bool = True,
-        join: bool = False,
-        share: Share = ALL,
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """As :meth:`ArraySource.batches`, with the random numbers of :class:`FolderSource`."""
-        order = epoch_order(indices, train and shuffle, seed)
+    def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
         images, side = self.images.of(order), self.info.image_size
-        boxes = crops.boxes(images.sizes, side, np.random.default_rng([seed, 1]) if train else None)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        labels = torch.from_numpy(targets[order]).to(self.device)
-        for number, batch in enumerate(batch_slices(len(order), batch_size, join)):
-            flips, rows = train and self.info.flip, share.rows(number)
-            mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # of the whole batch
-            if rows is None:
-                continue
-            starts, widths, wanted = (part[batch][rows] for part in (images.starts, images.sizes[:, 1], boxes))
-            cropped = crops.resized_crops(self.pixels, starts, widths, wanted, side, self.info.interpolation)
-            if mirror is not None:
-                cropped = augment.flip(cropped, mirror[rows])
-            if train and self.info.augmentation == "timm":
-                cropped = _strongly(cropped, batch, rows, [seed, 2, number])
-            yield self.normalise(cropped), labels[batch][rows]
-
-
-def _strongly(images, batch, rows, seeds):
-    """``rows`` of a batch with the operations that the whole of it has."""
-    return rand_augment(images, np.random.default_rng(seeds), batch.stop - batch.start, rows)
-
-
-Source = ArraySource | FolderSource | DeviceSource
+        boxes = crops.boxes(images.sizes, side, rng if train else None)
+        for batch, rows in parts:
+            if rows is not None:
+                starts, widths, wanted = (part[batch][rows] for part in (images.starts, images.sizes[:, 1], boxes))
+                yield crops.resized_crops(self.pixels, starts, widths, wanted, side, self.info.interpolation)
 
 
 def fits(images: ImageMap, device: torch.device) -> bool:

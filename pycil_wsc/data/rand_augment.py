@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
+from pycil_wsc.data.crops import RATIO, SCALE
+
 LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # of 0..10: timm's rand-m9-mstd0.5-inc1
-SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crop: share of the area, width by height
 GREY = 128.0  # where a geometric operation leaves nothing
 
 

@@ -4,13 +4,13 @@ import argparse
 import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pycil_wsc.errors import one_line
 from pycil_wsc.output import best_effort_output
+from pycil_wsc.runs.interrupts import interrupt, on_signals
 
 STOPPED = "\nstopped; the same command resumes from here"
 DESCRIPTION = "Run the experiments that a JSON file describes. See README.md."
@@ -104,20 +104,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.raiseExceptions = False  # a log line that cannot be written does not stop the run
     with best_effort_output():
         if argv is None:
-            _on_signals(_leave)
+            on_signals(_leave)
         args = parse(argv)
         try:
             return _refusing(lambda: _run(args, as_program=argv is None))
         except KeyboardInterrupt:
             print(STOPPED, file=sys.stderr)
             return 130
-
-
-def _on_signals(handler: Callable) -> None:
-    """Ctrl-C, and SIGTERM, which clusters send. A job in the background of a shell goes on ignoring Ctrl-C."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handler)
 
 
 def _leave(number: int, frame: Any) -> None:
@@ -136,7 +129,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     overrides |= {name: True for name in ("tensorboard", "wandb") if getattr(args, name)}
     configs = load(args.config, overrides)
     if as_program:
-        _on_signals(signal.default_int_handler)
+        on_signals(interrupt)
 
     if args.status:
         from pycil_wsc.runs.status import status

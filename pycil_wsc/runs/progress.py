@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pycil_wsc.errors import UserError
+from pycil_wsc.runs import interrupts
 
 INTERVAL = 0.25  # seconds
 
@@ -112,6 +113,7 @@ class Overview:
         self.rows[job.number] = Row(0, state="done")
 
     def progress(self, job: Any, progress: Progress) -> None:
+        interrupts.check()
         row, now = self.rows[job.number], time.monotonic()
         if row.state != "running" or progress.taken:
             row.state, row.images = "running", progress.images
