@@ -1,4 +1,4 @@
-"""Errors that the user can fix. The command line prints them as one line and exits with code 2, without a traceback."""
+"""Errors that are reported in one line, without a traceback. Of a :class:`UserError` the exit code is 2."""
 
 import difflib
 import json
@@ -17,6 +17,14 @@ class UserError(Exception):
 
 class UnusableRun(UserError):
     """What a run's folder holds cannot be used. Other runs go on."""
+
+
+class TrainingDiverged(Exception):
+    """The loss, the gradients, the weights or the test logits of a run are no longer finite numbers."""
+
+
+class WrongPlan(Exception):
+    """A learner trained on another number of images than its class plans: a mistake in the class."""
 
 
 def one_line(text: str) -> str:

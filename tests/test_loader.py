@@ -10,7 +10,8 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.loader import ArraySource, FolderSource, mixed_order, open_source
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.run import Run, planned_images
+from pycil_wsc.runs.planning import planned_images
+from pycil_wsc.runs.run import Run
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -16,7 +16,7 @@ from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
 from pycil_wsc.runs import measure
 from pycil_wsc.runs.attempt import Datasets
-from pycil_wsc.runs.run import plan_of
+from pycil_wsc.runs.planning import plan_of
 
 
 @pytest.fixture

@@ -34,9 +34,11 @@ from main import main
 from pycil_wsc import files, registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs import run as run_module
-from pycil_wsc.runs.run import Run, TrainingDiverged, planned_images
+from pycil_wsc.runs.planning import planned_images
+from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -12,8 +12,8 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.pycil import our_names
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.engine.environment import resolved_device
-from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.runs import metrics
+from pycil_wsc.runs.testing import predictions
 from utils.data_manager import DataManager
 from utils.toolkit import accuracy
 
@@ -70,22 +70,13 @@ class Model:
 
         Each is {"grouped": see :func:`utils.toolkit.accuracy`, "top1", "top5"}.
         """
-        learner, targets = self.learner, self.learner.manager.test_targets
-        means = learner.class_means(self.task.num_seen) if learner.config.nme and len(learner.memory) else None
-        cnn, nme = [], []
-        for features, _ in learner.forward_over(self.test_source, self.task.test_indices, targets):
-            with torch.inference_mode(), learner.autocast():
-                cnn.append(best_classes(learner.classify(features)))
-            if means is not None:
-                unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
-                nme.append(best_classes(torch.cdist(unit, torch.from_numpy(means).to(self.device)), largest=False))
-        return self._accuracies(cnn), self._accuracies(nme) if nme else None
+        found = predictions(self.learner, self.test_source, self.task)
+        return self._accuracies(found.cnn), None if found.nme is None else self._accuracies(found.nme)
 
     def after_task(self) -> None:
         self._known_classes = self._total_classes
 
-    def _accuracies(self, parts):
-        best = torch.cat(parts).cpu().numpy()
+    def _accuracies(self, best):
         targets: np.ndarray = self.learner.manager.test_targets[self.task.test_indices]
         grouped = accuracy(best[:, 0], targets, self._known_classes, self.learner.config.increment)
         return {"grouped": grouped, "top1": grouped["total"], "top5": round(metrics.top_k_accuracy(best, targets), 2)}

@@ -14,3 +14,9 @@ def best_classes(scores: torch.Tensor, largest: bool = True) -> torch.Tensor:
     always as many.
     """
     return scores.float().topk(min(TOP_K, scores.shape[1]), largest=largest).indices
+
+
+def nearest_means(features: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """The classes whose ``means`` (C, d) are nearest to the normalised ``features`` (B, d): int64 (B, <=5)."""
+    unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
+    return best_classes(torch.cdist(unit, means), largest=False)

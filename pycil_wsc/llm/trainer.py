@@ -16,7 +16,7 @@ from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.processes import Processes, rank_and_count
-from pycil_wsc.errors import UnusableRun
+from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.llm.checkpoint import open_state, save_state
 from pycil_wsc.llm.config import LLMConfig
@@ -28,7 +28,6 @@ from pycil_wsc.llm.result import result_of
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training
 from pycil_wsc.runs.progress import INTERVAL, Progress, open_log, print_task
-from pycil_wsc.runs.run import TrainingDiverged
 
 Position = dict[str, Any]
 START: Position = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0.0}

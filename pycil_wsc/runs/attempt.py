@@ -15,11 +15,10 @@ from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.engine.processes import announcements
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.progress import open_log
-from pycil_wsc.runs.run import TrainingDiverged, WrongPlan
 from pycil_wsc.runs.status import RECORD, recorded
 
 TRACEBACK_LINES = 20

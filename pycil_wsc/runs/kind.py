@@ -24,7 +24,8 @@ from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.measure import measurer
-from pycil_wsc.runs.run import Run, planned_images
+from pycil_wsc.runs.planning import planned_images
+from pycil_wsc.runs.run import Run
 
 AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
 

@@ -23,7 +23,7 @@ from pycil_wsc.engine.environment import deterministic, resolved_device
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.runs.run import plan_of
+from pycil_wsc.runs.planning import plan_of
 
 WARM_UP, TIMED = 5, 5  # steps of a phase: until caches are full and a CUDA graph is recorded, and those that count
 UNFELT = {  # keys that a step's time does not depend on, beside those that decide names and files

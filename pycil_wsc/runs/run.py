@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pycil_wsc import registry
@@ -18,8 +17,7 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.data.tasks import Task, TaskSequence, tasks_of
+from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.engine.environment import (
     commit,
@@ -30,24 +28,16 @@ from pycil_wsc.engine.environment import (
     resolved_device,
 )
 from pycil_wsc.engine.phase import Phase, Resume
-from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import read_checkpoint
+from pycil_wsc.runs.planning import check_plan, plan_of
 from pycil_wsc.runs.progress import Progress, TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
+from pycil_wsc.runs.testing import accuracy_of, predictions
 from pycil_wsc.runs.weights_and_biases import WandB
-from pycil_wsc.seeding import derived_seed
-
-
-class TrainingDiverged(Exception):
-    """The loss, the gradients, the weights or the test logits of a run are no longer finite numbers."""
-
-
-class WrongPlan(Exception):
-    """A learner trained on another number of images than its class plans: a mistake in the class."""
 
 
 class Run:
@@ -124,7 +114,7 @@ class Run:
                 self._learn(task, resume)
             except NonFiniteGradients as error:
                 raise TrainingDiverged(f"{self.bar.task}: {error}") from None
-            self._check_plan(task)
+            check_plan(self.plan, self.learner, task)
             resume = None
             self._tick()
             self.history.append(self._test(task))
@@ -167,17 +157,6 @@ class Run:
                     "peak_memory": max(self.peak_memory, peak_memory(self.device)),
                 }
                 entry.save({"learner": self.learner.trained_state()} | own)
-
-    def _check_plan(self, task):
-        """Raise unless training took as many images as ``--dry-run`` and the time left assume."""
-        plan = self.plan[: task.index + 1]
-        if self.learner.images_trained != sum(plan):
-            trained = self.learner.images_trained - sum(plan[:-1])
-            raise WrongPlan(
-                f"the learner '{self.config.method}' trained on {trained:,} images in task {task.index + 1}, and"
-                f" {plan[-1]:,} were planned; its class must name the epochs of every phase in epoch_keys"
-                f" ({', '.join(self.learner.epoch_keys)}), or override planned_images"
-            )
 
     def _take(self, trained):
         """Count the first task as if this run had trained it."""
@@ -327,66 +306,16 @@ class Run:
 
     def _accuracies(self, task):
         """Of the learner, of the nearest mean of exemplars, and of networks beside the learner's own."""
-        learner = self.learner
-        prototypes = learner.class_means(task.num_seen) if self.config.nme and len(learner.memory) else None
-        cnn, known, nme = self._predictions(task, prototypes)
+        found = predictions(self.learner, self.test_source, task)
+        self._check(found.finite, "the test logits")
         targets, tasks = (each[task.test_indices] for each in (self.manager.test_targets, self.manager.test_tasks))
-        line = {f"cnn_{name}": value for name, value in scores(cnn, targets, tasks).items()}
-        line["cnn_known"] = metrics.accuracy(known, targets)
-        if nme is not None:
-            line |= {f"nme_{name}": value for name, value in scores(nme, targets, tasks).items()}
-        line |= {f"{name}_top1": self._accuracy(task, network) for name, network in learner.also_tested().items()}
+        line = found.accuracies(targets, tasks)
+        for name, network in self.learner.also_tested().items():
+            line[f"{name}_top1"], finite = accuracy_of(network, self.learner, self.test_source, task)
+            self._check(finite, "the test logits")
         if task.num_seen == len(self.class_names):
-            self.confusion = metrics.confusion_matrix(cnn, targets, task.num_seen).tolist()
+            self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
         return line
-
-    def _accuracy(self, task, network):
-        """Top-1 accuracy in percent of a network beside the learner's own."""
-        network.eval()
-        predictions, finite = [], torch.ones((), dtype=torch.bool, device=self.device)
-        share = self.processes.share_of_batches
-        with torch.inference_mode(), self.learner.autocast():
-            for images, _ in self.test_source.batches(
-                task.test_indices, self.manager.test_targets, self.config.batch_size, share=share
-            ):
-                logits = network(images)
-                finite &= logits.isfinite().all()
-                predictions.append(best_classes(logits))
-        self._check(finite, "the test logits")
-        predicted = self.learner.gathered(predictions, len(task.test_indices)).numpy()
-        return metrics.accuracy(predicted, self.manager.test_targets[task.test_indices])
-
-    def _predictions(self, task, prototypes) -> tuple[Any, Any, Any]:
-        """Best classes first, by logits, by those of the image's task, by nearest mean of exemplars (or None).
-
-        Arrays (N, <=5).
-        """
-        cnn, known, nme, finite = [], [], [], torch.ones((), dtype=torch.bool, device=self.device)
-        others = self._other_tasks(task)
-        means = None if prototypes is None else torch.from_numpy(prototypes).to(self.device)
-        for features, _ in self.learner.forward_over(self.test_source, task.test_indices, self.manager.test_targets):
-            with torch.inference_mode(), self.learner.autocast():
-                logits = self.learner.classify(features)
-                finite &= logits.isfinite().all()
-                cnn.append(best_classes(logits))
-                known.append(best_classes(logits.masked_fill(next(others), -torch.inf)))
-            if means is not None:
-                unit = features / (features.norm(dim=1, keepdim=True) + 1e-8)
-                nme.append(best_classes(torch.cdist(unit, means), largest=False))
-        self._check(finite, "the test logits")
-        number = len(task.test_indices)
-        cnn, known = (self.learner.gathered(best, number).numpy() for best in (cnn, known))
-        return cnn, known, None if means is None else self.learner.gathered(nme, number).numpy()
-
-    def _other_tasks(self, task):
-        """For each of this process's batches of the test, which classes its images' tasks do not have: bool (B,
-        classes).
-        """
-        targets, tasks = (of[task.test_indices] for of in (self.manager.test_targets, self.manager.test_tasks))
-        others = torch.from_numpy(~metrics.allowed_classes(targets, tasks, task.num_seen)).to(self.device)
-        batches = torch.from_numpy(tasks).to(self.device).split(self.config.batch_size)
-        for batch in batches[self.processes.rank :: self.processes.count]:
-            yield others[batch]
 
     def _result(self):
         rows = self.history
@@ -437,46 +366,9 @@ def new_curves() -> dict[str, list[float]]:
     return {"train_loss": [], "train_accuracy": []}
 
 
-def scores(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Any]:
-    """``top1``, ``top5`` and the accuracy on each task's samples, in percent."""
-    return {
-        "top1": metrics.accuracy(predictions, targets),
-        "top5": metrics.top_k_accuracy(predictions, targets),
-        "tasks": metrics.task_accuracies(predictions, targets, tasks),
-    }
-
-
 def summary(line: Mapping[str, Any]) -> str:
     accuracy = f"loss {line['train_loss'][-1]:.3f}"
     if "cnn_top1" in line:
         nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
         accuracy = f"CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}"
     return f"{line['num_seen']} classes: {accuracy}, {line['exemplars']} exemplars"
-
-
-def planned_images(config: Config, manager: TaskSequence) -> int:
-    """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
-    return sum(plan_of(config, manager))
-
-
-def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | None = None) -> list[int]:
-    """Training images of each task; a :class:`UserError` for a task that the method cannot learn.
-
-    ``start``: as :class:`Run` has it. What was trained before it counts as planned.
-    """
-    learner, plan = config.learner, []
-    strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
-    memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
-    if start:
-        memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
-        plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()
-    for task in manager.tasks[len(plan) :]:
-        if learner.needs_new_classes and not task.num_new:
-            raise UserError(
-                f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
-                "use another method, such as 'replay' or 'wsc'"
-            )
-        plan.append(learner.planned_images(config, task, memory))
-        rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
-        memory.update(task, manager.train_targets, None, rng)
-    return plan

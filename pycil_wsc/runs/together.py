@@ -12,9 +12,8 @@ import torch
 from pycil_wsc import registry
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements, rank_and_count
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.runs.attempt import Datasets
-from pycil_wsc.runs.run import TrainingDiverged, WrongPlan
 
 
 def together(configs: Sequence[Any], work: Callable[[], int]) -> int:

@@ -1,0 +1,52 @@
+"""The cost of a run, known before it begins: training images of each task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.tasks import Task, TaskSequence
+from pycil_wsc.errors import UserError, WrongPlan
+from pycil_wsc.seeding import derived_seed
+
+
+def planned_images(config: Config, manager: TaskSequence) -> int:
+    """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
+    return sum(plan_of(config, manager))
+
+
+def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | None = None) -> list[int]:
+    """Training images of each task; a :class:`UserError` for a task that the method cannot learn.
+
+    ``start``: as :class:`pycil_wsc.runs.run.Run` has it. What was trained before it counts as planned.
+    """
+    learner, plan = config.learner, []
+    strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
+    memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
+    if start:
+        memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
+        plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()
+    for task in manager.tasks[len(plan) :]:
+        if learner.needs_new_classes and not task.num_new:
+            raise UserError(
+                f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
+                "use another method, such as 'replay' or 'wsc'"
+            )
+        plan.append(learner.planned_images(config, task, memory))
+        rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
+        memory.update(task, manager.train_targets, None, rng)
+    return plan
+
+
+def check_plan(plan: list[int], learner: Any, task: Task) -> None:
+    """Raise a :class:`WrongPlan` unless ``learner`` took, up to ``task``, as many images as planned."""
+    plan = plan[: task.index + 1]
+    if learner.images_trained != sum(plan):
+        trained = learner.images_trained - sum(plan[:-1])
+        raise WrongPlan(
+            f"the learner '{learner.config.method}' trained on {trained:,} images in task {task.index + 1}, and"
+            f" {plan[-1]:,} were planned; its class must name the epochs of every phase in epoch_keys"
+            f" ({', '.join(learner.epoch_keys)}), or override planned_images"
+        )
