@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -18,11 +19,14 @@ from small_runs import ROOT, Killed, command, killed_at, results, wait_until, wi
 
 pytest.importorskip("transformers")
 
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main import main
 from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.errors import UnusableRun
+from pycil_wsc.llm.checkpoint import open_state, save_state, verify_state
 from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.trainer import Run
@@ -126,6 +130,71 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_s
         for folder in (config.run_folder, resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}).run_folder)
     ]
     assert predictions[0] == predictions[1] and len(predictions[0]) == 3
+
+
+def a_byte_flipped(content, position, bit=2):
+    return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
+
+
+def test_a_checkpoint_with_a_flipped_byte_is_named(llm_settings, tmp_path, capsys):
+    config, corpus = configured(llm_settings, llm__method="wsc")
+    with killed_at(2, Run):
+        Run(config, corpus).execute()
+    path = config.run_folder / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(a_byte_flipped(whole, len(whole) - 1000))  # among the tensors
+    arguments = ["--config", write(tmp_path, llm_settings | {"llm.method": "wsc"})]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert f"{path}: is damaged" in error and error.count("\n") == 1 and not results(llm_settings)
+    path.write_bytes(whole)
+    assert main(arguments) == 0
+
+
+STATE = {
+    "position": {"task": 1, "loss": 0.25},
+    "training": ({0: torch.arange(600.0).reshape(3, 200)}, torch.ones(31, dtype=torch.bfloat16), torch.tensor(3)),
+    "flags": torch.tensor([True, False]),
+    "none": [None, torch.zeros(0)],
+}
+
+
+def same(state, other):
+    if isinstance(other, torch.Tensor):
+        tensor = state if isinstance(state, torch.Tensor) else state[:]
+        return tensor.dtype == other.dtype and torch.equal(tensor, other)
+    if isinstance(other, (dict, list, tuple)):
+        items, others = (list(v.items() if isinstance(v, dict) else v) for v in (state, other))
+        return type(state) is type(other) and len(items) == len(others) and all(map(same, items, others))
+    return state == other
+
+
+def test_every_flipped_byte_of_a_checkpoint_is_noticed_or_does_no_harm(tmp_path):
+    path, chance = tmp_path / "checkpoint.safetensors", random.Random(0)
+    save_state(path, STATE)
+    whole, noticed = path.read_bytes(), 0
+    positions = chance.sample(range(len(whole)), 400)
+    for position in positions:
+        path.write_bytes(a_byte_flipped(whole, position, chance.randrange(8)))
+        try:
+            verify_state(path)
+            with open_state(path) as state:
+                assert same(state, STATE), position
+        except UnusableRun as error:
+            assert str(path) in str(error)
+            noticed += 1
+    assert noticed > 0.9 * len(positions)
+
+
+def test_a_checkpoint_without_a_checksum_is_taken_as_it_is(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    save_state(path, STATE)
+    with safe_open(path, "pt") as file:
+        header = {"state": file.metadata()["state"]}
+    save_file(load_file(path), path, metadata=header)
+    verify_state(path)
+    with open_state(path) as state:
+        assert same(state, STATE)
 
 
 def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):

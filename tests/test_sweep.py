@@ -334,22 +334,57 @@ def load_settings(settings):
     return load(write(path, settings))
 
 
+def nothing(self, images, targets):
+    """A loss from which nothing is learned."""
+    logits = self.network(images)
+    return 0 * logits.sum(), logits
+
+
 def test_redo_does_finished_runs_again_and_keeps_what_there_was(settings, tmp_path):
     settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1, "cache_first_task": False}
     arguments = ["--config", write(tmp_path, settings)]
     assert main(arguments) == 0
     (folder,) = results(settings)
     first = (folder / "result.json").read_text()
-
-    def nothing(self, images, targets):
-        logits = self.network(images)
-        return 0 * logits.sum(), logits
-
     with patch.object(Replay, "loss", nothing):
         assert main(arguments) == 0 and (folder / "result.json").read_text() == first
         assert main([*arguments, "--redo"]) == 0
     assert (folder / "result.old.json").read_text() == first
     assert results(settings)[folder]["train_loss"] == [[0.0]] * 3 != json.loads(first)["train_loss"]
+
+
+def test_redo_trains_a_shared_first_task_again_once(settings, tmp_path):
+    settings |= {"model_name": "replay", "init_epoch": 2, "epochs": 1}
+    memories, more = ({"memory_per_class": sizes} for sizes in ([2, 4], [2, 4, 6]))
+    assert main(["--config", write(tmp_path, settings | memories)]) == 0
+    before = results(settings)
+    with patch.object(Replay, "loss", nothing):
+        assert main(["--config", write(tmp_path, settings | more), "--redo"]) == 0
+    after = results(settings)
+    assert len(before) == 2 and len(after) == 3, "one was not there before"
+    assert all(result["train_loss"][0] != [0.0, 0.0] for result in before.values())
+    assert all(result["train_loss"][0] == [0.0, 0.0] for result in after.values())
+    assert all(after[folder]["curve"][0] != result["curve"][0] for folder, result in before.items())
+    trained = [
+        r["config"]["memory_per_class"] for r in after.values() if r["train_seconds_spent"] == r["train_seconds"]
+    ]
+    assert trained == [2], "the others took it from the first"
+    assert main(["--config", write(tmp_path, settings | {"memory_per_class": 8})]) == 0
+    taken = next(r for r in results(settings).values() if r["config"]["memory_per_class"] == 8)
+    assert taken["train_seconds_spent"] < taken["train_seconds"] and taken["train_loss"][0] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_redo_stopped_within_the_first_task_does_not_take_the_old_one(epochs, settings, tmp_path):
+    settings |= {"model_name": "replay", "init_epoch": 2, "epochs": 1, "checkpoint_seconds": 0}
+    arguments = ["--config", write(tmp_path, settings)]
+    assert main(arguments) == 0
+    with patch.object(Replay, "loss", nothing):
+        with killed_at(epochs, saved=epochs > 1):
+            main([*arguments, "--redo"])
+        assert main(arguments) == 0
+    ((folder, result),) = results(settings).items()
+    assert result["train_loss"][0] == [0.0, 0.0] and not (folder / ".redone").exists()
 
 
 def test_a_stopped_redo_resumes_without_it(settings, tmp_path, undrawn):

@@ -1,17 +1,21 @@
 """A training state as one safetensors file, written atomically.
 
-Tensors are stored under their paths; everything else is JSON in the header.
+Tensors are stored under their paths; everything else is JSON in the header. So is the SHA-256 of it all: safetensors
+takes damaged tensors as they are.
 """
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from pycil_wsc.errors import UnusableRun, UserError
 
@@ -24,7 +28,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     header = json.dumps(_packed(state, "state", tensors))
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(tensors, partial, metadata={"state": header})
+        save_file(tensors, partial, metadata={"state": header, "sha256": _digest(header, tensors, tensors.__getitem__)})
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -36,9 +40,36 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
         ) from None
 
 
+def verify_state(path: Path) -> None:
+    """Raise :class:`UnusableRun` if what :func:`save_state` wrote was damaged since.
+
+    Files of versions that wrote no checksum are accepted.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            if "sha256" in header and header["sha256"] != _digest(header["state"], file.keys(), file.get_tensor):
+                raise UnusableRun(f"{path}: is damaged (its checksum is wrong); delete it to start this run again")
+    except (OSError, SafetensorError, KeyError) as error:
+        raise _unusable(path, error) from None
+
+
+def _digest(header: str, names: Iterable[str], tensor_of: Callable[[str], Tensor]) -> str:
+    """The SHA-256 of the header and of the tensors: their names, types, shapes and bytes."""
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(names):
+        tensor = tensor_of(name)
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 @contextlib.contextmanager
 def open_state(path: Path) -> Iterator[Any]:
-    """Open what :func:`save_state` wrote: tensors as slices of the file, read when indexed; numbers as tensors."""
+    """Open what :func:`save_state` wrote: tensors as slices of the file, read when indexed; numbers as tensors.
+
+    The checksum is not compared: see :func:`verify_state`.
+    """
     try:
         with safe_open(path, "pt") as file:
             yield _opened(path, file)

@@ -18,7 +18,7 @@ from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_me
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.llm.checkpoint import open_state, save_state
+from pycil_wsc.llm.checkpoint import open_state, save_state, verify_state
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.export import save_model
@@ -232,6 +232,7 @@ class Run:
     def _resume(self) -> Position:
         """The position to resume from."""
         path = self.folder / "checkpoint.safetensors"
+        self.processes.from_first(lambda: verify_state(path) if path.exists() else None)
         # each process reads its part; before they do anything together they must know that all of them can
         with open_state(path) if path.exists() else contextlib.nullcontext() as state:
             position = state["position"] if state else START

@@ -18,6 +18,7 @@ from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.report import read_result
+from pycil_wsc.runs.first_task import REDONE
 from pycil_wsc.runs.progress import open_log
 from pycil_wsc.runs.status import RECORD, recorded
 
@@ -71,7 +72,12 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
                 follow = recorded(report, folder, kind.plan(job.config, dataset))
                 announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
                 result = kind.execute(job.config, dataset, follow)
-            for name in ("failed.json", RECORD, *kind.leftovers(job.config)):  # of a process killed at the very end
+            for name in (
+                "failed.json",
+                RECORD,
+                REDONE,
+                *kind.leftovers(job.config),
+            ):  # of a process killed at the very end
                 (folder / name).unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:

@@ -21,6 +21,13 @@ from filelock import Timeout
 from pycil_wsc.data.datasets import Dataset
 from pycil_wsc.files import load_tensors, locked, save_tensors
 
+REDONE = ".redone"  # in the folder of a run that is done again, until it is finished
+
+
+def do_again(folder: Path) -> None:
+    """Let the run in ``folder`` take no first task that was trained before now."""
+    (folder / REDONE).touch()
+
 
 @contextlib.contextmanager
 def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
@@ -38,18 +45,21 @@ def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
         held = locked(path.parent, lock)
     with held:
         run.processes.await_first()
-        yield Entry(path)
+        yield Entry(path, run.folder / REDONE)
 
 
 class Entry:
-    """The file for the state after the first task; it need not exist yet. None: another process's."""
+    """The file for the state after the first task; it need not exist yet. None: another process's.
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    ``since``: a file, if it exists, that is older than any state to be taken.
+    """
+
+    def __init__(self, path: Path | None, since: Path | None = None) -> None:
+        self.path, self.since = path, since
 
     def load(self) -> dict[str, Any] | None:
-        """The state that was saved, or None. A damaged file counts as none, and is written again."""
-        if self.path is None:
+        """The state that was saved, or None. One that is damaged or too old counts as none, and is written again."""
+        if self.path is None or self._too_old(self.path):
             return None
         try:
             return load_tensors(self.path)
@@ -61,6 +71,12 @@ class Entry:
             problem = f"is damaged ({error})"
         logging.getLogger("pycil_wsc").warning("%s: %s; the first task is trained again", self.path, problem)
         return None
+
+    def _too_old(self, path: Path) -> bool:
+        try:
+            return self.since is not None and path.stat().st_mtime_ns <= self.since.stat().st_mtime_ns
+        except OSError:  # there is no such file, or :meth:`load` tells
+            return False
 
     def save(self, state: dict[str, Any]) -> None:
         if self.path is not None:

@@ -17,6 +17,7 @@ from pycil_wsc import registry, report
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
+from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.runs.progress import Overview, duration
 from pycil_wsc.runs.status import has_result
@@ -73,12 +74,15 @@ def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
 def set_aside(configs: Sequence[Any]) -> None:
     """Take its result from every finished run, so that it is done anew: ``result.json`` becomes ``result.old.json``.
 
-    A run that another process is working on is left alone.
+    None of the runs takes a first task that was trained before; those that share one train it once. A run that another
+    process is working on is left alone.
     """
-    for folder in (config.run_folder for config in configs if has_result(config.run_folder)):
+    for folder in (config.run_folder for config in configs):
         with contextlib.suppress(Timeout), locked(folder, wait=False):
-            os.replace(folder / "result.json", folder / "result.old.json")
-            (folder / "checkpoint.pt").unlink(missing_ok=True)  # that a longer list of tasks would resume from
+            first_task.do_again(folder)
+            if has_result(folder):
+                os.replace(folder / "result.json", folder / "result.old.json")
+                (folder / "checkpoint.pt").unlink(missing_ok=True)  # that a longer list of tasks would resume from
 
 
 def is_finished(config: Any) -> bool:
