@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from small_runs import killed_at, without_measurements
+from small_runs import killed_at, without_measurements, write
 
 import pycil_wsc
+from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
@@ -22,6 +23,7 @@ SMALL = {  # families at sizes for tests
     "resnet18": {"channels": (8, 8, 8, 8), "stem_width": 8, "layers": (1, 1, 1, 1)},
     "vit_tiny_patch16_224": {"patch_size": 8, "depth": 2, "embed_dim": 16, "num_heads": 2},
     "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)},
+    "test_efficientnet": {},
     "efficientnet_lite0": {},
 }
 
@@ -57,10 +59,27 @@ def weights(tmp_path):
 
 
 @pytest.mark.parametrize("learner", sorted(set(registry.learners) - {"memo"}))
-@pytest.mark.parametrize("model", ["resnet18", "vit_tiny_patch16_224", "convnext_atto"])
+@pytest.mark.parametrize("model", sorted(set(SMALL) - {"efficientnet_lite0"}))
 def test_every_learner_trains_every_family(learner, model, settings):
     result = run(settings, model, model_name=learner, max_tasks=2, optimizer="adamw", layer_decay=0.8).execute()
     assert len(result["curve"]) == 2 and np.isfinite(result["train_loss"][-1]).all()
+
+
+@pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])
+@pytest.mark.parametrize("model", SMALL)
+def test_what_cannot_be_split_is_refused_in_one_line(model, how, settings, tmp_path, capsys):
+    """Of all learners that is MEMO, and none but MEMO; nothing is trained, that of the others included."""
+    taken = []
+    for learner in registry.learners:
+        path = write(tmp_path, settings | keys(model, model_name=learner))
+        code = main(["--config", path, *(how if learner == "memo" else ["--dry-run"])])
+        error = capsys.readouterr().err
+        if code == 0:
+            taken.append(learner)
+        else:
+            assert code == 2 and error.count("\n") == 1, error
+            assert f"model_name: 'memo' needs a backbone that it can split, and 'timm:{model}' cannot be" in error
+    assert {*taken, "memo"} == set(registry.learners) and not (tmp_path / "runs").exists()
 
 
 def test_efficientnet_lite0_trains_and_its_weights_classify_as_the_run_did(settings):
