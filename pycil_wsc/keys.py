@@ -1,10 +1,10 @@
-"""Configuration keys. Each is declared in one place, as a field of a frozen dataclass::
+"""Configuration keys. Each is declared once, as a field of a frozen dataclass::
 
     @dataclass(frozen=True)
     class Options:
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
-Its type, default, documentation and limits, and what it decides, are read from there wherever they are needed.
+The declaration holds the key's type, default, documentation and limits, and what it decides.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DECIDES = {  # what a key may decide
     "result": "the result, from the first task on",
     "data": "the tasks' classes and samples, and how those are augmented",
     "later tasks": "the result, but nothing of the first task",
-    "rounding": "how the same numbers are computed: with other values they differ by rounding at most",
-    "speed": "how soon the same numbers are there",
-    "name": "what an experiment is called",
-    "files": "where files are, and what is written beside the result; not in result.json",
+    "rounding": "how the numbers are computed: other values change the result by rounding only",
+    "speed": "how fast the result is computed",
+    "name": "the name of an experiment",
+    "files": "where files are, and what is written in addition to the result; not in result.json",
 }
 RESULT = {"result", "data", "later tasks"}
-FIRST_TASK = {"result", "rounding"}  # to the bit, beside its data
+FIRST_TASK = {"result", "rounding"}  # to the bit, apart from its data
 RECORDED = DECIDES.keys() - {"files"}
-SAME: Any = object()  # as the default
+SAME: Any = object()  # the same as the default
 LARGEST_INTEGER, LARGEST_NUMBER = 2**63 - 1, 3.4e38  # what arrays and tensors can hold
 
 
@@ -49,11 +49,16 @@ def key(
     decides: str = "result",
     before: Any = SAME,
 ) -> Any:
-    """A dataclass field that is a configuration key.
+    """Declare a dataclass field as a configuration key.
 
-    ``low`` <= value <= ``high`` and ``above`` < value < ``below``, for each item of a list; null is within all limits.
-    ``choices``: the only values it may have. ``decides``: one of :data:`DECIDES`. ``before``: of a key that was added
-    later, and whose default is not what runs had done until then, the value that they had; a comment says why.
+    Args:
+        default: the value if the key is absent from the JSON.
+        doc: the documentation, a phrase.
+        low, high, above, below: limits: ``low`` <= value <= ``high`` and ``above`` < value < ``below``, for each item
+            of a list; null is always allowed.
+        choices: the only allowed values.
+        decides: one of :data:`DECIDES`.
+        before: the value that applied before the key was added, if it differs from the default; a comment says why.
     """
     if decides not in DECIDES:
         raise ValueError(f"decides={decides!r} is not one of {', '.join(map(repr, DECIDES))}")
@@ -63,7 +68,7 @@ def key(
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a learner that has none of its own."""
+    """The options of a learner without keys of its own."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Key:
 
     @property
     def earlier(self) -> Any:
-        """The value in results of versions that did not know the key."""
+        """The value that applied in versions without the key."""
         return self.default if self.before is SAME else self.before
 
     @property
@@ -93,7 +98,7 @@ class Key:
         return any(typing.get_origin(option) is tuple for option in _options(self.type))
 
     def check(self, value: Any) -> Any:
-        """``value`` with the key's type and within its limits, or a :class:`UserError`."""
+        """Return ``value`` converted to the key's type; raise a :class:`UserError` if it is not valid."""
         value = _typed(self.name, value, self.type)
         for item in value if isinstance(value, tuple) else [value]:
             if problem := self._problem(item):
@@ -118,7 +123,7 @@ class Key:
 
 @functools.cache
 def declared(cls: type, prefix: str = "") -> Mapping[str, Key]:
-    """The keys that the dataclass ``cls`` declares, by their names in the JSON, which begin with ``prefix``."""
+    """The keys that the dataclass ``cls`` declares, by their names in the JSON: ``prefix`` and the field's name."""
     hints = typing.get_type_hints(cls)
     return types.MappingProxyType(
         {
@@ -129,15 +134,15 @@ def declared(cls: type, prefix: str = "") -> Mapping[str, Key]:
     )
 
 
-def those(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Container[str]) -> dict[str, Any]:
+def select(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Container[str]) -> dict[str, Any]:
     """The ``values`` whose keys decide one of ``decisions``."""
     return {name: value for name, value in values.items() if keys[name].decides in decisions}
 
 
-def digest(identity: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """``-<hash>`` of what differs from the usual, or nothing."""
-    other = {name: value for name, value in identity.items() if value != usual.get(name)}
-    return "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
+def digest(identity: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    """``-<hash>`` of the values that differ from ``default``, or an empty string if none does."""
+    changed = {name: value for name, value in identity.items() if value != default.get(name)}
+    return "-" + hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8] if changed else ""
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
@@ -145,7 +150,7 @@ def _options(kind: Any) -> tuple[Any, ...]:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """``value`` as the type ``kind``: a tuple for a list, a float for a whole number where a number is expected."""
+    """Convert ``value`` to the type ``kind``: a list to a tuple, an integer to a float where a number is expected."""
     for option in _options(kind):
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
             return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
@@ -156,8 +161,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return value
     if type(value) in (int, float) and LARGEST_INTEGER < abs(value) < math.inf:
         raise UserError(f"{name}: {shown(value)} is too large")
-    several = f"; several values are a list: [{shown(value)}]" if isinstance(value, str) and "," in value else ""
-    raise UserError(f"{name}: expected {_described(kind)}, got {shown(value, quotes=True)}{several}")
+    hint = f"; several values are a list: [{shown(value)}]" if isinstance(value, str) and "," in value else ""
+    raise UserError(f"{name}: expected {_described(kind)}, got {shown(value, quotes=True)}{hint}")
 
 
 def _described(kind: Any) -> str:

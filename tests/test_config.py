@@ -336,14 +336,14 @@ BAD = {
     "999... (5005 characters)' is not auto, cpu": {"device": "cuda:" + "9" * 5000},
     "999... (5000 characters)' is not auto, cpu": {"device": "9" * 5000},
     "0... (401 characters) is too large": {"device": 10**400},
-    "has a name of 300 bytes; at most 255 are possible": {"prefix": "a" * 300},
+    "has a name of 300 bytes; the limit is 255": {"prefix": "a" * 300},
     "out: 'x/bbb": {"out": "x/" + "b" * 300},
     r"out: 'a\udcff' is not UTF-8": {"out": "a\udcff"},
     r"out: 'a\x00b' has a zero byte": {"out": "a\0b"},
     r"unknown key 'a\nb'": {"a\nb": 1},
     r"device: 'a\nb' is not auto": {"device": "a\nb"},
     "wsc: is a group of keys; set one of them (wsc.KEY)": {"wsc": 0.3},
-    "model_name: 'ewc' is a method of PyCIL that is not built in": {"model_name": "ewc"},
+    "model_name: 'ewc' is a PyCIL method that is not built in": {"model_name": "ewc"},
     "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL": {"model_name": "gem", "x": 1},
     "expected a JSON object": "[1]",
 }
@@ -358,8 +358,8 @@ def test_bad_configuration_is_one_line_that_names_file_and_key(message, tmp_path
 
 
 OVERRIDES = {
-    "lr: is understood in PyCIL's own files only; give init_lr (first task), or lrate (later tasks)": "lr=0.2",
-    "boosting_epochs: is understood in PyCIL's own files only; give epochs": "boosting_epochs=3",
+    "lr: is accepted in PyCIL's own files only; use init_lr (first task) or lrate (later tasks)": "lr=0.2",
+    "boosting_epochs: is accepted in PyCIL's own files only; use epochs": "boosting_epochs=3",
     'seed: expected a whole number, got "1993,1994"; several values are a list: [1993,1994]': "seed=1993,1994",
     "unknown model_name 'replay,wsc'; several values are a list: [replay,wsc]": "model_name=replay,wsc",
     "wsc: is a group of keys": "wsc=0.3",
@@ -439,7 +439,7 @@ def test_a_learners_own_option_is_read_checked_and_part_of_the_run(warm):
 def test_options_are_declared_in_one_place_and_under_names_of_their_own(warm, monkeypatch):
     """Errors for the learner's author."""
     monkeypatch.setitem(registry.learner_defaults, "warm", {"warmth": 1.0})
-    with pytest.raises(ValueError, match=r'register_learner\("warm", warmth=...\): not a key that learners share'):
+    with pytest.raises(ValueError, match=r'register_learner\("warm", warmth=...\): not a key shared by all learners'):
         resolve({"model_name": "warm"})
 
     @dataclass(frozen=True)

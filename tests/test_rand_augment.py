@@ -85,5 +85,5 @@ def test_training_images_are_augmented_and_test_images_are_not(settings):
 
 
 def test_what_timms_augmentation_does_not_have_is_one_line():
-    with pytest.raises(UserError, match="padding: 'augmentation' .timm. has none; leave the key out"):
+    with pytest.raises(UserError, match="padding: has no effect with 'augmentation' .timm.; leave the key out"):
         resolve({"augmentation": "timm", "padding": 2})

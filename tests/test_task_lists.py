@@ -162,7 +162,7 @@ def test_a_dry_run_plans_the_images_of_all_tasks(months, tmp_path, capsys):
 @pytest.mark.parametrize("keys", [{"dataset": "digits"}, {"init_cls": 2}, {"increment": 3}])
 def test_keys_of_a_split_data_set_are_refused_beside_tasks(keys, months, tmp_path, capsys):
     assert main(["--config", write(tmp_path, listed(tmp_path, months) | keys)]) == 2
-    assert f"{next(iter(keys))}: is not for a run with 'tasks'" in capsys.readouterr().err
+    assert f"{next(iter(keys))}: cannot be combined with 'tasks'" in capsys.readouterr().err
 
 
 def photos(folder, names, seed, count=4):

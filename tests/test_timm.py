@@ -184,8 +184,8 @@ def test_stages_are_frozen_by_timms_names(settings):
     [
         ({"convnet_type": "timm:resnet81"}, r"convnet_type: timm .* has no model 'resnet81'; did you mean 'resnet"),
         ({"model_name": "memo"}, "model_name: 'memo' needs a backbone that it can split, and 'timm:resnet18' cannot"),
-        ({"convnet_type": "resnet8", "pretrained": True}, "pretrained: 'resnet8' has none"),
-        ({"convnet_type": "resnet8", "grad_checkpointing": True}, "grad_checkpointing: 'resnet8' has none"),
+        ({"convnet_type": "resnet8", "pretrained": True}, "pretrained: applies to timm models only"),
+        ({"convnet_type": "resnet8", "grad_checkpointing": True}, "grad_checkpointing: applies to timm models only"),
     ],
 )
 def test_what_does_not_fit_is_one_line_before_anything_is_trained(more, line, settings):

@@ -1,1 +1,1 @@
-"""The configuration: keys declared once, JSON files loaded, completed with defaults, expanded into runs and checked."""
+"""The configuration: declares the keys, loads JSON files, fills in defaults, expands sweeps and checks values."""

@@ -1,4 +1,4 @@
-"""Checks that involve several keys, and names that must be registered."""
+"""Checks that involve several keys, and checks that names are registered."""
 
 import re
 from typing import Any
@@ -9,23 +9,23 @@ from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.errors import UserError, did_you_mean, shown
 
-LONGEST_NAME = 255  # bytes of a file name
+LONGEST_NAME = 255  # bytes in a file name
 
 
 def check(config: Config) -> None:
     """Raise a :class:`UserError` if the keys of a class-incremental run do not fit together."""
     for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
-        places, end = getattr(config, milestones), getattr(config, epochs)
-        if list(places) != sorted(places) or any(not 0 < place < end for place in places):
+        values, end = getattr(config, milestones), getattr(config, epochs)
+        if list(values) != sorted(values) or any(not 0 < value < end for value in values):
             raise UserError(
-                f"{milestones}: {list(places)} must be increasing and within the {end} epochs of '{epochs}'"
+                f"{milestones}: {list(values)} must be increasing and within the {end} epochs of '{epochs}'"
             )
     _check_rates(config)
     _check_augmentation(config)
     if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(
-            "wsc.trigger: 'held_out' needs two exemplars of a class, and memory_per_class is "
-            f"{config.memory_per_class}; keep more, or use 'training_loss'"
+            "wsc.trigger: 'held_out' needs at least two exemplars per class, but memory_per_class is "
+            f"{config.memory_per_class}; raise it, or use 'training_loss'"
         )
     _check_wsc(config.wsc)
     _check_backbone(config)
@@ -33,7 +33,7 @@ def check(config: Config) -> None:
         registry.analyses[name]
     learner = registry.learners[config.model_name]
     if config.consolidate and (learner.consolidates or not learner.one_phase):
-        reason = "consolidates already" if learner.consolidates else "trains in two phases per task"
+        reason = "already consolidates" if learner.consolidates else "trains in two phases per task"
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
     if problem := learner.check(config):
         raise UserError(problem)
@@ -42,10 +42,8 @@ def check(config: Config) -> None:
             registry.datasets[name]
     for name in ("dataset", "init_cls", "increment") if config.tasks else ():
         if getattr(config, name) != KEYS[name].default:
-            raise UserError(
-                f"{name}: is not for a run with 'tasks', each of which brings its own classes; leave it out"
-            )
-    check_places(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
+            raise UserError(f"{name}: cannot be combined with 'tasks', which define their own classes; leave it out")
+    check_device_and_paths(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
 
 
 def _check_backbone(config: Config) -> None:
@@ -57,13 +55,13 @@ def _check_backbone(config: Config) -> None:
     registry.check_backbone_options(config.convnet_type, config.convnet_options)
     for name in ("pretrained", "grad_checkpointing"):
         if getattr(config, name):
-            raise UserError(f"{name}: '{config.convnet_type}' has none; it is for timm's models (timm:NAME)")
+            raise UserError(f"{name}: applies to timm models only (timm:NAME), not to '{config.convnet_type}'")
 
 
 def _check_augmentation(config: Config) -> None:
     given = [name for name in ("padding", "brightness") if getattr(config, name) is not None]
     if config.augmentation == "timm" and given:
-        raise UserError(f"{given[0]}: 'augmentation' \"timm\" has none; leave the key out")
+        raise UserError(f"{given[0]}: has no effect with 'augmentation' \"timm\"; leave the key out")
 
 
 def _check_rates(config: Config) -> None:
@@ -80,7 +78,7 @@ def _check_rates(config: Config) -> None:
 
 def _check_wsc(options: WSCOptions) -> None:
     if options.warmup >= 1 and options.reset != "none":
-        raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use less")
+        raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use a smaller value")
     every = options.reset_every
     if every not in ("once", "epoch", "iteration") and (isinstance(every, str) or every < 1):
         raise UserError(f"wsc.reset_every: {every!r} is not once, epoch, iteration or a number of epochs")
@@ -97,10 +95,11 @@ def _check_wsc(options: WSCOptions) -> None:
         )
 
 
-def check_places(config: Any, more_devices: str = "", described: str = "") -> None:
-    """Raise a :class:`UserError` if ``device`` or ``prefix``, which all kinds of runs have, is not well formed.
+def check_device_and_paths(config: Any, more_devices: str = "", described: str = "") -> None:
+    """Raise a :class:`UserError` if ``device``, ``prefix``, ``out`` or ``data_root`` is malformed.
 
-    ``more_devices``: a regular expression of device names beside torch's, and ``described`` the same in words.
+    All kinds of runs have these keys. ``more_devices`` is a regular expression for device names that torch does not
+    have, and ``described`` is the same in words.
     """
     if not re.fullmatch(rf"auto|cpu|cuda(:\d{{1,4}})?{more_devices}", config.device):
         names = "auto, cpu, cuda, cuda:N" if described else "auto, cpu, cuda or cuda:N"
@@ -112,16 +111,16 @@ def check_places(config: Any, more_devices: str = "", described: str = "") -> No
     for name in ("prefix", "out", "data_root"):
         _check_path(name, getattr(config, name))
     if config.out.startswith("~"):
-        raise UserError(f"out: '{shown(config.out)}' begins with ~, which only a shell replaces; write the folder out")
+        raise UserError(f"out: '{shown(config.out)}' begins with ~, which only a shell expands; give the full path")
 
 
 def _check_path(name: str, path: str) -> None:
-    """Raise a :class:`UserError` for a path that no file system accepts, or that logs and reports cannot print."""
+    """Raise a :class:`UserError` for a path that no file system accepts or that logs and reports cannot print."""
     try:
         longest = max(len(part.encode()) for part in path.split("/"))
     except UnicodeEncodeError:
         raise UserError(f"{name}: '{shown(path)}' is not UTF-8; choose or rename the folder") from None
     if longest > LONGEST_NAME:
-        raise UserError(f"{name}: '{shown(path)}' has a name of {longest} bytes; at most {LONGEST_NAME} are possible")
+        raise UserError(f"{name}: '{shown(path)}' has a name of {longest} bytes; the limit is {LONGEST_NAME}")
     if "\0" in path:
         raise UserError(f"{name}: '{shown(path)}' has a zero byte; choose another folder")

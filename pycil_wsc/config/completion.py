@@ -1,4 +1,4 @@
-"""One value per key -> a complete, checked configuration: what is not given has the learner's default."""
+"""Builds a complete, checked configuration from one value per key; absent keys get the learner's defaults."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,37 +28,37 @@ def complete(flat: Mapping[str, Any]) -> Config:
     if flat.get("memory_per_class") == "all":
         flat["memory_per_class"] = ALL
     optimizer = KEYS["optimizer"].check(flat.get("optimizer", KEYS["optimizer"].default))
-    keys, usual = keys_of(learner), defaults(model_name) | suited_to(optimizer)
+    keys, default = keys_of(learner), defaults(model_name) | defaults_for_optimizer(optimizer)
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
-    values = usual | given | _schedule(given, usual, learner, _budget_of(flat.get("budget", "pycil")))
+    values = default | given | _schedule(given, default, learner, _budget_of(flat.get("budget", "pycil")))
     if not learner.uses_memory:
         values |= {"memory_per_class": 0, "fixed_memory": True}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     options = {name: values.pop(name) for name in declared(learner.Options)}
-    named = {name.removeprefix(BACKBONE_OPTION): value for name, value in backbone.items()}
-    config = Config(**values, wsc=WSCOptions(**wsc), convnet_options=named, options=learner.Options(**options))
+    backbone = {name.removeprefix(BACKBONE_OPTION): value for name, value in backbone.items()}
+    config = Config(**values, wsc=WSCOptions(**wsc), convnet_options=backbone, options=learner.Options(**options))
     check(config)
     return config
 
 
 def defaults(model_name: str) -> dict[str, Any]:
-    """The values that a learner's keys have if absent from the JSON."""
+    """The values of a learner's keys that are absent from the JSON."""
     keys, own = keys_of(registry.learners[model_name]), registry.learner_defaults[model_name]
-    if strange := [name for name in own if name not in KEYS]:
+    if unknown := [name for name in own if name not in KEYS]:
         raise ValueError(
-            f'register_learner("{model_name}", {strange[0]}=...): not a key that learners share; declare it in a '
-            "dataclass Options of the learner's class, with pycil_wsc.keys.key"
+            f'register_learner("{model_name}", {unknown[0]}=...): not a key shared by all learners; declare it in the '
+            "Options dataclass of the learner's class, with pycil_wsc.keys.key"
         )
     return {name: key.default for name, key in keys.items()} | {name: keys[name].check(own[name]) for name in own}
 
 
-def suited_to(optimizer: str) -> dict[str, Any]:
-    """The values that keys have with an optimiser if absent from the JSON."""
+def defaults_for_optimizer(optimizer: str) -> dict[str, Any]:
+    """The defaults that an optimiser sets; they take precedence over the learner's."""
     return {name: KEYS[name].check(value) for name, value in registry.optimizer_defaults[optimizer].items()}
 
 
 def known_keys() -> dict[str, Key]:
-    """The keys that all learners share, and those of each."""
+    """The keys shared by all learners, and each learner's own."""
     own = {name: key for learner in registry.learners.values() for name, key in declared(learner.Options).items()}
     return {**own, **KEYS}
 
@@ -68,38 +68,39 @@ def _refuse_unknown(names: Iterable[str]) -> None:
     groups = {name.partition(".")[0] for name in (*known, BACKBONE_OPTION) if "." in name}
     for name in names:
         if name in groups:
-            raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object of them")
+            raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object")
         if name not in known:
             pycil.refuse_alias(name)
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
 
 
-def _schedule(given: Mapping[str, Any], usual: Mapping[str, Any], learner: Any, like: str | None) -> dict[str, Any]:
-    """Epochs and milestones that are not given, in proportion to those that are and to the budget.
+def _schedule(given: Mapping[str, Any], default: Mapping[str, Any], learner: Any, like: str | None) -> dict[str, Any]:
+    """Scale the epochs and milestones that are not given to match the given ones and the budget.
 
-    By default each method has its own epochs, ``usual``. A budget ``like`` another learner's gives it the other's: as
-    many passes over the data in each task, spread over the method's phases (``epoch_keys``) as usual.
+    Without a budget, each method keeps its ``default`` epochs. With a budget ``like`` another learner's, a task makes
+    as many passes over the data as the other learner's, divided among the method's phases (``epoch_keys``) in the same
+    proportions as by default.
     """
     scaled = {}
     for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.epoch_keys, "milestones")):
         main = keys[0]
-        asked, whole = given.get(main), usual[main]
+        requested, total = given.get(main), default[main]
         if like:
-            theirs = ("init_epoch",) if main == "init_epoch" else registry.learners[like].epoch_keys
-            asked = given.get(main, sum(defaults(like)[name] for name in theirs))
-            whole = sum(usual[name] for name in keys)
-        if asked is None:
+            other_keys = ("init_epoch",) if main == "init_epoch" else registry.learners[like].epoch_keys
+            requested = given.get(main, sum(defaults(like)[name] for name in other_keys))
+            total = sum(default[name] for name in keys)
+        if requested is None:
             continue
-        epochs = {name: max(1, round(usual[name] * asked / whole)) for name in keys}
-        places = [max(1, round(place * epochs[main] / usual[main])) for place in usual[milestones]]
+        epochs = {name: max(1, round(default[name] * requested / total)) for name in keys}
+        rescaled = [max(1, round(epoch * epochs[main] / default[main])) for epoch in default[milestones]]
         scaled |= {name: value for name, value in epochs.items() if like or name not in given}
         if milestones not in given:
-            scaled[milestones] = tuple(place for place in places if place < epochs[main])
+            scaled[milestones] = tuple(epoch for epoch in rescaled if epoch < epochs[main])
     return scaled
 
 
 def _budget_of(budget: Any) -> str | None:
-    """The learner whose number of updates counts, or None for each its own."""
+    """The learner whose number of updates all methods use, or None if each method uses its own."""
     if budget == "pycil":
         return None
     if isinstance(budget, dict) and list(budget) == ["updates_like"] and isinstance(budget["updates_like"], str):

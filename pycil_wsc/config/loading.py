@@ -1,7 +1,6 @@
-"""JSON files -> the configurations of their runs.
+"""Loads JSON files as the configurations of their runs.
 
-Keys are flat, as PyCIL has them, and keep PyCIL's names and meaning. A list where one value is expected is an axis of
-the sweep.
+Keys are flat and keep PyCIL's names and meanings. A list where a single value is expected is an axis of the sweep.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 
-DIRECTIVES = {"budget"}  # objects that are one value
-ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # of a list on the command line: a string, or a bare word or number
+DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
+ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line: a string, a bare word or a number
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Any]:
-    """The runs that the JSON file at ``path`` asks for, seeds outermost: a list of configurations.
+    """Return the configurations of the runs in the JSON file at ``path``, seeds outermost.
 
-    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that win over the file's. ``runs`` is a list of
-    sets of keys: each is laid over the others, and the runs are those of all sets.
+    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that take precedence over the file's. If the file
+    has ``runs``, a list of sets of keys, each set is merged into the file's other keys and gives runs of its own.
     """
     try:
         raw = json.loads(Path(path).read_bytes())
@@ -38,7 +37,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
         runs = _all_runs(raw, overrides or {})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    folders = {config.run_folder: config for config in runs}  # points that are the same run are one run
+    folders = {config.run_folder: config for config in runs}  # drops duplicate runs
     for config in runs:
         if folders[config.run_folder].identity() != config.identity():
             raise UserError(f"{path}: two runs would share {config.run_folder}; give them different values of 'prefix'")
@@ -46,21 +45,21 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
 
 
 def resolve_recorded(flat: Mapping[str, Any]) -> Any:
-    """:func:`resolve` of what a result holds: a key that its version did not know has the value that runs had then."""
+    """:func:`resolve` for the keys of a finished run: a key added since then gets the value that applied before."""
     kind = registry.kind_for_keys(flat)
     return kind.resolve({**kind.earlier(), **flat})
 
 
 def resolve(flat: Mapping[str, Any]) -> Any:
-    """One complete, checked configuration from one value per key; those not given have their defaults.
+    """Build a complete, checked configuration from one value per key; absent keys get their defaults.
 
-    Class-incremental runs have a :class:`pycil_wsc.config.options.Config`, other kinds of runs their own.
+    Class-incremental runs return a :class:`pycil_wsc.config.options.Config`; other kinds of runs have their own class.
     """
     return registry.kind_for_keys(flat).resolve(flat)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``key=value`` of the command line: the value is JSON, a list with bare words in it, or else a string."""
+    """Parse ``key=value`` from the command line: the value is JSON, a list that may contain bare words, or a string."""
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--set {text}: expected key=value")
@@ -77,7 +76,7 @@ def _value(text: str) -> Any:
 
 
 def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
-    """The runs of every entry of ``runs``, or of the file itself: each entry's first seed, then each one's second..."""
+    """The runs of all entries of ``runs``, or of the file itself: every entry's first seed, then its second, ..."""
     shared = {name: value for name, value in raw.items() if name != "runs"}
     if "runs" not in raw:
         return _grid(flatten(shared), overrides)
@@ -96,15 +95,15 @@ def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
 
 
 def _grid(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
-    """The run of each point of the sweep over list-valued keys."""
+    """One run for each point of the sweep over list-valued keys."""
     kind = registry.kind_for_keys({**file, **overrides})
     return [kind.resolve(point) for point in _points(kind.merge(file, overrides), kind.takes_list)]
 
 
 def _points(flat: dict[str, Any], takes_list: Callable[[str], bool]) -> list[dict[str, Any]]:
-    """Every combination of the list-valued keys: a list of dicts with one value per key, seeds outermost.
+    """All combinations of the list-valued keys: a list of dicts with one value per key, seeds outermost.
 
-    Where one value of a key is itself a list (``takes_list``), a list of lists is the axis.
+    If a value of the key is itself a list (``takes_list``), an axis is a list of lists.
     """
     axes = {name: value for name, value in flat.items() if _is_axis(value, takes_list(name))}
     if empty := [name for name, value in axes.items() if not value]:

@@ -1,4 +1,4 @@
-"""PyCIL's JSON files as they are: its other names for keys and values become ours."""
+"""Translates PyCIL's JSON files: keys and values that have other names there are renamed to ours."""
 
 import re
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ BUILT_IN = ("bic", "der", "finetune", "foster", "icarl", "memo", "replay", "wa")
 OTHERS = ("acil", "aper_finetune", "beefiso", "coil", "ds-al", "ewc", "fetril", "gem", "il2a", "lwf", "pass", "podnet")
 OTHERS += ("rmm-foster", "rmm-icarl", "simplecil", "ssre", "tagfex")
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # in foster.json
-STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: nothing here to turn on
+STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: not supported here, ignored at these values
 
 
 def our_names(file: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's keys under our names. One that has no counterpart may stand at its stock value, and is left out."""
+    """Rename a file's keys. A key without a counterpart is dropped if it has its stock value."""
     return {ALIASES.get(name, name): value for name, value in file.items() if name not in STOCK or value != STOCK[name]}
 
 
 def our_values(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys with our names of backbones and devices."""
+    """Rename the values of ``convnet_type`` and ``device``."""
     flat = dict(flat)
     if str(flat.get("convnet_type")).startswith("memo_"):
         flat["convnet_type"] = flat["convnet_type"].removeprefix("memo_")
@@ -27,7 +27,7 @@ def our_values(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_device(device: Any) -> Any:
-    """PyCIL's ``["0", "1"]``, ``[0]`` or ``[-1]`` as one of our names; anything else as it is."""
+    """Convert PyCIL's ``["0", "1"]``, ``[0]`` or ``[-1]`` to one device name; anything else is returned unchanged."""
     first: Any = device[0] if isinstance(device, list) and device else device
     if re.fullmatch(r"-?\d{1,4}", str(first)):
         return "cpu" if int(first) < 0 else f"gpu:{int(first)}"
@@ -35,20 +35,18 @@ def _first_device(device: Any) -> Any:
 
 
 def refuse_other_method(model_name: str) -> None:
-    """Raise a :class:`UserError` for a method of PyCIL's that only a checkout of PyCIL has."""
+    """Raise a :class:`UserError` for a PyCIL method that is not built in."""
     if model_name.lower() in OTHERS:
         raise UserError(
-            f"model_name: '{model_name}' is a method of PyCIL that is not built in (those are {', '.join(BUILT_IN)}); "
+            f"model_name: '{model_name}' is a PyCIL method that is not built in (built in: {', '.join(BUILT_IN)}); "
             "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL --config FILE "
             "(docs/pycil.md)"
         )
 
 
 def refuse_alias(name: str) -> None:
-    """Raise a :class:`UserError` for a name of PyCIL's that is understood in its files alone."""
+    """Raise a :class:`UserError` for a PyCIL name that is accepted in PyCIL's own files only."""
     if name == "lr":
-        raise UserError(
-            "lr: is understood in PyCIL's own files only; give init_lr (first task), or lrate (later tasks)"
-        )
+        raise UserError("lr: is accepted in PyCIL's own files only; use init_lr (first task) or lrate (later tasks)")
     if name in ALIASES:
-        raise UserError(f"{name}: is understood in PyCIL's own files only; give {ALIASES[name]}")
+        raise UserError(f"{name}: is accepted in PyCIL's own files only; use {ALIASES[name]}")

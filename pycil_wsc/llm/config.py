@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pycil_wsc.config.checks import check_places
+from pycil_wsc.config.checks import check_device_and_paths
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, those
+from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, select
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -200,11 +200,11 @@ class LLMConfig:
 
     def identity(self) -> dict[str, Any]:
         """What decides the result."""
-        return those(self.to_dict(), KEYS, RESULT)
+        return select(self.to_dict(), KEYS, RESULT)
 
     def recorded(self) -> dict[str, Any]:
         """What ``result.json`` has of the configuration."""
-        return those(self.to_dict(), KEYS, RECORDED)
+        return select(self.to_dict(), KEYS, RECORDED)
 
     @property
     def replays(self) -> bool:
@@ -264,4 +264,4 @@ def _check_together(config: LLMConfig) -> None:
         raise UserError(
             f"wsc.average_start: '{config.wsc.average_count}' counting starts from the reset weights; use 'reset'"
         )
-    check_places(config)
+    check_device_and_paths(config)
