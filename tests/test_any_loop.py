@@ -465,7 +465,7 @@ def test_with_the_optimisers_moments_save_load_and_go_on_equals_going_on(reset_e
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_an_optimiser_without_moments_is_refused_when_attached(optimizer):
     with pytest.raises(
-        ValueError, match=f"reads Adam's moments, {optimizer.__name__} has none: use Adam or AdamW, or source='own'"
+        ValueError, match=f"reads Adam's moments, but {optimizer.__name__} has none: use Adam or AdamW, or source='own'"
     ):
         start(optimizer, warmup_steps=3, importance=FROM_ADAM)
 

@@ -728,7 +728,7 @@ def test_finished_state_stays_finished():
         (
             lambda: nn.Sequential(*small_net()[:3], nn.Linear(6, 5)),
             {},
-            r"'3.bias' has shape \(5,\), in the state \(3,\)",
+            r"'3.bias' has shape \(5,\), but \(3,\) in the state",
         ),
         (small_net, {"retain": 0.3}, "saved with retain=0.2, this object has retain=0.3"),
         (small_net, {"warmup_steps": 4}, "saved with warmup_steps=3, this object has warmup_steps=4"),

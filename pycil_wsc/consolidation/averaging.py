@@ -1,9 +1,9 @@
-"""When the weights enter the average, and how much they weigh."""
+"""When the weights are sampled for the average, and how much each sample weighs."""
 
 import math
 from dataclasses import dataclass
 
-from pycil_wsc.consolidation.resets import whole_steps
+from pycil_wsc.consolidation.resets import check_whole_steps
 
 STARTS = ("reset", "first")
 COUNTS = ("late", "since_reset", "absolute", "swa")
@@ -17,24 +17,24 @@ class Average:
 
     Args:
         every: j, optimiser steps between two samples, counted from the reset (for ``"swa"`` from the task's start).
-            Below 1 it is a share of the warm-up's steps, at least one step.
-        start: the first sample. ``"reset"``: the weights just reset (after a warm-up of 0 steps, those at the start of
-            the task); ``"first"``: the weights j steps later.
-        count: what n is. ``"late"``: the number of samples so far, over ``power + 1``, so that late samples weigh more:
-            the k-th about ``k ** power`` (polynomial-decay averaging, Shamir and Zhang, 2013). The average then lags
-            behind training by the share ``1 / (power + 2)`` of the steps since the reset, however many they are.
+            A value below 1 is a share of the warm-up steps, at least one step.
+        start: the first sample. ``"reset"``: the weights right after the reset (without a warm-up, the weights at the
+            start of the task); ``"first"``: the weights j steps later.
+        count: how n is counted. ``"late"``: the number of samples so far, divided by ``power + 1``, so that late
+            samples weigh more: the k-th about ``k ** power`` (polynomial-decay averaging, Shamir and Zhang, 2013). The
+            average lags behind training by ``1 / (power + 2)`` of the steps since the reset, however many there are.
             ``"since_reset"``: the number of samples so far, for a plain mean. ``"absolute"``: the paper's n = i / j as
-            written, with i counted from the task's start (a real number if j does not divide i). ``"swa"``: the same
-            with samples where j divides i, as in stochastic weight averaging (Izmailov et al., 2018), so that n is
-            whole. In the last two Theta begins as the reset weights, which weigh more than one sample; they need
-            ``start="reset"``.
-        last: add the last weights of the task if their step was not one of the sampled.
+            written, with i counted from the task's start (a real number if j does not divide i). ``"swa"``: the same,
+            sampled at the steps that j divides, as in stochastic weight averaging (Izmailov et al., 2018), so that n is
+            an integer. With the last two, Theta starts as the reset weights, which count as more than one sample; they
+            need ``start="reset"``.
+        last: add the last weights of the task if they were not sampled.
         buffers: average the buffers too. Needs ``named_buffers``; for batch norm
             :func:`~.batch_norm.recompute_batch_norm` is more accurate.
-        power: of ``count="late"``. 0 is a plain mean.
+        power: exponent of ``count="late"``; 0 is a plain mean.
 
     Raises:
-        ValueError: a value is out of range, unknown, or does not fit another.
+        ValueError: a value is unknown, out of range, or inconsistent with another.
     """
 
     every: int | float = 0.01
@@ -46,7 +46,7 @@ class Average:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.every, float) and 0 < self.every < 1):
-            whole_steps("every", self.every, 1)
+            check_whole_steps("every", self.every, 1)
         for name, known in ("start", STARTS), ("count", COUNTS):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; known: {', '.join(known)}")
@@ -67,7 +67,7 @@ class Average:
         return (step if self.count == "swa" else since) % self.interval(warmup_steps) == 0
 
     def n(self, step: int, samples: int, warmup_steps: int) -> float:
-        """n for the sample at ``step`` of the task, when the average has ``samples`` samples."""
+        """n for the sample at ``step`` of the task, when the average has ``samples`` samples already."""
         if self.count in ("absolute", "swa"):
             return step / self.interval(warmup_steps)
         return samples / (self.power + 1) if self.count == "late" else samples

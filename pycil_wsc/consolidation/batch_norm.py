@@ -13,11 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def recompute_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
     """Replace the running statistics of all batch norms by the mean, over one pass, of the statistics of each batch.
 
-    The statistics collected in training belong to other weights than the average. Like
-    ``torch.optim.swa_utils.update_bn``, with three differences that matter here: a batch norm which ``model.train()``
-    leaves in evaluation mode (frozen, as in networks that expand) keeps its statistics; each module gets its own mode
-    back; an empty pass raises instead of leaving means of 0 and variances of 1. Without batch norm to recompute,
-    ``batches`` is not touched.
+    The statistics collected in training do not belong to the averaged weights. Like
+    ``torch.optim.swa_utils.update_bn``, with three differences: a batch norm that ``model.train()`` leaves in
+    evaluation mode (frozen, as in expanding networks) keeps its statistics; the mode of each module is restored; an
+    empty pass raises instead of leaving means of 0 and variances of 1. Without a batch norm to recompute, ``batches``
+    is not iterated over.
 
     Args:
         model: a module called with one batch of inputs.
@@ -49,6 +49,6 @@ def _collect(model: nn.Module, norms: list[_BatchNorm], batches: Iterator[Any]) 
         norm.reset_running_stats()
     for number, batch in enumerate(chain([first], batches), 1):
         for norm in norms:
-            # A cumulative mean, as momentum=None gives; but for None torch reads the count back from the device.
+            # A cumulative mean. momentum=None gives the same, but torch then reads the count back from the device.
             norm.momentum = 1 / number
         model(batch[0] if isinstance(batch, (tuple, list)) else batch)

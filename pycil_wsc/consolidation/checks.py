@@ -1,4 +1,4 @@
-"""What must hold of the tensors that a consolidation follows; each error says what to do."""
+"""Checks of the tensors that a consolidation follows, and of the states that it loads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ class NonFiniteGradients(RuntimeError):
 
 
 def by_name(pairs: Iterable[tuple[str, Any]], argument: str, wanted: Callable[[Any], bool]) -> dict[str, Tensor]:
-    """{name: tensor} of the wanted tensors among (name, tensor) pairs; a tensor with several names has its first."""
+    """{name: tensor} of the (name, tensor) pairs that are ``wanted``; a tensor with several names keeps the first."""
     names, tensors = set(), {}
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -31,7 +31,7 @@ def by_name(pairs: Iterable[tuple[str, Any]], argument: str, wanted: Callable[[A
 
 
 def plain_name(name: str) -> str:
-    """The name without what ``torch.compile`` adds to it, so that compiled and plain models have the same state."""
+    """The name without the prefix of ``torch.compile``, so that compiled and plain models have the same state."""
     return name.replace("_orig_mod.", "")
 
 
@@ -47,7 +47,7 @@ def check_eligible(eligible: Mapping[str, Tensor], params: Mapping[str, Tensor])
 
 
 def layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
-    """What may not change while a tensor is followed: {name: (shape, type, device)}."""
+    """The properties that may not change while a tensor is followed: {name: (shape, dtype, device)}."""
     return {name: (tuple(t.shape), t.dtype, t.device) for name, t in tensors.items()}
 
 
@@ -62,7 +62,7 @@ def check_layouts(tensors: Mapping[str, Tensor], before: Mapping[str, Layout]) -
 
 
 def check_saved(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Options: continuing under others would follow another schedule."""
+    """Raise ValueError if an option differs: the task would continue on another schedule."""
     for name, value in own.items():
         if name not in saved or saved[name] != value:
             raise ValueError(f"the state was saved with {name}={saved.get(name)}, this object has {name}={value}")
@@ -75,7 +75,7 @@ def check_saved_shapes(saved: Mapping[str, Any], own: Mapping[str, tuple[int, ..
         if name not in own:
             raise ValueError(f"'{name}' is in the state but not in this object")
         if tuple(saved[name]) != own[name]:
-            raise ValueError(f"'{name}' has shape {own[name]}, in the state {tuple(saved[name])}")
+            raise ValueError(f"'{name}' has shape {own[name]}, but {tuple(saved[name])} in the state")
 
 
 def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None) -> None:
@@ -86,7 +86,7 @@ def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None) -> No
     parts = [(name, score[index].isfinite().all()) for name, score in scores.items() for index in blocks(score.shape)]
     finite = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []
     if peers and int(peers.sum(torch.tensor(finite.count(False)))) and all(finite):
-        raise NonFiniteGradients("gradients of another process's part were not finite in the warm-up; see its error")
+        raise NonFiniteGradients("gradients in another process were not finite in the warm-up; see its error")
     for (name, _), is_finite in zip(parts, finite):
         if not is_finite:
             raise NonFiniteGradients(

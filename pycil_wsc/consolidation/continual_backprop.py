@@ -11,17 +11,17 @@ from pycil_wsc.consolidation.trackers import wide
 
 
 class ContinualBackprop:
-    """Generate and test by the utility and age of units: Dohare et al., "Loss of plasticity in deep continual learning"
-    (2024), algorithm 1.
+    """Replaces mature units of low utility: Dohare et al., "Loss of plasticity in deep continual learning" (2024),
+    algorithm 1.
 
     After each optimiser step, in each layer of units, with h a unit's activations and w its outgoing weights::
 
-        u <- decay * u + (1 - decay) * mean |h| * sum |w|     utility: what the unit contributes
+        u <- decay * u + (1 - decay) * mean |h| * sum |w|     utility of the unit
         a <- a + 1                                            age, in steps
-        c <- c + rate * (number of units with a > maturity)
-        while c >= 1: replace the one with the lowest u among them; c <- c - 1
+        c <- c + rate * (number of mature units, a > maturity)
+        while c >= 1: replace the mature unit with the lowest u; c <- c - 1
 
-    A new unit has initial values as incoming weights, zeros as outgoing ones, no momentum and age 0. Nothing waits for
+    A new unit has newly initialised incoming weights, zero outgoing weights, no momentum and age 0. No step waits for
     the device.
 
     >>> from torch import nn
@@ -41,16 +41,16 @@ class ContinualBackprop:
 
     Args:
         model: the network that is trained.
-        units: for each layer of units the names, in ``model``, of its incoming linear or convolutional layer, of its
-            batch norm or None, and of its outgoing layer. A unit is an output of the first, or its channel.
-        fresh: function without arguments -> {name: new initial values} of the model's parameters, called at each step
-            that replaces a unit.
-        rate: units replaced in a step, as a share of the mature ones.
+        units: for each layer of units, the names in ``model`` of its incoming linear or convolutional layer, its batch
+            norm (or None) and its outgoing layer. A unit is one output feature or channel of the incoming layer.
+        fresh: function without arguments that returns {name: new initial values} of the model's parameters; called at
+            each step that replaces a unit.
+        rate: units replaced per step, as a share of the mature units.
         maturity: steps for which a new unit is protected.
-        decay: of the utility's running mean.
+        decay: decay rate of the running mean of the utility.
 
     Raises:
-        ValueError: an argument is out of range, a layer is of another kind, or two do not fit together.
+        ValueError: an argument is out of range, a layer is of an unsupported kind, or two layers do not fit together.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ContinualBackprop:
         self._layers = [_Layer(model, *names) for names in units]
 
     def attach(self, optimizer: Optimizer) -> "ContinualBackprop":
-        """Follow ``optimizer`` and the activations of the model in training mode. Returns the object itself."""
+        """Follow the steps of ``optimizer`` and the activations of the model in training mode. Returns self."""
         if self._hooks:
             raise RuntimeError("attached already: detach() first")
         self._hooks = [layer.outgoing.register_forward_pre_hook(layer.observe) for layer in self._layers]
@@ -81,7 +81,7 @@ class ContinualBackprop:
         return self
 
     def detach(self) -> None:
-        """Stop following; without effect if nothing is followed."""
+        """Remove the hooks; does nothing if there are none."""
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -97,7 +97,7 @@ class ContinualBackprop:
                 self.replaced += number
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to resume, for ``torch.load(weights_only=True)``. As in torch, tensors are not copies."""
+        """The state to resume from, for ``torch.load(weights_only=True)``. As in torch, tensors are not copied."""
         layers = [
             {"utility": layer.utility, "born": layer.born, "births": list(layer.births), "due": layer.due}
             for layer in self._layers
@@ -105,7 +105,7 @@ class ContinualBackprop:
         return {"steps": self.steps, "replaced": self.replaced, "layers": layers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state: load model and optimiser too."""
+        """Resume from a saved state; load those of the model and the optimiser too."""
         self.steps, self.replaced = state["steps"], state["replaced"]
         for layer, saved in zip(self._layers, state["layers"], strict=True):
             layer.utility.copy_(saved["utility"])
@@ -114,7 +114,7 @@ class ContinualBackprop:
 
 
 class _Layer:
-    """One layer of units. ``born``: the step each was made at; ``births``: the latest of these, known to the host."""
+    """One layer of units. ``born``: the step at which each was created; ``births``: the recent ones, on the host."""
 
     def __init__(self, model: nn.Module, incoming: str, norm: str | None, outgoing: str):
         self.names = [name for name in (incoming, norm) if name is not None]
@@ -128,11 +128,11 @@ class _Layer:
         self.born = torch.zeros(number, dtype=torch.int64, device=weight.device)
         # mean |h| of the last forward pass; negative if there was none
         self.magnitude = torch.full_like(self.utility, -1)
-        self.births, self.due = [], 0.0  # due: units to replace, of which a fraction may be left over
+        self.births, self.due = [], 0.0  # due: c of the algorithm, below 1 between steps
 
     @torch.no_grad()
     def observe(self, outgoing, inputs):
-        """Note the mean |h| of each unit, (units,), in the same memory each time: a CUDA graph writes there too."""
+        """Record the mean |h| of each unit, (units,), in place: a CUDA graph always writes to the same memory."""
         if outgoing.training:
             h = inputs[0]
             channels = -1 if isinstance(outgoing, nn.Linear) else 1
@@ -142,14 +142,14 @@ class _Layer:
             )
 
     def update_utility(self, decay: float) -> None:
-        """After a step without a forward pass in training mode nothing changes."""
+        """Update the utility. A step without a forward pass in training mode leaves it unchanged."""
         outgoing = self.outgoing.weight.abs().transpose(0, 1).flatten(1).sum(1)
         contribution = torch.where(self.magnitude < 0, self.utility, (self.magnitude * outgoing).to(self.utility))
         self.utility.lerp_(contribution, 1 - decay)
         self.magnitude.fill_(-1)
 
     def count_due(self, step: int, rate: float, maturity: int) -> int:
-        """How many units to replace after this step."""
+        """The number of units to replace after this step."""
         self.births = [birth for birth in self.births if step - birth <= maturity]
         mature = len(self.utility) - len(self.births) if step > maturity else 0
         self.due += rate * mature
@@ -178,13 +178,13 @@ def _layer(model: nn.Module, name: str) -> nn.Linear | nn.Conv1d | nn.Conv2d | n
     layer = model.get_submodule(name)
     if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) or getattr(layer, "groups", 1) != 1:
         raise ValueError(
-            f"units: '{name}' is a {type(layer).__name__}; give linear layers or convolutions in one group"
+            f"units: '{name}' is a {type(layer).__name__}; give linear layers or convolutions with groups=1"
         )
     return layer
 
 
 def _clear_state(optimizer, param, dim, index):
-    """The optimiser's own tensors of these rows or columns become 0."""
+    """Set these rows or columns to 0 in the optimiser's state of ``param``."""
     for value in optimizer.state.get(param, {}).values():
         if torch.is_tensor(value) and value.shape == param.shape:
             value.index_fill_(dim, index, 0)

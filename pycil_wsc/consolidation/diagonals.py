@@ -1,8 +1,8 @@
-"""Diagonals of curvature matrices, which pass over the data again: each element's importance for the loss.
+"""Importance scores from the diagonal of the Fisher information or of the Hessian; each takes a pass over the data.
 
-``model`` is called with a batch of inputs and gives logits, ``params`` is {name: parameter} of those to score,
-``batches`` an iterable of (inputs, targets). The model must be in evaluation mode: a batch norm in training mode would
-couple the samples. No ``.grad`` is touched.
+``model`` maps a batch of inputs to logits, ``params`` is {name: parameter} of the parameters to score, ``batches`` an
+iterable of (inputs, targets). The model must be in evaluation mode: a batch norm in training mode would couple the
+samples. ``.grad`` is not touched.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,8 @@ def fisher_diagonal(
 ) -> dict[str, Tensor]:
     """F = 1/N sum_n (d log p(y_n | x_n) / d theta)^2, the empirical Fisher information of each element: {name: tensor}.
 
-    The square of each sample's own gradient, not of a batch's mean. ``chunk_size`` samples' gradients are held at a
-    time.
+    The gradient of each sample is squared, not that of a batch's mean. The gradients of ``chunk_size`` samples are held
+    at a time.
     """
     constant = {
         name: tensor.detach()
@@ -53,8 +53,8 @@ def hessian_diagonal(
 ) -> dict[str, Tensor]:
     """h = 1/K sum_k v_k * (H v_k) with v_k of random signs: Hutchinson's estimate of the Hessian's diagonal.
 
-    H is the Hessian of the mean cross-entropy over ``batches``; its products with ``probes`` vectors v_k take a double
-    backward pass each over each batch. ``generator`` is on the CPU, so that all devices get the same signs.
+    H is the Hessian of the mean cross-entropy over ``batches``. Each of the K = ``probes`` vectors v_k takes a double
+    backward pass per batch. ``generator`` is on the CPU, so that the signs are the same on all devices.
     """
     tensors = list(params.values())
     estimate, count = {name: torch.zeros_like(param) for name, param in params.items()}, 0
@@ -72,5 +72,5 @@ def hessian_diagonal(
 
 
 def _signs(tensor, generator):
-    """-1 or 1 for each element."""
+    """Random signs, -1 or 1, in the shape of ``tensor``."""
     return (2 * torch.randint(2, tensor.shape, generator=generator) - 1).to(tensor)

@@ -1,7 +1,7 @@
 """The operations of Weight Space Consolidation: pure functions on lists of tensors.
 
 Lists are parallel: entry i of each belongs to parameter i and has its shape. A trailing underscore means that the first
-argument (for the moments: the first two) is changed in place. Callers hold ``torch.no_grad()``.
+argument (for the moments: the first two) is changed in place. Call these functions under ``torch.no_grad()``.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def rank_reset_(
 ) -> None:
     """Keep the elements with the highest scores and blend all others with the weights before the task.
 
-    ``blend``: share of the current weights in the others, 0..1; 0 reverts them. The rest is as in :func:`reset_`.
+    ``blend``: share of the current weights in the blend, 0..1; 0 reverts them. Other arguments as for :func:`reset_`.
     """
     reset_(params, previous, scores, retain, partial(blend_, blend=blend), scope, eligible, peers)
 
@@ -49,7 +49,7 @@ def reset_(
 
     Args:
         params: the weights, changed in place.
-        others: what ``rule`` combines them with: the weights before the task, or new initial values.
+        others: the values that ``rule`` combines them with: the weights before the task, or new initial values.
         scores: higher means more important; see :func:`~.ranking.top_mask`.
         retain: share of the eligible elements that is kept, 0..1.
         rule: ``(params, others, keep) -> None``, such as :func:`blend_`, :func:`replace_` or :func:`shrink_perturb_`.
@@ -74,11 +74,11 @@ def update_moments_(
     absolute: bool = False,
     skipped: Tensor | None = None,
 ) -> None:
-    """One step of Adam's exponential moments: m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2.
+    """One update of Adam's moments: m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2.
 
-    A gradient that is None counts as zero. ``absolute``: m follows |g| instead of g. The moments may be wider than the
-    gradients (fp32 for bf16); the arithmetic is done in the moments' type. ``skipped``: None, or a tensor on the
-    device; where it is not 0 nothing changes, whatever the gradients are.
+    A gradient that is None counts as zero. ``absolute``: use |g| instead of g for m. The moments may be wider than the
+    gradients (fp32 for bf16); the arithmetic is done in the moments' dtype. ``skipped``: None, or a scalar tensor on
+    the device; if it is not 0, nothing changes, whatever the gradients are.
     """
     if skipped is not None:
         _update_unless_(skipped != 0, first, second, grads, betas, absolute)
@@ -103,7 +103,7 @@ def _update_unless_(skipped, first, second, grads, betas, absolute):
 
 
 def moment_product(first: list[Tensor], second: list[Tensor], step: float, betas: Betas) -> list[Tensor]:
-    """S = |m_hat| * v_hat, the moments of ``step`` gradients with Adam's bias corrections: the paper's score."""
+    """The paper's score, S = |m_hat| * v_hat: the moments of ``step`` gradients with Adam's bias corrections."""
     scores = torch._foreach_abs(first)
     torch._foreach_mul_(scores, 1 / ((1 - betas[0] ** step) * (1 - betas[1] ** step)))
     torch._foreach_mul_(scores, second)
@@ -129,7 +129,7 @@ def drift(params: list[Tensor], previous: list[Tensor]) -> list[Tensor]:
 
 
 def blend_(params: list[Tensor], previous: list[Tensor], keep: list[Tensor], blend: float) -> None:
-    """theta <- blend * theta + (1 - blend) * theta_prev where ``keep`` (bool) is false; all else stays, to the bit."""
+    """theta <- blend * theta + (1 - blend) * theta_prev where ``keep`` (bool) is false; no other element changes."""
     for param, before, kept in zip(params, previous, keep, strict=True):
         # At 0 the arithmetic would turn -0.0 into 0.0 and an infinite weight into nan.
         blended = torch.lerp(before, param, blend) if blend else before
@@ -137,12 +137,12 @@ def blend_(params: list[Tensor], previous: list[Tensor], keep: list[Tensor], ble
 
 
 def revert_(params: list[Tensor], previous: list[Tensor], keep: list[Tensor]) -> None:
-    """theta <- theta_prev where ``keep`` (bool) is false; exact to the bit."""
+    """theta <- theta_prev, bit for bit, where ``keep`` (bool) is false."""
     blend_(params, previous, keep, 0.0)
 
 
 def replace_(params: list[Tensor], fresh: list[Tensor], keep: list[Tensor]) -> None:
-    """theta <- fresh where ``keep`` (bool) is false: new initial values of the same layer."""
+    """theta <- fresh, new initial values of the same layer, where ``keep`` (bool) is false."""
     blend_(params, fresh, keep, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What weights are ranked by at the reset: small objects without state, each of which starts a tracker for a task.
+"""The importance that weights are ranked by at the reset: small stateless objects that create a tracker for each task.
 
 ``importance=`` of :class:`~.wsc.WeightSpaceConsolidation` takes one of these, or any function
 ``({name: parameter}, {name: weights before the task}) -> {name: scores}``, which is called at the reset.
@@ -25,7 +25,7 @@ RULES = {"moment": moment_product, "first_moment": first_moment, "second_moment"
 
 
 class Importance(Protocol):
-    """An importance by which elements are ranked; the higher its score, the more likely an element is kept."""
+    """Ranks elements by a score: those with the highest scores are kept at the reset."""
 
     @property
     def needs_previous(self) -> bool:
@@ -33,13 +33,13 @@ class Importance(Protocol):
         ...
 
     def track(self, params: Params) -> Tracker:
-        """Begin a task on ``params``, {name: parameter}."""
+        """A tracker for one task of training ``params``, {name: parameter}."""
         ...
 
 
 @dataclass(frozen=True)
 class MomentScore:
-    """A score made of Adam's first and second moment of the gradients; see :func:`moment_score` for the options."""
+    """A score from Adam's first and second moments of the gradients; see :func:`moment_score` for the options."""
 
     kind: str
     betas: Betas | None = None
@@ -69,13 +69,13 @@ def moment_score(betas: Betas | None = None, absolute: bool = False, source: str
     """The paper's score, S = |m_hat| * v_hat, of the moments of the gradients in the warm-up.
 
     Args:
-        betas: decay of the two moments; None: (0.9, 0.999), or the optimiser's.
-        absolute: let m follow |g| instead of g.
-        source: where the moments come from. ``"own"``: tracked here, whatever the optimiser, in two tensors of at
-            least fp32 for each parameter. ``"optimizer"``: Adam's or AdamW's, read at the reset, which takes no memory;
-            the optimiser must be new in each task, its betas count, and with ``torch.optim.Adam`` weight decay is part
-            of g. ``"carried"``: the same of an optimiser that is used from task to task; its moments remember about
-            1 / (1 - beta) steps before the task.
+        betas: decay rates of the two moments; None: (0.9, 0.999), or the optimiser's.
+        absolute: use |g| instead of g for m.
+        source: where the moments come from. ``"own"``: tracked here, for any optimiser, in two tensors of at least fp32
+            per parameter. ``"optimizer"``: those of Adam or AdamW, read at the reset, which takes no memory; the
+            optimiser must be new in each task, its betas apply, and with ``torch.optim.Adam`` weight decay is part of
+            g. ``"carried"``: the same, for an optimiser that is kept from task to task; its moments include about the
+            last 1 / (1 - beta) steps before the task.
 
     Raises:
         ValueError: a value is out of range or unknown, or betas are given for the optimiser's moments.
@@ -84,12 +84,12 @@ def moment_score(betas: Betas | None = None, absolute: bool = False, source: str
 
 
 def first_moment_score(betas: Betas | None = None, absolute: bool = False, source: str = "own") -> MomentScore:
-    """S = |m_hat|; arguments as of :func:`moment_score`."""
+    """S = |m_hat|; arguments as for :func:`moment_score`."""
     return MomentScore("first_moment", betas, absolute, source)
 
 
 def second_moment_score(betas: Betas | None = None, absolute: bool = False, source: str = "own") -> MomentScore:
-    """S = v_hat; arguments as of :func:`moment_score`."""
+    """S = v_hat; arguments as for :func:`moment_score`."""
     return MomentScore("second_moment", betas, absolute, source)
 
 
@@ -113,7 +113,7 @@ def drift_score() -> DriftScore:
 
 @dataclass(frozen=True)
 class FunctionScore:
-    """Scores by a function ({name: parameter}, {name: weights before the task}) -> {name: scores of its shape}."""
+    """Calls ({name: parameter}, {name: weights before the task}) -> {name: scores of the parameter's shape}."""
 
     function: Callable[[dict, dict], Mapping[str, Tensor]]
     needs_previous = True
@@ -121,12 +121,12 @@ class FunctionScore:
     def track(self, params: Params) -> Tracker:
         return FunctionTracker(params, self.function)
 
-    def __repr__(self) -> str:  # as saved with the state: the same in every process
+    def __repr__(self) -> str:  # saved with the state, so it must be the same in every process
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
 def as_importance(importance: Importance | Callable) -> Importance:
-    """``importance``, or the importance that scores by this function. Raises TypeError for anything else."""
+    """``importance`` itself, or a :class:`FunctionScore` if it is a function. Raises TypeError for anything else."""
     if hasattr(importance, "track"):
         return importance  # pyright: ignore[reportReturnType]
     if not callable(importance):

@@ -1,4 +1,4 @@
-"""Which elements have the highest scores: by exact count, in memory that does not grow with the model."""
+"""Selects the elements with the highest scores: an exact count, in memory that does not grow with the model."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,15 +8,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-BLOCK = 2**20  # elements looked at together
-DIGIT = 16  # leading bits of a score that one histogram distinguishes
+BLOCK = 2**20  # elements processed at a time
+DIGIT = 16  # bits of a score that one histogram resolves
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class Scores(Protocol):
     """The scores of one parameter: a float tensor, or an object that computes a block of them on request.
 
-    Each block is requested a few times, so the scores of a whole model need not be held.
+    Each block is requested a few times, so that the scores of a whole model need not be held in memory.
     """
 
     @property
@@ -41,7 +41,7 @@ class Peers(Protocol):
 
 
 class SingleProcess:
-    """:class:`Peers` of a process that holds all of the parameters."""
+    """:class:`Peers` of a process that holds whole parameters."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -58,8 +58,8 @@ def top_mask(
 ) -> list[Tensor]:
     """Mark the ``round(retain * n)`` highest of the n eligible elements: a list of bool tensors.
 
-    The count is exact whatever the scores (finite, any sign): ties are broken by parameter, then by position. A
-    threshold alone would mark every element when most scores are zero, as those of unused weights are.
+    The count is exact for any finite scores: ties are broken by parameter, then by position. A threshold alone would
+    mark every element when most scores are zero, as the scores of unused weights are.
 
     Args:
         scores: one entry per parameter; see :class:`Scores`.
@@ -80,10 +80,10 @@ def top_blocks(
     eligible: Sequence[Tensor | None] | None = None,
     peers: Peers | None = None,
 ) -> Iterator[tuple[int, tuple, Tensor]]:
-    """:func:`top_mask` in blocks: yields (i, index, mask) with the mask of ``scores[i][index]``, each element once.
+    """:func:`top_mask` in blocks: yields (i, index, mask of ``scores[i][index]``), each element once.
 
-    ``peers``: None, or the processes that hold the other parts of the same tensors: the elements of all of them are
-    ranked together.
+    ``peers``: None, or the processes that hold the other parts of the same tensors; all their elements are ranked
+    together.
     """
     allowed = [None] * len(scores) if eligible is None else list(eligible)
     if scope == "global":
@@ -96,7 +96,7 @@ def top_blocks(
 
 
 def blocks(shape: Sequence[int], first: tuple = ()) -> Iterator[tuple]:
-    """Indices that cut a tensor into views of at most BLOCK elements, in the order of their positions."""
+    """Indices that split a tensor into views of at most BLOCK elements, in order of position."""
     if not shape:
         yield first
     elif math.prod(shape[1:]) > BLOCK:
@@ -124,7 +124,7 @@ def _top(group, scores, retain, eligible, peers):
 
 
 class _Ranked:
-    """The eligible scores of a group, to be iterated over several times: 1-D tensors of at most BLOCK elements."""
+    """Iterable, several times, over the eligible scores of a group in 1-D tensors of at most BLOCK elements."""
 
     def __init__(self, scores, eligible):
         self.scores, self.eligible = scores, eligible
@@ -152,7 +152,7 @@ class _Ranked:
 
 
 def _threshold(ranked, retain, peers):
-    """-> (score, ties kept, ties): the elements above ``score`` are kept, and the first of those here that equal it."""
+    """(score, ties kept, ties): elements above ``score`` are kept, and the first of this process's ties with it."""
     total = int(peers.sum(torch.tensor(ranked.total)))
     if (count := round(retain * total)) == 0:
         return math.nan, 0, 0  # nothing is above it and nothing equals it
@@ -165,11 +165,11 @@ def _threshold(ranked, retain, peers):
 def _highest(ranked, total, count, peers):
     """The ``count``-th highest of ``total`` scores, found by histograms of their leading bits.
 
-    Candidates that fit into one block are looked at directly, unless they lie in several processes: these continue to
-    the last bit.
+    Once the candidates fit into one block they are compared directly. If they are spread over several processes, the
+    histograms continue to the last bit.
     """
     size, shift = 2**DIGIT, torch.iinfo(BITS[ranked.dtype]).bits
-    left, lowest, prefix = total, -size // 2, None  # candidates; their keys, shifted, all equal the prefix
+    left, lowest, prefix = total, -size // 2, None  # left: number of candidates; their leading bits are the prefix
     while (left > BLOCK or not isinstance(peers, SingleProcess)) and shift:
         histogram = torch.zeros(size, dtype=torch.int64)
         for scores in ranked:
@@ -192,7 +192,7 @@ def _candidates(scores, shift, prefix):
 
 
 def _keys(scores):
-    """Integers in the order of the scores (-0.0 before 0.0)."""
+    """Integers that sort like the scores (-0.0 before 0.0)."""
     return _flip_negative(scores.view(BITS[scores.dtype]))
 
 
@@ -202,6 +202,6 @@ def _score(key, dtype):
 
 
 def _flip_negative(bits):
-    """A float's bits, all but the sign flipped where it is negative; the inverse is the same."""
+    """Flip all bits but the sign of negative floats, given as integers; its own inverse."""
     info = torch.iinfo(bits.dtype)
     return bits ^ (bits >> (info.bits - 1)) & info.max

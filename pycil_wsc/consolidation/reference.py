@@ -1,7 +1,7 @@
-"""The slow twin of :class:`WeightSpaceConsolidation`: element by element, in Python floats, from the equations.
+"""A slow reference for :class:`WeightSpaceConsolidation`: the equations, element by element, in Python floats.
 
-It reads the same option objects but shares no line of arithmetic or scheduling with the fast version, so that a test
-can step both and compare. Read it to see what is computed.
+It takes the same option objects but shares no arithmetic or scheduling code with the fast version, so that a test can
+step both and compare them.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ Lists = dict[str, list[float]]
 
 
 class ReferenceConsolidation:
-    """Takes the same options, except an importance that is a function; weights, gradients and buffers are ``Lists``.
+    """Takes the same options, except a function as importance; weights, gradients and buffers are ``Lists``.
 
-    Weights and buffers are changed in place. There is no optimiser to attach to: call ``step`` after each of its steps.
+    Weights and buffers are changed in place. It attaches to no optimiser: call ``step`` after each optimiser step.
     ``Reset.momentum`` concerns the optimiser alone and is ignored. ``eligible`` is ``{name: [bool, ...]}``.
-    ``moment_score(source="optimizer")`` has the moments of an Adam that is new in this task; its betas may differ
-    between its groups, so they are given as ``betas={name: (b1, b2)}``.
+    ``moment_score(source="optimizer")`` computes the moments of an Adam that is new in this task; its betas may differ
+    between parameter groups, so they are given as ``betas={name: (b1, b2)}``.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class ReferenceConsolidation:
         self.previous_buffers = _copy(buffers or {})
         self.m = {name: [0.0] * len(values) for name, values in weights.items()}
         self.v = _copy(self.m)
-        self.t = {name: 0 for name in weights}  # steps that the moments have taken
+        self.t = {name: 0 for name in weights}  # updates of the moments
         self.has_gradient: set[str] = set()
         self.i = 0  # steps since the task's start
         self.mean: Lists = {}  # Theta
-        self.samples, self.last_sample = 0, None  # its samples, the step of the latest
+        self.samples, self.last_sample = 0, None  # number of samples; step of the latest
         if warmup_steps == 0 and average and average.start == "reset":
             self.sample(weights, buffers or {})
 
@@ -62,7 +62,7 @@ class ReferenceConsolidation:
         buffers: Lists | None = None,
         skipped: bool = False,
     ) -> None:
-        """``gradients[name]`` may be None. ``skipped``: a gradient scaler kept the optimiser from stepping."""
+        """``gradients[name]`` may be None. ``skipped``: a gradient scaler skipped the optimiser step."""
         if skipped:
             return
         self.i += 1

@@ -1,4 +1,4 @@
-"""What the reset does to the elements that are not kept, and when: one small object for each rule.
+"""Reset rules: when to reset, and what happens to the elements that are not kept.
 
 ``reset=`` of :class:`~.wsc.WeightSpaceConsolidation` takes one of these. For another rule, derive from :class:`Reset`.
 """
@@ -17,15 +17,15 @@ Fresh = Callable[[], Mapping[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class Reset:
-    """What all resets have in common. A rule gives ``__call__``, and ``others`` if it needs new initial values.
+    """Base class of the reset rules. A rule implements ``__call__``, and ``others`` if it needs new initial values.
 
     Args:
-        every: None for one reset; otherwise reset again every so many optimiser steps after the first. The moments
-            continue, and so does the comparison with the weights before the task.
-        momentum: drop the optimiser's state of the parameters at each reset, so that it starts afresh.
-        buffers: at each reset treat the buffers like weights of which none is kept. Needs ``named_buffers``.
-        min_warmup: leave the reset out, with a warning, if ``warmup_steps`` is less. In so short a task the network is
-            far from trained, and may lose more by the reset than it gains, with Adam most of all.
+        every: optimiser steps between further resets; None for a single reset. The moments run on from reset to reset,
+            and theta_prev remains the weights before the task.
+        momentum: drop the optimiser's state of the parameters at each reset.
+        buffers: reset the buffers too, without keeping any element. Needs ``named_buffers``.
+        min_warmup: skip the reset, with a warning, if ``warmup_steps`` is smaller. In so short a task the network is
+            far from trained and may lose more by the reset than it gains, above all with Adam.
     """
 
     every: int | None = None
@@ -33,23 +33,23 @@ class Reset:
     buffers: bool = False
     min_warmup: int = 0
     ranks: ClassVar[bool] = True  # False: nothing is kept, so no scores are needed
-    needs_previous: ClassVar[bool] = True  # the weights before the task
+    needs_previous: ClassVar[bool] = True  # whether the rule uses the weights before the task
 
     def __post_init__(self) -> None:
         if self.every is not None:
-            whole_steps("every", self.every, 1)
-        whole_steps("min_warmup", self.min_warmup, 0)
+            check_whole_steps("every", self.every, 1)
+        check_whole_steps("min_warmup", self.min_warmup, 0)
 
     def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
         """Change ``params`` in place where ``keep`` (bool) is false."""
         raise NotImplementedError
 
     def others(self, previous: Params) -> Params:
-        """{name: what the weights are combined with}: those before the task, unless a rule says otherwise."""
+        """{name: values to combine the weights with}: by default, the weights before the task."""
         return previous
 
     def reset_buffers_(self, buffers: list[Tensor], previous: list[Tensor], keep: list[Tensor]) -> None:
-        """Buffers have no new initial values: rules that use those set them back to ``previous``."""
+        """Change ``buffers`` in place where ``keep`` is false: by default, back to ``previous``."""
         revert_(buffers, previous, keep)
 
     def due(self, since: int) -> bool:
@@ -62,14 +62,14 @@ class Blend(Reset):
     """theta <- blend * theta + (1 - blend) * theta_prev: the paper's reset, with its alpha as ``blend``.
 
     Args:
-        blend: share of the current weights, 0..1; the rest is of the weights before the task.
+        blend: share of the current weights, 0..1.
     """
 
     blend: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share("blend", self.blend)
+        check_share("blend", self.blend)
 
     def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
         blend_(params, others, keep, self.blend)
@@ -91,7 +91,7 @@ class Random(Reset):
     """theta <- new initial values.
 
     Args:
-        fresh: function without arguments -> {name: initial values}, called at each reset.
+        fresh: function without arguments that returns {name: initial values}; called at each reset.
     """
 
     fresh: Fresh = field(repr=False, compare=False)
@@ -109,7 +109,7 @@ class ShrinkPerturb(Reset):
     """theta <- shrink * theta + perturb * fresh, for all elements: nothing is ranked or kept (Ash and Adams, 2020).
 
     Args:
-        fresh: function without arguments -> {name: initial values}, called at each reset.
+        fresh: function without arguments that returns {name: initial values}; called at each reset.
         shrink: factor of the current weights, 0..1.
         perturb: factor of the initial values, at least 0.
     """
@@ -122,7 +122,7 @@ class ShrinkPerturb(Reset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share("shrink", self.shrink)
+        check_share("shrink", self.shrink)
         if not self.perturb >= 0:
             raise ValueError(f"perturb={self.perturb!r} is a factor: give a number of at least 0")
 
@@ -133,13 +133,13 @@ class ShrinkPerturb(Reset):
         shrink_perturb_(params, others, keep, self.shrink, self.perturb)
 
 
-def share(name: str, value: float) -> None:
+def check_share(name: str, value: float) -> None:
     """Raise ValueError unless ``value`` is a number from 0 to 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value!r} is a share: give a number from 0 to 1")
 
 
-def whole_steps(name: str, value: float, least: int) -> None:
+def check_whole_steps(name: str, value: float, least: int) -> None:
     """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
     if not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r}: give a whole number of optimiser steps, at least {least}")

@@ -1,4 +1,4 @@
-"""Parameters sharded among processes (``DTensor``, as FSDP2 makes them): each process works on its own rows."""
+"""Parameters sharded over processes (``DTensor``, as in FSDP2): each process works on its own rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from pycil_wsc.consolidation.ranking import Peers
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's rows of a sharded tensor, in its storage; any other tensor as it is."""
+    """This process's rows of a sharded tensor, sharing its storage; any other tensor unchanged."""
     return _detached(tensor).to_local() if is_sharded(tensor) else tensor
 
 
 def like(part: Tensor, tensor: Tensor) -> Tensor:
-    """``part``, this process's rows, as a tensor sharded like ``tensor``; as it is if ``tensor`` is not sharded."""
+    """``part``, this process's rows, as a tensor sharded like ``tensor``; unchanged if ``tensor`` is not sharded."""
     if not is_sharded(tensor):
         return part
     from torch.distributed.tensor import DTensor
@@ -38,9 +38,9 @@ def part_of(value: Tensor, tensor: Tensor) -> Tensor:
 
 
 def gathered(state: Any, keep: bool = True) -> Any:
-    """``state`` with its sharded tensors whole, on the CPU. All processes call this together.
+    """``state`` with its sharded tensors gathered on the CPU. All processes must call this together.
 
-    ``keep=False`` leaves out the tensors: for the processes that only help the one that saves the state.
+    ``keep=False`` replaces the gathered tensors by None, in the processes that do not save the state.
     """
     if isinstance(state, Mapping):
         return {key: gathered(value, keep) for key, value in state.items()}
@@ -56,20 +56,20 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def peers_of(params: Mapping[str, Tensor]) -> Peers | None:
-    """The processes among which ``params`` are sharded; None if none is.
+    """The processes over which ``params`` are sharded; None if no parameter is sharded.
 
-    Raises ValueError unless all are sharded in one way: the elements of each among the same processes, each once.
+    Raises ValueError unless all are sharded over the same dimension of the same device mesh.
     """
-    meshes = {name: _group(name, param) for name, param in params.items() if is_sharded(param)}
+    meshes = {name: _mesh_dimension(name, param) for name, param in params.items() if is_sharded(param)}
     if not meshes:
         return None
     for name in params:
         if name not in meshes:
-            raise ValueError(f"'{name}' is not sharded, other parameters are: shard all of them (fully_shard), or none")
-    groups = list(dict.fromkeys(meshes.values()))
-    if len(groups) > 1:
+            raise ValueError(f"'{name}' is not sharded but other parameters are: shard all (fully_shard) or none")
+    distinct = list(dict.fromkeys(meshes.values()))
+    if len(distinct) > 1:
         raise ValueError("the parameters are sharded over different meshes: use one mesh for all")
-    return MeshPeers(*groups[0])
+    return MeshPeers(*distinct[0])
 
 
 class MeshPeers:
@@ -89,13 +89,13 @@ class MeshPeers:
         return sum(int(each) for each in counts[: self.group.rank()])
 
 
-def _group(name, param) -> tuple[Any, int]:
-    """The mesh and its one dimension over which the rows of ``param`` are sharded."""
+def _mesh_dimension(name, param) -> tuple[Any, int]:
+    """The mesh, and the one dimension of it over which ``param`` is sharded."""
     sharding = [number for number, placement in enumerate(param.placements) if not placement.is_replicate()]
     if len(sharding) != 1 or not param.placements[sharding[0]].is_shard():
         raise ValueError(
             f"'{name}' is placed as {param.placements}: consolidation works on parameters sharded over one dimension "
-            "of a device mesh, as fully_shard() makes them"
+            "of a device mesh, as by fully_shard()"
         )
     return param.device_mesh, sharding[0]
 

@@ -1,4 +1,4 @@
-"""Where scores come from during a task: moments of the gradients that are tracked here, or those of an optimiser."""
+"""Trackers follow the steps of a task and compute scores at the reset, for example from moments of the gradients."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +17,7 @@ QUANTISED = ("torchao", "bitsandbytes")  # packages whose optimisers keep moment
 
 
 class MomentRule(Protocol):
-    """Scores from first and second moments of ``step`` gradients, such as :func:`~.functional.moment_product`."""
+    """Scores from the first and second moments of ``step`` gradients, as :func:`~.functional.moment_product`."""
 
     def __call__(self, first: list[Tensor], second: list[Tensor], step: float, betas: Betas) -> list[Tensor]: ...
 
@@ -25,8 +25,8 @@ class MomentRule(Protocol):
 class Tracker:
     """Follows one task's optimiser steps and scores the elements of ``params``, {name: parameter}, at the reset.
 
-    This base class knows which parameters have had a gradient, and ranks elements in no particular order: for a reset
-    that keeps nothing.
+    This base class only records which parameters have had a gradient. Its scores mean nothing: they are for a reset
+    that keeps no element.
     """
 
     def __init__(self, params: Params):
@@ -34,10 +34,10 @@ class Tracker:
         self.with_gradient: set[str] = set()
 
     def check(self, optimizer: Optimizer, steps: int) -> None:
-        """Raise ValueError unless ``optimizer``, ``steps`` steps into the task, gives what the scores need."""
+        """Raise ValueError if scores cannot be computed from ``optimizer``, ``steps`` steps into the task."""
 
     def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
-        """Called after each step. ``skipped``: not 0, on the device, if a ``GradScaler`` skipped it; or None."""
+        """Called after each step. ``skipped``: None, or a tensor that is not 0 if a ``GradScaler`` skipped the step."""
         self._gradients(skipped)
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
@@ -46,7 +46,7 @@ class Tracker:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held to score by, the weights before the task not included."""
+        """Bytes held for the scores, without the weights before the task."""
         return 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Tracker:
         return [name for name in self.params if name in self.with_gradient]
 
     def _gradients(self, skipped):
-        """{name: gradient or None}, noted in ``with_gradient``."""
+        """{name: gradient or None}; adds the names with a gradient to ``with_gradient``."""
         grads = {name: None if p.grad is None else local(p.grad) for name, p in self.params.items()}
         present = [name for name, grad in grads.items() if grad is not None]
         if not present:
@@ -68,21 +68,21 @@ class Tracker:
                 "call backward() before it and zero_grad() after it"
             )
         if new := [name for name in present if name not in self.with_gradient]:
-            self._note(new, grads, skipped)
+            self._add_names(new, grads, skipped)
         return grads
 
-    def _note(self, names, grads, skipped):
+    def _add_names(self, names, grads, skipped):
         for name in names:
             if grads[name].layout != torch.strided:
                 raise RuntimeError(
                     f"the gradient of '{name}' is sparse: make it dense (for an embedding, sparse=False)"
                 )
-        if skipped is None or not skipped.item():  # the only wait in the warm-up, and only under a GradScaler
+        if skipped is None or not skipped.item():  # waits for the device, for new names and under a GradScaler only
             self.with_gradient.update(names)
 
 
 class DriftTracker(Tracker):
-    """Scores by the distance from the weights before the task, and holds nothing for it."""
+    """Scores by the distance from the weights before the task; holds no tensors."""
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
         return {name: BlockScores(drift, local(self.params[name]), previous[name]) for name in self._names()}
@@ -106,7 +106,7 @@ class FunctionTracker(Tracker):
 
 
 class OwnMoments(Tracker):
-    """Exponential moments of the gradients, from the task's start on; a missing gradient counts as zero."""
+    """Exponential moments of the gradients since the task's start; a missing gradient counts as zero."""
 
     def __init__(self, params: Params, rule: MomentRule, betas: Betas, absolute: bool):
         super().__init__(params)
@@ -145,31 +145,31 @@ class OwnMoments(Tracker):
 class OptimizerMoments(Tracker):
     """The moments that Adam or AdamW keeps, read at the reset: nothing is held here.
 
-    They differ from :class:`OwnMoments` in a parameter whose gradient is missing in some steps: Adam leaves its moments
-    as they are. ``carried``: the optimiser may have been used in earlier tasks, whose last steps its moments remember.
+    Unlike :class:`OwnMoments`, Adam leaves the moments of a parameter unchanged in steps without a gradient for it.
+    ``carried``: the optimiser may have been used in earlier tasks; its moments then include their last steps.
     """
 
     def __init__(self, params: Params, rule: MomentRule, carried: bool = False):
         super().__init__(params)
         self.rule, self.carried = rule, carried
-        self.found = False  # moments in the optimiser
+        self.found = False  # whether the optimiser had moments
 
     def check(self, optimizer: Optimizer, steps: int) -> None:
         if not all("betas" in group for group in optimizer.param_groups):
             raise ValueError(
-                f"source='optimizer' reads Adam's moments, {_kind(optimizer)} has none: "
+                f"source='optimizer' reads Adam's moments, but {_kind(optimizer)} has none: "
                 "use Adam or AdamW, or source='own'"
             )
         if type(optimizer).__module__.partition(".")[0] in QUANTISED:
             raise ValueError(
-                f"{_kind(optimizer)} keeps its moments quantised, which cannot be ranked by: use torch's AdamW, or "
+                f"{_kind(optimizer)} keeps its moments quantised, too coarse to rank by: use torch's AdamW, or "
                 "source='own'"
             )
         longest = max((float(state["step"]) for state in self._states(optimizer).values()), default=0)
         if longest > steps and not self.carried:
             raise ValueError(
                 f"the optimizer has moments of {longest:.0f} steps, this task has had {steps}: make a new optimizer "
-                "for each task, or use source='carried' to count them or 'own' (to resume from a saved state, call "
+                "for each task, or use source='carried' to include them or 'own' (to resume from a saved state, call "
                 "load_state_dict() before attach())"
             )
 
@@ -197,14 +197,14 @@ class OptimizerMoments(Tracker):
         for state in states.values():
             if missing := {"exp_avg", "exp_avg_sq", "step"} - state.keys():
                 raise RuntimeError(
-                    f"source='optimizer' reads Adam's moments, and the state of {_kind(optimizer)} has no "
+                    f"source='optimizer' reads Adam's moments, but the state of {_kind(optimizer)} has no "
                     f"'{min(missing)}': use Adam or AdamW, or source='own'"
                 )
         return states
 
 
 class BlockScores:
-    """The scores of one parameter, computed for the block that is requested: a whole model's take no memory.
+    """The scores of one parameter, computed block by block on request, so that they take no memory.
 
     ``rule`` is a function of two lists of tensors; ``first`` and ``second`` are its arguments for this parameter.
     """
@@ -218,7 +218,7 @@ class BlockScores:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of moments and averages: at least fp32."""
+    """The dtype of moments and averages: at least fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 

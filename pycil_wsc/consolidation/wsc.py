@@ -23,7 +23,7 @@ from pycil_wsc.consolidation.checks import (
 from pycil_wsc.consolidation.functional import average_, reset_
 from pycil_wsc.consolidation.importance import Importance, as_importance, moment_score
 from pycil_wsc.consolidation.ranking import Peers
-from pycil_wsc.consolidation.resets import Blend, Reset, share, whole_steps
+from pycil_wsc.consolidation.resets import Blend, Reset, check_share, check_whole_steps
 from pycil_wsc.consolidation.sharded import like, local, part_of, peers_of
 from pycil_wsc.consolidation.trackers import Params, Tracker, wide
 
@@ -51,9 +51,9 @@ class WeightSpaceConsolidation:
     >>> wsc.finish()
     >>> recompute_batch_norm(model, batches)
 
-    With theta_prev the weights when the object is made, g the gradient in ``p.grad`` after an optimiser step (the
-    loss's own, before weight decay and momentum; clipped or scaled if the loop does that), i the number of the step and
-    j ``average.every``, the defaults are::
+    Let theta_prev be the weights when the object is created, g the gradient in ``p.grad`` after an optimiser step (of
+    the loss, before weight decay and momentum; clipped or scaled if the loop does that), i the number of the step and
+    j ``average.every``. With the default options::
 
         m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2    each step of the warm-up
         S = |m_hat| * v_hat                                  (hat: divided by 1 - b^i, as in Adam)
@@ -64,7 +64,7 @@ class WeightSpaceConsolidation:
         theta <- Theta                                       at finish()
 
     Parameters without a gradient in the whole warm-up are neither ranked nor reset; a gradient missing in some steps
-    counts as zero in those. Steps are the optimiser's: gradients may be accumulated over several batches, and a step
+    counts as zero in those. Steps are optimiser steps: gradients may be accumulated over several batches, and a step
     that a ``GradScaler`` skips does not count. No step waits for the device except the reset (under a ``GradScaler``
     also each sample and the first step).
 
@@ -74,31 +74,31 @@ class WeightSpaceConsolidation:
     the weights at any time. Ranking adds a few blocks of 4 MB.
 
     Args:
-        named_parameters: iterable of (name, parameter), such as ``model.named_parameters()``. Those that do not require
-            a gradient are left alone, a parameter with several names counts once.
+        named_parameters: iterable of (name, parameter), such as ``model.named_parameters()``. Parameters that do not
+            require a gradient are ignored; a parameter with several names counts once.
         warmup_steps: optimiser steps from the task's start to the reset; 0 only with ``reset=None``; None: until
             :meth:`end_warmup`.
-        retain: share of the elements kept at the reset, ``round(retain * n)`` of n by exact count.
-        importance: what weights are ranked by: :func:`~.importance.moment_score`, another of :mod:`~.importance`, or a
-            function ({name: parameter}, {name: theta_prev}) -> {name: scores}, called at the reset.
-        reset: what becomes of the others: :class:`~.resets.Blend`, ``Revert``, ``Random``, ``ShrinkPerturb``, or None
-            (average only). The default leaves the reset out after a warm-up of fewer than 50 steps; ``Blend()`` does
+        retain: share of the elements kept at the reset: exactly ``round(retain * n)`` of n.
+        importance: the score to rank weights by: :func:`~.importance.moment_score`, another of :mod:`~.importance`, or
+            a function ({name: parameter}, {name: theta_prev}) -> {name: scores}, called at the reset.
+        reset: what happens to the other elements: :class:`~.resets.Blend`, ``Revert``, ``Random``, ``ShrinkPerturb``,
+            or None (average only). The default skips the reset after a warm-up of fewer than 50 steps; ``Blend()`` does
             not.
-        average: an :class:`~.averaging.Average`, or None to leave the last weights in place at the end.
+        average: an :class:`~.averaging.Average`, or None to keep the last weights.
         rank_scope: ``"global"`` ranks all elements together, ``"tensor"`` those of each parameter separately.
         eligible: {name: bool tensor of the parameter's shape}: only elements marked True are ranked and may be reset.
             Parameters left out are eligible as a whole.
         named_buffers: iterable of (name, buffer), such as ``model.named_buffers()``, for ``reset`` and ``average`` with
-            ``buffers=True``; buffers that are not of floating type are left alone.
-        peers: if the parameters are plain tensors that are this process's parts of sharded ones, the processes, whose
-            elements are ranked together; see :class:`~.ranking.Peers`. Of parameters that FSDP2 (``fully_shard``) has
-            sharded they are known: give those as they are, after ``fully_shard``, in every process. The state's tensors
-            are then sharded too, as the model's are, for ``torch.distributed.checkpoint``.
+            ``buffers=True``; buffers that are not floating-point are ignored.
+        peers: the processes that hold the other parts, if the parameters are plain tensors that hold one part each of
+            sharded parameters; the elements of all parts are ranked together; see :class:`~.ranking.Peers`. Not needed
+            with FSDP2: pass the parameters as they are, after ``fully_shard``, in every process. The tensors of the
+            state are then sharded like the model's, for ``torch.distributed.checkpoint``.
 
     Raises:
         ValueError, TypeError: an argument is out of range, unknown or inconsistent.
         NonFiniteGradients: at the reset, if a gradient in the warm-up was infinite or NaN; a RuntimeError.
-        RuntimeError: during training, when it cannot continue; the message says what to do.
+        RuntimeError: a method is called at the wrong time, or gradients are missing; the message says what to do.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class WeightSpaceConsolidation:
         }
         self._hook, self._optimizer = None, None
         self._steps = self._averaged = self._resets = 0
-        self._skipped: Tensor | None = None  # steps skipped on the device that the host has not asked for yet
+        self._skipped: Tensor | None = None  # number of skipped steps, on the device, not yet subtracted from _steps
         self._finished = False
         self._begin()
 
     def attach(self, optimizer: Optimizer) -> "WeightSpaceConsolidation":
-        """Follow ``optimizer``: each of its steps is a step here. Returns the object itself."""
+        """Follow the steps of ``optimizer``. Returns self."""
         if self._hook is not None:
             raise RuntimeError("attached already: detach() first")
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -157,7 +157,7 @@ class WeightSpaceConsolidation:
         return self
 
     def detach(self) -> None:
-        """Stop following the optimiser; without effect if none is followed."""
+        """Stop following the optimiser; does nothing if none is followed."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = self._optimizer = None
@@ -177,7 +177,7 @@ class WeightSpaceConsolidation:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """End the task: the average becomes the weights, in their own type, and all memory is freed.
+        """End the task: the average becomes the weights, in their dtype, and all memory is freed.
 
         Raises RuntimeError if there is nothing to average: the warm-up has not ended, or no sample was due.
         """
@@ -191,7 +191,7 @@ class WeightSpaceConsolidation:
         if not steps and warmup:
             raise RuntimeError(
                 "finish() before any step of the optimizer that attach() follows: attach to the one that trains, "
-                "again after it is replaced"
+                "and again when it is replaced"
             )
         if steps < warmup:
             raise RuntimeError(
@@ -209,13 +209,13 @@ class WeightSpaceConsolidation:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Within, the weights are the average, with what :meth:`finish` would add now; after, as before, to the bit.
+        """A context in which the weights are those that :meth:`finish` would give now; restored exactly on exit.
 
-        To evaluate or save the average while training goes on. Takes a copy of the weights. Raises RuntimeError in the
-        warm-up, when there is no average yet.
+        For evaluating or saving the average while training continues. Takes a copy of the weights. Raises RuntimeError
+        in the warm-up, when there is no average yet.
         """
         if self.average is None or self.warmup_steps is None or self.phase != "averaging":
-            raise RuntimeError(f"applied() in phase '{self.phase}': there is no average; ask for it after the reset")
+            raise RuntimeError(f"applied() in phase '{self.phase}': there is no average; use it after the reset")
         tensors = {name: local(self._tensors[name]) for name in self._average or self._params}
         own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         late = self.average.last and not self.average.due(self.steps, self.warmup_steps)
@@ -245,7 +245,7 @@ class WeightSpaceConsolidation:
     @property
     def steps(self) -> int:
         """Optimiser steps followed since the task's start."""
-        self._settle()
+        self._subtract_skipped()
         return self._steps
 
     @property
@@ -266,7 +266,7 @@ class WeightSpaceConsolidation:
         return "warm-up" if self.warmup_steps is None or self.steps < self.warmup_steps else "averaging"
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to resume, for ``torch.load(weights_only=True)``. As in torch, tensors are not copies."""
+        """The state to resume from, for ``torch.load(weights_only=True)``. As in torch, tensors are not copied."""
         return {
             "format": FORMAT,
             "options": self._options(),
@@ -282,9 +282,9 @@ class WeightSpaceConsolidation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state: load model and optimiser too. Raises ValueError if the state is of another task.
+        """Resume from a saved state; load those of the model and the optimiser too.
 
-        That is: other options, names or shapes, or a format of another version.
+        Raises ValueError if the state has other options, names or shapes, or the format of another version.
         """
         if state.get("format") != FORMAT:
             raise ValueError(
@@ -292,7 +292,7 @@ class WeightSpaceConsolidation:
                 "resume with the version that saved it, or start the task again"
             )
         check_saved(state["options"], self._options())
-        if self.warmup_steps is None:  # it may have ended
+        if self.warmup_steps is None:  # end_warmup() may have been called before saving
             self.warmup_steps = state["warmup_steps"]
         check_saved({"warmup_steps": state["warmup_steps"]}, {"warmup_steps": self.warmup_steps})
         check_saved_shapes(state["shapes"], self._shapes())
@@ -311,10 +311,10 @@ class WeightSpaceConsolidation:
             self._tracker = self._new_tracker()
             self._tracker.load_state_dict(state["tracker"])
 
-    # ---- the beginning ---------------------------------------------------------------------------------------------
+    # ---- setup -----------------------------------------------------------------------------------------------------
 
     def _check_options(self):
-        share("retain", self.retain)
+        check_share("retain", self.retain)
         if self.reset is not None and not isinstance(self.reset, Reset):
             raise TypeError(f"reset={self.reset!r}: give Blend(), Revert(), Random(), ShrinkPerturb() or None")
         if self.average is not None and not isinstance(self.average, Average):
@@ -322,7 +322,7 @@ class WeightSpaceConsolidation:
         if self.rank_scope not in SCOPES:
             raise ValueError(f"rank_scope={self.rank_scope!r} is unknown; known: {', '.join(SCOPES)}")
         if self.warmup_steps is not None:
-            whole_steps("warmup_steps", self.warmup_steps, 0)
+            check_whole_steps("warmup_steps", self.warmup_steps, 0)
             if self.reset and self.warmup_steps == 0:
                 raise ValueError("warmup_steps=0 leaves no gradient to rank by: give at least 1, or reset=None")
 
@@ -350,7 +350,7 @@ class WeightSpaceConsolidation:
         return self.importance.track(self._params) if self.reset and self.reset.ranks else Tracker(self._params)
 
     def _options(self):
-        """What must agree between a saved state and the object that it is loaded into, as text."""
+        """The options, as text, that a saved state and the object that loads it must share."""
         names = ("retain", "importance", "reset", "average", "rank_scope")
         return {name: repr(getattr(self, name)) for name in names}
 
@@ -373,12 +373,12 @@ class WeightSpaceConsolidation:
             self._skipped = (skipped != 0) + (0 if self._skipped is None else self._skipped)
         if self._tracker:
             self._tracker.follow(optimizer, skipped)
-        if (self._reset_due() or self._sample_due()) and self._settle():
-            return  # fewer steps than it seemed: the next that is not skipped may be the one
+        if (self._reset_due() or self._sample_due()) and self._subtract_skipped():
+            return  # a step was skipped, so nothing is due yet
         self._act(optimizer)
 
-    def _settle(self):
-        """Take the skipped steps off the count; returns how many. Waits for the device if there may be any."""
+    def _subtract_skipped(self):
+        """Subtract skipped steps from the count and return their number. Waits for the device if there may be any."""
         skipped = 0 if self._skipped is None else int(self._skipped)
         self._steps -= skipped
         self._skipped = None
@@ -413,7 +413,7 @@ class WeightSpaceConsolidation:
             reset.reset_buffers_(buffers, previous, [torch.zeros_like(b, dtype=torch.bool) for b in buffers])
         if reset.momentum:
             for param in self._params.values():
-                optimizer.state.pop(param, None)  # the optimiser makes it anew at its next step
+                optimizer.state.pop(param, None)  # the optimiser recreates it at its next step
         if not reset.every:
             self._previous, self._tracker = {}, None
         self._resets += 1
