@@ -78,7 +78,7 @@ def test_what_cannot_be_split_is_refused_in_one_line(model, how, settings, tmp_p
             taken.append(learner)
         else:
             assert code == 2 and error.count("\n") == 1, error
-            assert f"model_name: 'memo' needs a backbone that it can split, and 'timm:{model}' cannot be" in error
+            assert f"model_name: 'memo' splits the backbone, which 'timm:{model}' does not support" in error
     assert {*taken, "memo"} == set(registry.learners) and not (tmp_path / "runs").exists()
 
 
@@ -183,7 +183,7 @@ def test_stages_are_frozen_by_timms_names(settings):
     "more, line",
     [
         ({"convnet_type": "timm:resnet81"}, r"convnet_type: timm .* has no model 'resnet81'; did you mean 'resnet"),
-        ({"model_name": "memo"}, "model_name: 'memo' needs a backbone that it can split, and 'timm:resnet18' cannot"),
+        ({"model_name": "memo"}, "model_name: 'memo' splits the backbone, which 'timm:resnet18' does not support"),
         ({"convnet_type": "resnet8", "pretrained": True}, "pretrained: applies to timm models only"),
         ({"convnet_type": "resnet8", "grad_checkpointing": True}, "grad_checkpointing: applies to timm models only"),
     ],

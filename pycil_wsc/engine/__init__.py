@@ -1,1 +1,1 @@
-"""What the training loop is built on: phases, schedules, precision, recorded passes, step cost, triggers."""
+"""Components of the training loop: phases, schedules, precision, recorded passes, step cost, triggers."""

@@ -1,4 +1,4 @@
-"""What a run computes on: its device, the memory it takes there, and the commit of the code."""
+"""The environment of a run: its device, its peak memory, and the commit of the code."""
 
 import contextlib
 import logging
@@ -13,13 +13,12 @@ import torch
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.errors import UserError
 
-os.environ.setdefault(
-    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-)  # what `deterministic` needs; read when a GPU computes its first product
+# needed by `deterministic`; cuBLAS reads it before its first matrix product
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def resolved_device(name: str) -> torch.device:
-    """The torch device of the configuration's ``device``: for PyCIL's list of GPUs the CPU if there is no GPU.
+    """The torch device for the key ``device``. PyCIL's list of GPUs gives the CPU on a machine without a GPU.
 
     Raises :class:`UserError` for a GPU that this machine does not have.
     """
@@ -42,7 +41,7 @@ def resolved_device(name: str) -> torch.device:
 def deterministic(wanted: bool) -> None:
     """Restrict torch to deterministic algorithms, or lift the restriction.
 
-    An operation that has none then raises RuntimeError.
+    With the restriction, an operation without a deterministic algorithm raises RuntimeError.
     """
     torch.use_deterministic_algorithms(wanted)
 
@@ -60,9 +59,9 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        return_freed_memory()  # what was kept of earlier runs is not this one's
+        return_freed_memory()  # memory that the allocator kept from earlier runs does not count
         with contextlib.suppress(OSError):  # not Linux, or not allowed
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at the present size
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current size
 
 
 def peak_memory(device: torch.device) -> int:
@@ -76,9 +75,9 @@ def peak_memory(device: torch.device) -> int:
 
 
 def commit() -> str | None:
-    """The commit of this code, marked if it was changed since; None outside a checkout.
+    """The commit of this code, with ``-dirty`` if files were changed since; None outside a git checkout.
 
-    On a cluster's nodes the driver's commit, from ``PYCIL_WSC_COMMIT``.
+    On the nodes of a cluster, the driver's commit, from ``PYCIL_WSC_COMMIT``.
     """
     if known := os.environ.get("PYCIL_WSC_COMMIT"):
         return known

@@ -1,4 +1,4 @@
-"""What the configuration makes of a task's learning rates, and of the parameters that an optimiser is given."""
+"""Learning-rate schedules and parameter groups from the configuration."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from pycil_wsc.engine.schedules import Schedule, cosine_lr, step_lr, warmed_lr
 
 
 def task_schedule(config: Any, first: bool, epochs: int, interval: float) -> Schedule:
-    """The learning rate in a task of ``epochs`` epochs, where it is set every ``interval`` epochs.
+    """The learning rate in a task of ``epochs`` epochs, for a rate that is set every ``interval`` epochs.
 
-    ``first``: the first task, whose keys begin with ``init``.
+    ``first``: whether this is the first task, whose keys begin with ``init``.
     """
     base, milestones, decay = (
         (config.init_lr, config.init_milestones, config.init_lr_decay)
@@ -29,10 +29,10 @@ def task_schedule(config: Any, first: bool, epochs: int, interval: float) -> Sch
 def parameter_groups(
     parameters: Iterable[nn.Parameter], weight_decay: float, depths: Mapping[nn.Parameter, int], config: Any
 ) -> list[dict[str, Any]]:
-    """The groups of those ``parameters`` that learn, one for each ``lr_scale``: the factor of the learning rate.
+    """The groups of the trainable ``parameters``, one for each ``lr_scale``, the factor of the learning rate.
 
-    ``depths``: layers from a parameter to the head, 1 being next to it; what is not in it has a factor of 1. The
-    others' is ``backbone_lr_factor * layer_decay ** depth``.
+    ``depths``: the distance of a parameter's layer from the head, at least 1; its factor is ``backbone_lr_factor *
+    layer_decay ** depth``. Parameters that are not in ``depths`` have a factor of 1.
     """
     groups = {}
     for parameter in parameters:
@@ -52,6 +52,6 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def clip(optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
-    """Scale down the gradients of all groups together if their norm is above ``max_norm``. Does not wait for a GPU."""
+    """Scale down all gradients if their total norm is above ``max_norm``. Does not wait for a GPU."""
     if max_norm is not None:
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)

@@ -12,8 +12,8 @@ from torch import nn
 class Phase:
     """A phase of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
 
-    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the part
-    in training mode, while all else is in evaluation mode; ``name`` is for the progress bar.
+    ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the only
+    part in training mode; ``name`` is for the progress bar.
     """
 
     epochs: int
@@ -27,7 +27,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Resume:
-    """The position within a task at which a stopped run resumes: ``epoch`` epochs of phase ``phase`` were done."""
+    """The state from which a stopped run resumes within a task, after ``epoch`` epochs of phase ``phase``."""
 
     phase: int
     epoch: int

@@ -20,11 +20,11 @@ def undefined_in_bf16(backbone: nn.Module, side: int) -> bool:
     """Whether torch leaves gradients of ``backbone`` undefined in bf16 on the CPU, for images of (3, side, side).
 
     oneDNN does not write all elements of the gradient of a padded convolution whose input is smaller than its stride,
-    such as a 1x1 map under a 3x3 kernel with stride 2: they are whatever the memory held before.
+    such as a 1x1 map under a 3x3 kernel with stride 2; the others are uninitialised memory.
     """
     found = []
 
-    def look(module, inputs):
+    def check(module, inputs):
         found.extend(
             size < stride and bool(padding)
             for size, stride, padding in zip(inputs[0].shape[2:], module.stride, module.padding)
@@ -32,6 +32,6 @@ def undefined_in_bf16(backbone: nn.Module, side: int) -> bool:
 
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_pre_hook(look)
+            module.register_forward_pre_hook(check)
     backbone.eval()(torch.zeros(1, 3, side, side))
     return any(found)

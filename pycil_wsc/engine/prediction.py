@@ -8,10 +8,9 @@ TOP_K = 5
 def best_classes(scores: torch.Tensor, largest: bool = True) -> torch.Tensor:
     """The ``min(TOP_K, classes)`` best classes of each row, best first: (B, classes) -> int64 (B, <=5).
 
-    Every prediction is made here: a run's, by logits and (with ``largest`` false) by distances to class means, and that
-    of saved weights. In bf16 many logits are equal, and equal scores then come in the same order everywhere: in that of
-    ``torch.topk`` on float32 columns in learning order. That order depends on how many classes are asked for, so it is
-    always as many.
+    All predictions are made here, in runs and from saved weights: by logits or, with ``largest=False``, by distances to
+    class means. Ties, which are frequent in bf16, are therefore always broken in the same way: as ``torch.topk`` does
+    on float32 columns in learning order. Its order of ties depends on k, so k is always the same.
     """
     return scores.float().topk(min(TOP_K, scores.shape[1]), largest=largest).indices
 

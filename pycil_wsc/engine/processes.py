@@ -1,4 +1,4 @@
-"""The processes that ``torchrun`` started, each with the same model and its share of every batch; or this one alone."""
+"""The processes that ``torchrun`` started, each with the same model and its share of every batch."""
 
 import functools
 import itertools
@@ -15,9 +15,8 @@ from pycil_wsc.data.loader import Share
 from pycil_wsc.errors import UserError
 
 T = TypeVar("T")
-IDLE = timedelta(
-    days=365
-)  # the first process may write reports, or wait for another command's run; no collective is open
+# outside collectives, the others wait while the first process writes reports or waits for the run of another command
+IDLE = timedelta(days=365)
 
 
 def launched() -> bool:
@@ -26,17 +25,17 @@ def launched() -> bool:
 
 
 def rank_and_count() -> tuple[int, int]:
-    """This process's number, from 0, and how many processes there are."""
+    """This process's rank, from 0, and the number of processes."""
     return (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if launched() else (0, 1)
 
 
-# ---- from run to run: through the store by which the processes find each other -------------------------------------
+# ---- between runs: through the rendezvous store --------------------------------------------------------------------
 
 
 class Announcements:
-    """The first process announces each run before it begins; the others wait for it, for as long as it takes.
+    """The first process announces each run before it begins; the others wait for it without a timeout.
 
-    A message is any JSON value. Not a collective: those have a timeout, and between runs only the first process works.
+    A message is any JSON value. Collectives would time out, because between runs only the first process works.
     """
 
     def __init__(self) -> None:
@@ -44,12 +43,12 @@ class Announcements:
         self._numbers, self._awaited = itertools.count(), itertools.count()
 
     def announce(self, message: Any) -> None:
-        """Send a message to the processes that :meth:`listen`; None ends them."""
+        """Send a message to the processes that :meth:`listen`; None ends their loops."""
         if self.count > 1 and self.rank == 0:
             self._store().set(str(next(self._numbers)), json.dumps(message))
 
     def listen(self) -> Iterator[Any]:
-        """The messages in their order, until None."""
+        """Yield the messages in order, until None."""
         for number in self._numbers:
             self._store().wait([str(number)], IDLE)
             if (message := json.loads(self._store().get(str(number)))) is None:
@@ -57,14 +56,14 @@ class Announcements:
             yield message
 
     def await_first(self) -> None:
-        """Let the others wait until the first process comes here too."""
+        """Wait until the first process has called this too."""
         store, name = distributed.PrefixStore("awaited", self._store()), str(next(self._awaited))
         if self.rank == 0:
             store.set(name, "")
         store.wait([name], IDLE)
 
     def exchange(self, message: Any) -> list[Any]:
-        """What every process has to say, in their order; they wait for each other."""
+        """The messages of all processes, by rank. All processes must call this; they wait for each other."""
         if self.count == 1:
             return [message]
         store = distributed.PrefixStore("exchange", self._store())
@@ -77,7 +76,7 @@ class Announcements:
 
 @functools.cache
 def announcements() -> Announcements:
-    """Those of this process."""
+    """The announcements of this process."""
     return Announcements()
 
 
@@ -90,9 +89,9 @@ def _rendezvous() -> distributed.Store:
 
 
 class Processes:
-    """``rank`` of ``count``; the first writes all files.
+    """This process has ``rank`` of ``count``; the first writes all files.
 
-    ``timeout_minutes``: how long a process waits for the others before it raises; that of the first run counts.
+    ``timeout_minutes``: how long a process waits for the others before it raises; the value of the first run counts.
     """
 
     def __init__(self, timeout_minutes: float = 30.0) -> None:
@@ -108,12 +107,12 @@ class Processes:
 
     @property
     def share_of_batches(self) -> Share:
-        """Some batches, whole: of images that are tested, or described for herding."""
+        """Whole batches, for testing and for the features of herding."""
         return Share(self.rank, self.count)
 
     @property
     def share_of_each_batch(self) -> Share:
-        """Some images of every batch: of those that are trained on."""
+        """Some images of every batch, for training."""
         return Share(self.rank, self.count, of_each=True)
 
     @property
@@ -121,7 +120,7 @@ class Processes:
         return self.rank == 0
 
     def device(self, device: torch.device) -> torch.device:
-        """This process's own of several GPUs."""
+        """``device``, or this process's own GPU if there are several processes; made the current CUDA device."""
         own = (
             torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device.type == "cuda" and self.count > 1 else device
         )
@@ -134,7 +133,7 @@ class Processes:
         return values[self.rank :: self.count]
 
     def gather(self, share: Sequence[T], total: int) -> list[T]:
-        """The whole list of ``total`` values from every process's :meth:`share`."""
+        """The list of all ``total`` values, from every process's :meth:`share`."""
         if self.count == 1:
             return list(share)
         shares: list[Any] = [None] * self.count
@@ -152,9 +151,9 @@ class Processes:
         return box[0]
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What ``work()`` gives in the first process, in every process; so is a :class:`UserError` that it raises.
+        """Call ``work`` in the first process and return its result in every process.
 
-        The others wait for as long as it takes.
+        A :class:`UserError` is raised in every process too. The others wait without a timeout.
         """
         if self.count == 1:
             return work()
@@ -171,18 +170,18 @@ class Processes:
         return value
 
     def await_first(self) -> None:
-        """Let the others wait, for as long as it takes, until the first process comes here too."""
+        """Wait, without a timeout, until the first process has called this too."""
         if self.count > 1:
             announcements().await_first()
 
     def copy_from_first_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The first process's values, in place."""
+        """Copy the first process's values into ``tensors``."""
         if self.count > 1:
             for tensor in tensors:
                 distributed.broadcast(tensor, src=0)
 
     def agree(self, value: Any) -> bool:
-        """Whether all processes have the same ``value``; they wait for each other."""
+        """Whether ``value`` is the same in all processes; they wait for each other."""
         values = self.gather([value], self.count)
         return all(other == value for other in values)
 
@@ -191,7 +190,7 @@ class Processes:
         return self.sum_(tensor.clone())
 
     def before(self, count: int) -> int:
-        """The sum of a whole number over the processes before this one."""
+        """The sum of ``count`` over the processes before this one."""
         return sum(self.gather([count], self.count)[: self.rank])
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -201,11 +200,11 @@ class Processes:
         return tensor
 
 
-class Alone(Processes):
-    """This process by itself, whoever started it."""
+class SingleProcess(Processes):
+    """This process alone, even under ``torchrun``."""
 
     def __init__(self) -> None:
         self.rank, self.count = 0, 1
 
 
-ALONE = Alone()
+ALONE = SingleProcess()

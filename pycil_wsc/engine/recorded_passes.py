@@ -12,7 +12,7 @@ Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets)
 
 
 class Passes:
-    """(images, targets) -> (loss, number of correct predictions), on the device; gradients are then in ``p.grad``."""
+    """(images, targets) -> (loss, number of correct predictions), on the device; sets the gradients ``p.grad``."""
 
     def __init__(self, compute: Compute, optimizer: Optimizer):
         self.compute, self.optimizer = compute, optimizer
@@ -23,23 +23,23 @@ class Passes:
         return loss.detach(), (logits.detach().argmax(1) == targets).sum()
 
     def clear(self) -> None:
-        """Before the next step's passes."""
+        """Clear the gradients for the next step."""
         self.optimizer.zero_grad(set_to_none=True)
 
 
 class RecordedPasses(Passes):
-    """The same, replayed, for batches of the first one's size, after ``eager`` ordinary steps.
+    """:class:`Passes` replayed from a recording, for batches of the same size as the first.
 
-    In those the libraries choose their algorithms. The recording reads its input from two buffers and leaves loss,
-    count and gradients in others, which are valid until the next call. A loss that waits for the device cannot be
-    recorded: every step is then computed as usual, and the log says so. Nothing is recorded in that process any more,
-    since torch's allocator does not recover from it.
+    The first ``eager`` steps are ordinary: in these, libraries choose their algorithms. The recording reads its input
+    from two buffers and writes loss, count and gradients to others, which are valid until the next call. A loss that
+    waits for the device cannot be recorded: every step is then computed as usual, and a warning is logged. The process
+    records nothing more, since torch's allocator does not recover from a failed recording.
 
-    ``record``: a function without arguments -> a function that repeats it, which has not been called yet.
+    ``record``: takes a function without arguments and returns a function that replays it, not called yet.
     """
 
     eager = 3
-    refused = False  # for all phases of the process
+    refused = False  # in all phases of the process
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class RecordedPasses(Passes):
 
 
 def cuda_graph(device: torch.device, function: Callable[[], None]) -> Callable[[], None]:
-    """Other threads may go on using ``device`` meanwhile: the one that pins the next batch does."""
+    """Record ``function`` and return its replay. Other threads may use ``device`` meanwhile, to pin the next batch."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
@@ -98,5 +98,5 @@ def cuda_graph(device: torch.device, function: Callable[[], None]) -> Callable[[
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
                 function()
         finally:
-            torch.cuda.set_stream(stream)  # a recording that failed may leave its own
+            torch.cuda.set_stream(stream)  # a failed recording may leave its own stream current
     return graph.replay

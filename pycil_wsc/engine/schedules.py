@@ -10,7 +10,7 @@ Schedule = Callable[[float], float]  # epoch -> learning rate
 
 
 def step_lr(base: float, milestones: Sequence[int], decay: float) -> Schedule:
-    """``base`` times ``decay`` for each milestone reached: PyCIL's schedule."""
+    """``base``, multiplied by ``decay`` at each milestone: PyCIL's schedule."""
     return lambda epoch: base * decay ** sum(epoch >= milestone for milestone in milestones)
 
 
@@ -22,8 +22,8 @@ def cosine_lr(base: float, epochs: int, min_lr: float = 0.0, start: int = 0) -> 
 def warmed_lr(schedule: Schedule, warmup: int, interval: float = 1.0) -> Schedule:
     """``schedule`` after a linear warm-up of ``warmup`` epochs.
 
-    The rate is set every ``interval`` epochs. In the warm-up it rises by equal amounts, the first of them above 0, to
-    what ``schedule`` has at its end: ``torch.optim.lr_scheduler.LinearLR`` with the same number of steps.
+    The rate is set every ``interval`` epochs. In the warm-up it rises in equal steps, from one step above 0 to the rate
+    of ``schedule`` at its end, like ``torch.optim.lr_scheduler.LinearLR`` with the same number of steps.
     """
     if not warmup:
         return schedule
@@ -35,9 +35,7 @@ def warmed_lr(schedule: Schedule, warmup: int, interval: float = 1.0) -> Schedul
 
 
 def held_lr(schedule: Schedule, start: float, value: float, anneal: int) -> Schedule:
-    """``schedule`` until epoch ``start``; then over to ``value`` along half a cosine in ``anneal`` epochs, and held
-    there.
-    """
+    """``schedule`` until epoch ``start``, then along half a cosine to ``value`` in ``anneal`` epochs, then constant."""
 
     def rate(epoch):
         if epoch < start:

@@ -1,4 +1,4 @@
-"""A step's forward and backward pass shared among processes: each takes its part of the batch."""
+"""The forward and backward pass of a step in several processes: each computes its part of the batch."""
 
 from collections.abc import Callable
 
@@ -15,13 +15,14 @@ Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) ->
 
 
 class SharedPasses(Passes):
-    """As :class:`Passes`, on this process's images of a batch; the gradients are those of the whole batch's mean loss.
+    """:class:`Passes` on this process's images of a batch; the gradients are those of the whole batch's mean loss.
 
-    The loss is what DistributedDataParallel wraps, not the network: losses call parts of networks, several networks, or
-    a part twice. ``optimizer`` has the parameters whose gradients are summed; one that no process uses keeps None.
+    DistributedDataParallel wraps the loss, not the network: losses call parts of networks, several networks, or a part
+    twice. The gradients of the parameters of ``optimizer`` are summed over processes; a parameter that no process uses
+    keeps a gradient of None.
 
-    Returns this process's part of the mean loss, and its number of images classified right: both add up to the whole
-    batch's. Processes whose parts differ in size, or that have no image of a last batch, weigh as much as they have.
+    Returns this process's part of the mean loss and its number of correct predictions; their sums over processes are
+    those of the whole batch. A process weighs as much as its number of images, which may be 0 in a last batch.
     """
 
     def __init__(self, compute: Loss, optimizer: Optimizer, processes: Processes, sync_batch_norm: bool) -> None:
@@ -41,7 +42,7 @@ class SharedPasses(Passes):
 
 
 class _LossModule(nn.Module):
-    """A loss as a module with the parameters to be trained, and no buffers, which would be sent along."""
+    """A loss as a module with the trained parameters; without buffers, which DistributedDataParallel broadcasts."""
 
     def __init__(self, compute: Loss, parameters: list[nn.Parameter]) -> None:
         super().__init__()

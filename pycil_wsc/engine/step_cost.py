@@ -7,10 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class StepCost:
-    """Floating-point operations per image of one phase's steps, counted once, in its first step.
+    """Floating-point operations per image of a phase, counted in its first step.
 
-    Forward and backward passes through convolutions and matrix products, teachers and frozen parts included; a
-    multiplication and an addition are two.
+    Counts the forward and backward passes of convolutions and matrix products, including teachers and frozen parts; a
+    multiplication and an addition are two operations.
     """
 
     per_image = None

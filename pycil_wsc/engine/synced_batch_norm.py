@@ -1,8 +1,8 @@
-"""Batch norm over the images of all processes, as if one had the whole batch.
+"""Batch norm over the images of all processes, as if one process had the whole batch.
 
-``torch.nn.SyncBatchNorm`` does the same on GPUs alone, and takes the place of modules of torch's own classes. Here the
-function that all of them call is replaced while a network is computed, so that gloo on the CPU gives the same numbers,
-a backbone's own subclass of batch norm is covered, and weights are saved and loaded as ever.
+``torch.nn.SyncBatchNorm`` works on GPUs only and replaces modules of torch's own classes. Here the function that all
+batch norms call is intercepted in the forward pass. This works with gloo on the CPU too, covers a backbone's own
+subclass of batch norm, and does not change how weights are saved and loaded.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from pycil_wsc.engine.processes import Processes
 
 
 def synced_batch_norm(processes: Processes, wanted: bool = True) -> AbstractContextManager[Any]:
-    """A context in which batch norm sees the batches of ``processes`` as one, if there are several and it is wanted."""
+    """:class:`SyncedBatchNorm` if there are several ``processes`` and it is ``wanted``, else an empty context."""
     return SyncedBatchNorm() if wanted and processes.count > 1 else nullcontext()
 
 
 class SyncedBatchNorm(TorchFunctionMode):
-    """Within it, ``torch.nn.functional.batch_norm`` in training mode takes the statistics of all processes together.
+    """A context in which ``torch.nn.functional.batch_norm`` in training mode uses the statistics of all processes.
 
-    All processes must compute the same layers. One that has no image of a batch takes part with none.
+    All processes must compute the same layers; a process without images takes part with an empty batch.
     """
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,7 +45,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The function of that name; ``images``: (B, C, ...)."""
+    """Replaces ``torch.nn.functional.batch_norm``; ``images``: (B, C, ...)."""
     if not training:
         return batch_norm(images, running_mean, running_var, weight, bias, False, momentum, eps)
     with torch.no_grad():
@@ -79,7 +79,7 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx, images, weight, bias, mean, var, count, eps):
         ctx.save_for_backward(images, weight, mean, var, count)
         ctx.eps = eps
-        if not images.numel():  # which torch's kernels for the CPU do not take
+        if not images.numel():  # torch's CPU kernels do not support empty batches
             return torch.empty_like(images)
         return batch_norm(images, mean, var, weight, bias, False, 0.0, eps)
 

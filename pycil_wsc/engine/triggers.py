@@ -1,4 +1,4 @@
-"""What ends the warm-up besides its length: training or held-out exemplars, never the test set."""
+"""Triggers that end the warm-up at a plateau of the training loss or the loss on held-out exemplars."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ class Plateau:
 
 
 def held_out_exemplars(learner: Any, task: Task) -> np.ndarray:
-    """The share ``wsc.held_out`` of each class's exemplars, at least one of two, drawn by ``seed``: int64 (n,)."""
+    """Indices of a share ``wsc.held_out`` of the exemplars of each class, drawn with ``seed``: int64 (n,)."""
     rng = np.random.default_rng(seeding.derived_seed(learner.config.seed, "trigger", task.index))
     counts = held_out_counts(learner.config, learner.memory)
     if not counts:
@@ -44,14 +44,14 @@ def held_out_exemplars(learner: Any, task: Task) -> np.ndarray:
 
 
 def held_out_counts(config: Any, memory: ExemplarMemory) -> dict[int, int]:
-    """Class -> how many of its exemplars are held out, for each class that has two."""
+    """Class -> number of its exemplars to hold out, at least one, for each class that has two or more."""
     kept = {c: len(memory.classes[c]) for c in sorted(memory.classes)}
     return {c: max(1, round(config.wsc.held_out * count)) for c, count in kept.items() if count > 1}
 
 
 @torch.inference_mode()
 def mean_loss(learner: Any, indices: np.ndarray) -> float:
-    """Mean cross-entropy over all classes seen of these training images, in evaluation mode with the test transform."""
+    """Mean cross-entropy of training images over all classes seen, in evaluation mode with the test transform."""
     learner.eval()
     total = torch.zeros((), device=learner.device)
     share = learner.processes.share_of_batches

@@ -1,4 +1,4 @@
-"""The only training loop. A method says what its loss is; everything else happens here, once."""
+"""The training loop of all learners. A method defines its loss and overrides the hooks that it needs."""
 
 import contextlib
 import copy
@@ -29,27 +29,27 @@ from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 
 
 class BaseLearner(nn.Module):
-    """A continual learner: its networks are submodules, so ``state_dict`` holds all that it has learned.
+    """A continual learner. Its networks are submodules, so ``state_dict`` holds everything that it has learned.
 
-    A method must give ``loss``; it may override the other hooks. ``learn`` is never overridden.
+    A method must implement ``loss`` and may override the other hooks. ``learn`` is never overridden.
     """
 
-    Options: type = NoOptions  # a frozen dataclass of the keys that the method alone has (`pycil_wsc.keys.key`)
+    Options: type = NoOptions  # frozen dataclass of the method's own keys (`pycil_wsc.keys.key`)
     uses_memory = True
     starts_anew = False  # each task begins with new initial weights
-    needs_new_classes = False  # a task that brings new images of known classes alone cannot be learned
-    one_phase = True  # a task trains one network in one phase, so that it can be consolidated
+    needs_new_classes = False  # cannot learn a task that brings only new images of known classes
+    one_phase = True  # each task trains one network in one phase, as consolidation requires
     consolidates = False
-    plain_first_task = False  # the first task is cross-entropy alone, so that learners may share what it gives
-    network: Any  # an IncrementalNet, or what `build` gives
-    epoch_keys: tuple[str, ...] = ("epochs",)  # the keys that together are the passes over a later task
+    plain_first_task = False  # the first task is plain cross-entropy, so learners may share its trained weights
+    network: Any  # the module that `build` returns
+    epoch_keys: tuple[str, ...] = ("epochs",)  # the keys whose sum is the number of epochs of a later task
 
     def __init__(
         self, config: Any, manager: Any, train_source: Any, device: torch.device, processes: Processes = ALONE
     ):
         super().__init__()
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
-        self.processes = processes  # that share every batch; all of them hold the same weights
+        self.processes = processes  # they share every batch and hold the same weights
         self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
         self.images_trained = self.train_flops = 0
         with self.seeded("weights"):
@@ -67,24 +67,24 @@ class BaseLearner(nn.Module):
         raise NotImplementedError
 
     def grow(self, task: Task) -> None:
-        """Make room for the task's classes. Also called for the tasks before it when a stopped run resumes."""
+        """Extend the network to the task's classes. When a run resumes, called for each earlier task first."""
         self.network.grow(task.num_seen)
 
     def begin_task(self, task: Task) -> None:
-        """Before training; the head has grown already."""
+        """Called before training, after :meth:`grow`."""
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """The task's phases, in order; a generator may prepare each just before it starts."""
         yield self.main_phase(task)
 
     def after_step(self) -> None:
-        """After each ``optimizer.step()``, before the gradients are cleared."""
+        """Called after each ``optimizer.step()``, before the gradients are cleared."""
 
     def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
-        """After each epoch of a phase, whose mean training loss was ``loss``."""
+        """Called after each epoch of a phase with its mean training loss."""
 
     def end_task(self, task: Task) -> None:
-        """After training, before exemplars are chosen and the test is run."""
+        """Called after training, before exemplars are chosen and the network is tested."""
 
     def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, d) features, for herding, nearest mean and ``classify``."""
@@ -99,31 +99,31 @@ class BaseLearner(nn.Module):
         return self.classify(self.extract(images))
 
     def also_tested(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Networks to test beside the main one: name -> (images -> logits)."""
+        """Further networks to test: name -> (images -> logits)."""
         return {}
 
     def costs(self) -> dict[str, Any]:
-        """What else the result records, by name: numbers, or lists of one number per task."""
+        """Further costs to record in the result, by name: numbers, or lists of one number per task."""
         return {}
 
     @classmethod
     def check(cls, config: Any) -> str | None:
-        """What is wrong with the learner's own options, in a line, or None."""
+        """One line that says what is wrong with the learner's own options, or None."""
 
     @classmethod
     def also_reads(cls, config: Any) -> set[str]:
-        """Those of ``memory_size`` and ``memory_per_class`` that the method reads whatever ``fixed_memory`` is."""
+        """Which of ``memory_size`` and ``memory_per_class`` the method reads whatever ``fixed_memory`` is."""
         return set()
 
     @classmethod
     def planned_epochs(cls, config: Any, task: Task) -> int:
-        """Passes over a task's training data, for the cost that ``--dry-run`` states."""
+        """The number of epochs of a task, for the cost that ``--dry-run`` prints."""
         values = vars(config) | vars(config.options)
         return sum(values[key] for key in cls.epoch_keys) if task.index else config.init_epoch
 
     @classmethod
     def planned_images(cls, config: Any, task: Task, memory: ExemplarMemory) -> int:
-        """Images that training the task takes with the exemplars in ``memory``; a run checks that it took as many."""
+        """The images that the task trains on, over all epochs, with the exemplars in ``memory``. A run checks this."""
         return cls.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ class BaseLearner(nn.Module):
         Args:
             task: the next task.
             monitor: notified of the task's start, of every step and epoch, and of its end.
-            resume: where a stopped run resumes.
-            trained: the state that training would end with (:meth:`trained_state`), instead of training.
+            resume: the position and state from which a stopped run resumes.
+            trained: the result of training (:meth:`trained_state`), to load instead of training.
         """
         self.grow_for(task)
         self.begin_task(task)
@@ -159,7 +159,7 @@ class BaseLearner(nn.Module):
 
     def train_for(self, task: Task, monitor: Any, resume: Resume | None) -> None:
         if resume:
-            self.set_extra_state(resume.learner["_extra_state"])  # the phases' data are the task's and the memory's
+            self.set_extra_state(resume.learner["_extra_state"])  # the phases' indices depend on the memory
         for number, phase in enumerate(self.phases(task)):
             if resume and number < resume.phase:
                 continue
@@ -227,7 +227,7 @@ class BaseLearner(nn.Module):
     def training_batches(self, indices: np.ndarray, *address: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled, augmented batches over ``indices``: this process's part of each.
 
-        All random numbers follow from ``address``, which begins with the task's index.
+        All random numbers are derived from ``address``, which begins with the task's index.
         """
         c, targets = self.config, self.manager.train_targets
         seed, join = seeding.derived_seed(c.seed, "batches", *address), self._joins(len(indices))
@@ -242,19 +242,16 @@ class BaseLearner(nn.Module):
         return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed, join=join, share=share)
 
     def num_batches(self, samples: int) -> int:
-        """The training batches of an epoch over ``samples`` images."""
+        """The number of training batches in an epoch over ``samples`` images."""
         return num_batches(samples, self.config.batch_size, self._joins(samples))
 
     def _joins(self, samples):
-        """Whether the last batch would be a single image that cannot be trained on, and is joined to the one before.
-
-        Otherwise a last batch of one image stays a batch of its own.
-        """
+        """Whether the last batch, a single image that the network cannot train on, is joined to the one before."""
         return samples % self.config.batch_size == 1 and not self._takes_one_image
 
     @functools.cached_property
     def _takes_one_image(self):
-        """Whether the network trains on a single image: batch norm has no variance where that leaves maps of 1x1."""
+        """Whether the network can train on a single image. Batch norm cannot if its feature maps are 1x1."""
         side = self.train_source.info.image_size
         try:
             with torch.no_grad(), self.autocast():
@@ -263,7 +260,7 @@ class BaseLearner(nn.Module):
             return False
         return True
 
-    # ---- what methods build on ---------------------------------------------------------------------------------------
+    # ---- building blocks of methods ----------------------------------------------------------------------------------
 
     def main_phase(
         self,
@@ -272,7 +269,7 @@ class BaseLearner(nn.Module):
         epochs: int | None = None,
         weight_decay: float | None = None,
     ) -> Phase:
-        """The usual phase: the optimiser and schedule of the configuration over the task's data and the memory."""
+        """The usual phase: the configured optimiser and schedule over the task's data and the memory."""
         c = self.config
         first = task.index == 0
         usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
@@ -285,12 +282,12 @@ class BaseLearner(nn.Module):
         return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network)
 
     def new_backbone(self, pretrained: bool | str | None = None) -> nn.Module:
-        """A backbone as the configuration asks for, with its frozen parts marked; ``pretrained``: rather than its."""
+        """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
         c = self.config
-        side = self.train_source.info.image_size if self.train_source else None  # scripts written for PyCIL build first
+        side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
         pretrained = c.pretrained if pretrained is None else pretrained
-        timms = {"pretrained": pretrained, "image_size": side, "grad_checkpointing": c.grad_checkpointing}
-        backbone = make_backbone(c.convnet_type, c.convnet_options, **timms)
+        timm_options = {"pretrained": pretrained, "image_size": side, "grad_checkpointing": c.grad_checkpointing}
+        backbone = make_backbone(c.convnet_type, c.convnet_options, **timm_options)
         mark_frozen(backbone, c.freeze)
         return backbone
 
@@ -303,7 +300,7 @@ class BaseLearner(nn.Module):
         return np.concatenate([task.train_indices, self.memory.indices])
 
     def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
-        """A new optimiser, as each task has it, of those ``parameters`` that learn; ``fit`` sets its rate."""
+        """A new optimiser of the trainable ``parameters``; ``fit`` sets its learning rate."""
         depths = {}
         for network in self.children():
             depths_of: Any = getattr(network, "depths", dict)
@@ -318,15 +315,15 @@ class BaseLearner(nn.Module):
 
     @property
     def precision(self) -> str:
-        """``fp32`` or ``bf16``. On a CPU it is fp32 where bf16 is not defined."""
+        """``fp32`` or ``bf16``; fp32 on a CPU where the backbone's gradients are undefined in bf16."""
         precision = resolved_precision(self.config.precision, self.device)
         return "fp32" if precision == "bf16" and self.device.type == "cpu" and self._needs_fp32 else precision
 
     @functools.cached_property
     def _needs_fp32(self):
-        """Whether the backbone's gradients are undefined in bf16 on the CPU; a warning says so."""
+        """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
         name, side = self.config.convnet_type, self.train_source.info.image_size
-        with self.seeded("probe"):  # leaves the generator of the weights alone
+        with self.seeded("probe"):  # does not advance the generator of the weights
             needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
         if needed:
             logging.getLogger("pycil_wsc").warning(
@@ -341,14 +338,14 @@ class BaseLearner(nn.Module):
         return seeding.seeded(self.config.seed, *address)
 
     def place(self) -> None:
-        """Everything on the device, in the memory format in which convolutions are fastest unless asked otherwise."""
+        """Move all networks to the device, in the memory format that ``channels_last`` sets."""
         memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
         self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
 
     @torch.inference_mode()
     def forward_over(self, source: Any, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d),
-        (B,). Of several processes each has its share of the batches; :meth:`gathered` brings them together.
+        (B,). With several processes, each has its share of the batches; :meth:`gathered` combines them.
         """
         self.eval()
         share = self.processes.share_of_batches
@@ -363,7 +360,7 @@ class BaseLearner(nn.Module):
         return self.gathered(parts, len(indices)).numpy()
 
     def gathered(self, parts: list[Tensor], rows: int) -> Tensor:
-        """What all processes have computed for ``rows`` images, each for its batches: (rows, ...), on the CPU."""
+        """The outputs for all ``rows`` images, from the ``parts`` of all processes: (rows, ...), on the CPU."""
         if self.processes.count > 1:
             parts = self.processes.gather([part.cpu() for part in parts], num_batches(rows, self.config.batch_size))
         return torch.cat(parts).cpu()
@@ -371,7 +368,7 @@ class BaseLearner(nn.Module):
     def class_means(self, num_seen: int) -> np.ndarray | None:
         """Normalised mean of each class's normalised exemplar features: (num_seen, d).
 
-        None while a class has no exemplar.
+        None if a class has no exemplars.
         """
         memory = self.memory.classes
         if any(len(memory.get(c, ())) == 0 for c in range(num_seen)):
@@ -381,7 +378,7 @@ class BaseLearner(nn.Module):
         return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
 
     def trained_state(self) -> dict[str, Any]:
-        """What training the first task gave, in a form that every network with the same backbone can load."""
+        """The result of training the first task, in a form that every learner with the same backbone can load."""
         return {
             "tensors": self._first_task_tensors(),
             "images_trained": self.images_trained,

@@ -27,10 +27,10 @@ from pycil_wsc.registry import register_learner
 class BiC(WA):
     """Bias correction (Wu et al., 2019): a second phase learns a scale and a shift for the newest task's logits.
 
-    The first phase has WA's loss, on corrected logits; the second trains on held-out samples. The option ``validation``
-    says how many samples of each class are held out: ``pycil`` is split_ratio x memory_size / old classes, whatever the
-    memory; ``per_class`` is split_ratio x memory_per_class. Never more than the smallest old class has, or half of a
-    new one; if that is none, there is no second phase.
+    The first phase uses WA's loss on corrected logits; the second trains on held-out samples. The option ``validation``
+    sets how many samples of each class are held out: ``pycil`` is split_ratio x memory_size / old classes, whatever the
+    memory; ``per_class`` is split_ratio x memory_per_class. The number is at most the samples of the smallest old class
+    and half of those of the smallest new class; if it is 0, there is no second phase.
     """
 
     @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class BiC(WA):
             )
 
     def held_out(self, task: Task) -> np.ndarray:
-        """As many samples of every class, at random, for the second phase: int64 (n,)."""
+        """Indices for the second phase, drawn at random, the same number of every class: int64 (n,)."""
         if not task.index:
             return np.empty(0, np.int64)
         c, options = self.config, self.config.options
@@ -86,13 +86,11 @@ class BiC(WA):
         return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])
 
     def correction_loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the softmax of the softmax, as PyCIL has it; batch norm sees these images in training
-        mode.
-        """
+        """Cross-entropy with the softmax applied twice, as in PyCIL; batch norm sees these images in training mode."""
         with torch.no_grad():
             features = self.network.extract(images)
         logits = self.network.classify(features)
         return cross_entropy(logits.softmax(1), targets), logits
 
     def end_task(self, task: Task) -> None:
-        """No alignment: the correction takes its place."""
+        """Replaces WA's alignment of the head: the bias correction takes its place."""

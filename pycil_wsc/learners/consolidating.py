@@ -1,4 +1,4 @@
-"""Weight Space Consolidation over a learner that trains one network in one phase per task."""
+"""Weight Space Consolidation on top of a learner that trains one network in one phase per task."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.scoring import chosen_importance
 from pycil_wsc.networks.nets import inner_units
 
-RANKED = ("blend", "revert", "random")  # the resets that keep some elements for their scores
+RANKED = ("blend", "revert", "random")  # the resets that rank elements by their scores
 
 
 @functools.cache
@@ -44,12 +44,12 @@ def consolidated(learner: type[BaseLearner]) -> type[BaseLearner]:
 
 
 class Consolidated(BaseLearner):
-    """Mixed in before a learner: each later task trains under a :class:`WeightSpaceConsolidation` with keys
-    ``wsc.*``.
+    """A mixin, placed before a learner: each later task trains with a :class:`WeightSpaceConsolidation`, configured by
+    the keys ``wsc.*``.
     """
 
     consolidates = True
-    consolidation: WeightSpaceConsolidation | None = None  # of the current task; so are the next four
+    consolidation: WeightSpaceConsolidation | None = None  # this and the following: of the current task
     replacement: ContinualBackprop | None = None
     plateau: Plateau | None = None
     held_out: np.ndarray | None = None  # indices of exemplars
@@ -65,8 +65,8 @@ class Consolidated(BaseLearner):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}
-        self.warmups: list[int | None] = []  # epochs before the reset, of each task
-        self.replaced: list[int] = []  # units, in each task
+        self.warmups: list[int | None] = []  # epochs before the reset, per task
+        self.replaced: list[int] = []  # units replaced, per task
 
     @property
     def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -129,18 +129,18 @@ class Consolidated(BaseLearner):
         return None
 
     def _warmup_steps(self, epochs, per_epoch, reset):
-        """Steps before the reset, or None until a plateau; sets ``warm_epochs`` and ``plateau``."""
+        """Steps before the reset, or None if a plateau ends the warm-up; sets ``warm_epochs`` and ``plateau``."""
         options = self.config.wsc
         if options.trigger != "warmup":
             self.warm_epochs, self.plateau = math.inf, Plateau(options.patience)
             return None
         warm = int(options.warmup * epochs)
-        steps = warm * per_epoch or int(options.warmup * epochs * per_epoch)  # less than an epoch: in steps
+        steps = warm * per_epoch or int(options.warmup * epochs * per_epoch)  # whole epochs, or less than one
         self.warm_epochs = max(1, warm)
         return max(1, steps) if reset else steps
 
     def _units(self):
-        """The units of the parts that learn."""
+        """The layers of units that are trained; see ``units`` of :class:`ContinualBackprop`."""
         units = [
             names for names in inner_units(self.network) if self.network.get_submodule(names[0]).weight.requires_grad
         ]
@@ -152,7 +152,7 @@ class Consolidated(BaseLearner):
         return units
 
     def _eligible(self, task):
-        """{name: bool tensor} of the parameters of which not all elements take part in ranking and reset."""
+        """{name: bool tensor} of the parameters that are excluded from ranking and reset, as a whole or in part."""
         options, masks, network = self.config.wsc, {}, self.network
         for name, param in network.head.named_parameters(prefix="head"):
             if not options.reset_head:
@@ -170,9 +170,7 @@ class Consolidated(BaseLearner):
         return masks
 
     def _fresh(self, task) -> dict[str, Tensor]:
-        """New initial values of the network's parameters, {name: tensor}: those that the learner has by another
-        seed.
-        """
+        """New initial values of the network's parameters: {name: tensor} of the same learner with another seed."""
         assert self.consolidation is not None
         seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets)
         other = type(self)(
@@ -182,7 +180,7 @@ class Consolidated(BaseLearner):
             other.grow_for(each)
         return dict(other.network.named_parameters())
 
-    # ---- during and after it -----------------------------------------------------------------------------------------
+    # ---- during and after a task -------------------------------------------------------------------------------------
 
     def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
         super().after_epoch(task, phase, epoch, loss)
@@ -243,7 +241,7 @@ class Consolidated(BaseLearner):
 
 
 def chosen_average(options: Any, per_epoch: int) -> Average | None:
-    """The average that the keys ``wsc.average_*`` ask for, for epochs of ``per_epoch`` optimiser steps."""
+    """The average that the keys ``wsc.average_*`` set, for epochs of ``per_epoch`` optimiser steps."""
     if not options.average:
         return None
     every, unit = options.average_every, per_epoch if options.average_unit == "epoch" else 1
@@ -257,8 +255,8 @@ def chosen_average(options: Any, per_epoch: int) -> Average | None:
     )
 
 
-def steps_between(often: str | int, per_epoch: int) -> int | None:
-    """Optimiser steps between resets, or None for a single one."""
-    if isinstance(often, str):
-        return {"once": None, "epoch": per_epoch, "iteration": 1}[often]
-    return often * per_epoch
+def steps_between(reset_every: str | int, per_epoch: int) -> int | None:
+    """Optimiser steps between resets, or None for a single reset; ``reset_every``: the key ``wsc.reset_every``."""
+    if isinstance(reset_every, str):
+        return {"once": None, "epoch": per_epoch, "iteration": 1}[reset_every]
+    return reset_every * per_epoch

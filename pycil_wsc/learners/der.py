@@ -14,8 +14,8 @@ from pycil_wsc.registry import register_learner
 class DER(BaseLearner):
     """Dynamically expandable representation (Yan et al., 2021) without masks, as in PyCIL: each task adds a backbone.
 
-    The old backbones no longer learn. An auxiliary head trains the newest to distinguish the new classes from each
-    other and from all old ones, which count as one class. After the task the head is aligned as in WA.
+    The old backbones are frozen. An auxiliary head trains the newest one to distinguish the new classes from each other
+    and from the old classes, which count as one class. After the task the head is aligned as in WA.
     """
 
     @dataclass(frozen=True)

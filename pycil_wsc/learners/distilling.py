@@ -1,4 +1,4 @@
-"""What learners with a teacher share: the network as it was before the task, which no longer learns."""
+"""The base class of learners with a teacher: a frozen copy of the network before the task."""
 
 import copy
 
@@ -23,6 +23,6 @@ class DistillingLearner(BaseLearner):
     def teach(self, images: Tensor) -> Tensor | None:
         """The teacher's logits (B, old classes), or None in the first task.
 
-        Call it before the network, whose activations stay until the backward pass.
+        Call it before the network's forward pass, whose activations are held until the backward pass.
         """
         return None if self.teacher is None else self.teacher(images)

@@ -7,16 +7,16 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("finetune", epochs=80, milestones=[40, 70], nme=False)
 class Finetune(BaseLearner):
-    """No memory: cross-entropy over the task's logits, on the new data alone.
+    """No memory: cross-entropy on the new data alone, over the logits of the task.
 
-    They are those of its first class, in learning order, and of all later ones.
+    These are the logits of its first class, in learning order, and of all later classes.
     """
 
     uses_memory = False
     plain_first_task = True
 
     def begin_task(self, task: Task) -> None:
-        self.first = int(self.manager.train_targets[task.train_indices].min())  # `num_old` where all are new
+        self.first = int(self.manager.train_targets[task.train_indices].min())  # `num_old` if all classes are new
 
     def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.network(images)

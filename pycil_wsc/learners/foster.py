@@ -23,10 +23,10 @@ from pycil_wsc.registry import register_learner
     weight_decay=5e-4,
 )
 class FOSTER(BaseLearner):
-    """FOSTER (Wang et al., 2022): a second backbone learns what the first gets wrong; then both are compressed.
+    """FOSTER (Wang et al., 2022): a second backbone learns the residuals of the first; then both are compressed.
 
-    ``network`` is the teacher with two backbones, which is tested and chooses exemplars. The student, trained by
-    distillation, is tested beside it and is the first backbone of the next task.
+    ``network`` is the teacher with two backbones; it is tested, and its features choose exemplars. The student, trained
+    by distillation, is tested too and becomes the first backbone of the next task.
     """
 
     @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FOSTER(BaseLearner):
         self.student = self._student(task) if task.index else None
 
     def _student(self, task):
-        """One backbone, the teacher's old one, under a head whose old rows are the old head's."""
+        """A network of one backbone, initialised from the teacher's old one, and a head with the old head's rows."""
         student = ExpandingNet(self.new_backbone())
         student.grow(task.num_seen, 0)
         student.blocks[0].load_state_dict(self.network.blocks[0].state_dict())
@@ -90,7 +90,7 @@ class FOSTER(BaseLearner):
             return
         counts = torch.from_numpy(np.bincount(self.manager.train_targets[boosting.indices], minlength=task.num_seen))
         self.weights = balanced_weights(counts, options.beta1).to(self.device)
-        self._silence()
+        self._zero_old_features()
         boosting.name = "boosting"
         yield boosting
         if options.is_teacher_wa and task.num_new:
@@ -121,10 +121,10 @@ class FOSTER(BaseLearner):
         return distillation(logits, soft, self.config.options.T, self.weights), logits
 
     def after_step(self) -> None:
-        self._silence()
+        self._zero_old_features()
 
     @torch.no_grad()
-    def _silence(self):
-        """``oofc`` "az": the new classes see the new features alone."""
+    def _zero_old_features(self):
+        """With ``oofc`` "az", keep the new classes' weights on the old features at zero."""
         if self.config.options.oofc == "az" and self.num_old:
             self.network.head.weight[self.num_old :, : self.network.out_dim] = 0

@@ -1,4 +1,4 @@
-"""Importances that pass over the training data again. To add one, put a file with its function beside this one."""
+"""Importances computed in another pass over the training data. To add one, put a file into this folder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,12 @@ Tensors = Mapping[str, Tensor]
 
 @register_importance("fisher")
 def fisher(network: nn.Module, params: Tensors, previous: Tensors, batches: Any, options: Any) -> Tensors:
-    """The empirical Fisher information's diagonal: each sample's squared gradient of log p(y | x), averaged."""
+    """The diagonal of the empirical Fisher information: the mean of each sample's squared gradient of log p(y | x)."""
     return fisher_diagonal(network, params, batches)
 
 
 @register_importance("hessian")
 def hessian(network: nn.Module, params: Tensors, previous: Tensors, batches: Any, options: Any) -> Tensors:
-    """The absolute diagonal of the loss's Hessian, by Hutchinson's estimate from ``wsc.probes`` random vectors."""
+    """The absolute diagonal of the loss's Hessian: Hutchinson's estimate with ``wsc.probes`` random vectors."""
     estimate = hessian_diagonal(network, params, batches, options.probes, torch.Generator().manual_seed(batches.seed))
     return {name: value.abs() for name, value in estimate.items()}

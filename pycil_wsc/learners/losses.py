@@ -5,9 +5,9 @@ from torch import Tensor
 
 
 def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float, weights: Tensor | None = None) -> Tensor:
-    """Cross-entropy between the two softmaxes at ``temperature``, without its square as a factor, as in PyCIL.
+    """Cross-entropy between the two softmaxes at ``temperature``; not multiplied by its square, as in PyCIL.
 
-    ``weights``: (classes,), re-weights the teacher's probabilities, which then sum to one again (FOSTER).
+    ``weights``: (classes,), re-weights the teacher's probabilities, which are then normalised again (FOSTER).
     """
     soft = (teacher_logits.float() / temperature).softmax(1)
     if weights is not None:

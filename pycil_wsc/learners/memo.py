@@ -14,7 +14,7 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("memo", epochs=170, milestones=[80, 120, 150])
 class MEMO(DER):
-    """MEMO (Zhou et al., 2023): DER whose tasks share all of the backbone but its last stage. PyCIL's defaults."""
+    """MEMO (Zhou et al., 2023): DER in which tasks share the backbone except its last stage. PyCIL's defaults."""
 
     @dataclass(frozen=True)
     class Options(DER.Options):
@@ -29,7 +29,7 @@ class MEMO(DER):
     def check(cls, config: Any) -> str | None:
         if is_timm(config.convnet_type):
             return (
-                f"model_name: 'memo' needs a backbone that it can split, and '{config.convnet_type}' cannot be; "
+                f"model_name: 'memo' splits the backbone, which '{config.convnet_type}' does not support; "
                 "use 'der', or a built-in backbone"
             )
         return super().check(config)

@@ -1,4 +1,4 @@
-"""What a learner adds to the importance of weights: scores that pass over its data, and the cost of ranking."""
+"""The importance that a learner's configuration sets: scores computed from its data, and what they cost."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def chosen_importance(learner: "Consolidated", task: Task) -> Importance:
-    """The importance that ``wsc.importance`` asks for, whose costs are counted in ``learner.scoring``."""
+    """The importance that ``wsc.importance`` sets; its costs are recorded in ``learner.scoring``."""
     options = learner.config.wsc
     if options.importance in MOMENT_SCORES:
         importance = MOMENT_SCORES[options.importance](options.betas, options.score_abs)
@@ -35,13 +35,13 @@ def chosen_importance(learner: "Consolidated", task: Task) -> Importance:
 
 
 def _score_by_data(learner, task, params, previous):
-    """Scores of a registered importance, in evaluation mode and fp32; the passes and bytes it takes are counted."""
+    """Scores of a registered importance, in evaluation mode and fp32; records the passes and bytes that it takes."""
     batches, network, costs = UnaugmentedBatches(learner, task), learner.network, learner.scoring
     modes = {module: module.training for module in network.modules()}
     network.eval()
     options = learner.config.wsc
     scores = registry.importances[options.importance](network, params, previous, batches, options)
-    learner.processes.copy_from_first_(scores.values())  # rounding must not let the processes keep other weights
+    learner.processes.copy_from_first_(scores.values())  # with other rounding, a process might keep other weights
     for module, mode in modes.items():
         module.training = mode
     costs["importance_passes"] += batches.images / len(learner.training_indices(task))
@@ -50,9 +50,10 @@ def _score_by_data(learner, task, params, previous):
 
 
 class UnaugmentedBatches:
-    """The task's training data with the memory, to be iterated over any number of times.
+    """Iterable, any number of times, over the task's training data and the memory, without augmentation.
 
-    ``wsc.importance_samples`` limits it to so many samples, drawn by ``seed``. ``images``: those passed over so far.
+    ``wsc.importance_samples`` limits the number of samples, which are drawn with ``seed``. ``images``: the number of
+    images yielded so far.
     """
 
     def __init__(self, learner: "Consolidated", task: Task):
@@ -71,7 +72,7 @@ class UnaugmentedBatches:
 
 
 class Timed:
-    """An importance with a stopwatch: ``learner.scoring`` counts the seconds that it takes, and the bytes it holds."""
+    """Wraps an importance and records in ``learner.scoring`` the seconds that it takes and the bytes that it holds."""
 
     def __init__(self, importance: Importance, learner: "Consolidated"):
         self.importance, self.learner = importance, learner
@@ -95,7 +96,7 @@ class TimedTracker(Tracker):
         self.tracker.check(optimizer, steps)
 
     def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
-        """On a GPU the time until the work was launched: a step does not wait."""
+        """On a GPU, times the launch of the work only, so that no step waits."""
         with self._timed():
             self.tracker.follow(optimizer, skipped)
 

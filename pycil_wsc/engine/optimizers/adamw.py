@@ -5,7 +5,7 @@ import torch
 from pycil_wsc.registry import register_optimizer
 
 
-# torch's defaults; PyCIL's rate of 0.1, at which WSC averages, is SGD's
+# torch's defaults; PyCIL's learning rate of 0.1, which is also the default of `wsc.average_lr`, is for SGD
 @register_optimizer(
     "adamw",
     **dict.fromkeys(("init_lr", "lrate"), 1e-3),
@@ -13,5 +13,5 @@ from pycil_wsc.registry import register_optimizer
     **{"wsc.average_lr": None},
 )
 def adamw(groups: list[dict[str, Any]], config: Any) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019) with ``betas``."""
+    """AdamW (Loshchilov and Hutter, 2019) with the key ``betas``."""
     return torch.optim.AdamW(groups, betas=tuple(config.betas), fused=True)
