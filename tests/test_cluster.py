@@ -3,20 +3,25 @@ with a shared output folder or without.
 """
 
 import json
+import multiprocessing
 import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filelock import FileLock
 from small_runs import results, without_measurements, write
 
 from main import main
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.errors import UserError
 from pycil_wsc.runs import ray_cluster
 from pycil_wsc.runs.attempt import Datasets, Job, attempt
+from pycil_wsc.runs.elastic import attempt_in_processes
 from pycil_wsc.runs.progress import Mailbox
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -209,3 +214,97 @@ def test_marks_of_a_killed_driver_are_removed_and_those_of_a_living_one_kept(tmp
     one.__exit__()
     other.__exit__()
     assert not list(tmp_path.iterdir())
+
+
+# ---- several processes for each run ----------------------------------------------------------------------------------
+
+CALM = {  # a schedule on which the rounding of two processes stays rounding
+    "model_name": "replay",
+    "precision": "fp32",
+    "init_epoch": 2,
+    "epochs": 3,
+    "init_lr": 0.005,
+    "lrate": 0.005,
+    "init_milestones": [],
+    "milestones": [],
+    "threads": 1,
+}
+
+
+def agrees_with_one_process(result, undisturbed):
+    """Whether ``result``, of two processes, is that of one up to rounding."""
+    _, one = undisturbed(**CALM)
+    for losses, wanted in zip(result["train_loss"], one["train_loss"], strict=True):
+        np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    equal = ("curve", "nme_curve", "train_accuracy", "images_trained", "confusion", "data")
+    return [result[key] for key in equal] == [one[key] for key in equal] and result["processes"] == 2
+
+
+def test_ray_gives_each_run_two_processes(settings, tmp_path, undisturbed, capsys):
+    pytest.importorskip("ray", reason="needs Ray: pip install -r requirements-cluster.txt")
+    from ray.cluster_utils import Cluster
+
+    nodes, path = Cluster(initialize_head=True, head_node_args={"num_cpus": 2}), write(tmp_path, settings | CALM)
+    try:
+        assert main(["--config", path, "--ray", nodes.address, "--gpus-per-run", "3"]) == 2
+        reason = "no node of the cluster has 3 GPUs or CPU cores (the largest has 2)"
+        assert capsys.readouterr().err == f"error: --gpus-per-run 3: {reason}\n" and not results(settings)
+        assert main(["--config", path, "--ray", nodes.address, "--gpus-per-run", "2"]) == 0
+    finally:
+        nodes.shutdown()
+    ((folder, result),) = results(settings).items()
+    assert agrees_with_one_process(result, undisturbed)
+    assert capsys.readouterr().out.count("task 3/3") == 1 and "2 processes" in (folder / "log.txt").read_text()
+    assert not {"checkpoint.pt", "failed.json"} & {path.name for path in folder.iterdir()}
+
+
+def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, tmp_path, undisturbed):
+    job = Job(1, 1, resolve(settings | CALM))
+
+    def kill(progress):
+        if progress.position.startswith("task 2/3 train epoch 2/3"):
+            sorted(multiprocessing.active_children(), key=lambda process: process.pid)[1].kill()
+
+    outcome = attempt_in_processes(job, 2, 1, kill)
+    folder = job.config.run_folder
+    assert outcome.failure.startswith("process 2 of 2 died (SIGKILL)") and outcome.again
+    assert json.loads((folder / "failed.json").read_text())["reason"] == outcome.failure
+    assert not multiprocessing.active_children() and not (folder / "result.json").exists()
+    outcome = attempt_in_processes(replace(job, attempt=2), 2, 1, lambda progress: None)
+    assert agrees_with_one_process(outcome.result, undisturbed)
+    assert "task 2/3 resumes with train epoch" in (folder / "log.txt").read_text()
+    assert not (folder / "failed.json").exists() and not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [({"dataset": "npz:lost.npz"}, "lost.npz"), ({"init_lr": 1e30}, "the loss became nan in task 1/3")],
+)
+def test_what_the_first_process_says_of_a_failure_is_the_outcome(changes, reason, settings):
+    config = resolve(settings | CALM | changes)
+    outcome = attempt_in_processes(Job(1, 1, config), 2, 1, lambda progress: None)
+    assert reason in outcome.error + outcome.failure and not outcome.again and not outcome.result
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (["--ray", "--gpus-per-run", "0"], "--gpus-per-run 0: must be at least 1"),
+        (["--gpus-per-run", "2"], "--gpus-per-run 2: is for --ray; without it, torchrun --nproc-per-node 2"),
+        (["--ray", "--gpus-per-run", "2", "--workers", "3"], "--workers 3: runs cannot share GPUs with"),
+        (["--ray", "--gpus-per-run", "9"], "batch_size: 8 images are too few for the 9 processes that share them"),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_wrong_use_of_several_gpus_is_one_line_before_anything_starts(options, reason, dry, settings, tmp_path, capsys):
+    assert main(["--config", write(tmp_path, settings), *options, *dry]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {reason}") and error.count("\n") == 1 and not Path(settings["out"]).exists()
+
+
+def test_a_run_has_the_cores_of_its_gpus():
+    """Nodes that have too few GPUs do not count."""
+    nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 64.0, "GPU": 8.0}, {"CPU": 32.0, "GPU": 8.0}, {"CPU": 128.0}]
+    assert ray_cluster.usable(nodes, 4) == nodes[1:3] and ray_cluster.usable(nodes[3:], 4) == nodes[3:]
+    with pytest.raises(UserError, match="no node of the cluster has 9 GPUs .the largest has 8."):
+        ray_cluster.usable(nodes, 9)

@@ -88,10 +88,7 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
         return Outcome(error=str(error))
     except Exception as error:
         what = " ".join(str(error).split())
-        outcome = failed(job, f"{type(error).__name__}: {what} (traceback in log.txt)", error=error)
-        if announcements().count > 1:  # the others wait for this process; torchrun ends them
-            raise SystemExit(f"{folder}: {outcome.failure or outcome.error}") from error
-        return outcome
+        return failed(job, f"{type(error).__name__}: {what} (traceback in log.txt)", error=error)
 
 
 def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:

@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   python main.py --config exps/wsc.json --dry-run                 the runs and their cost in training images
   python main.py --config exps/wsc.json --workers 4               four runs at a time on this machine
   python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
+  python main.py --config exps/wsc.json --ray --gpus-per-run 8    each run on eight GPUs of a Ray cluster
   torchrun --nproc-per-node 8 main.py --config exps/wsc.json      each run on eight GPUs
 The same command started again resumes what was stopped and skips what is finished.
 """
@@ -76,6 +77,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="ADDRESS",
         help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here "
         "(needs requirements-cluster.txt)",
+    )
+    parser.add_argument(
+        "--gpus-per-run",
+        type=int,
+        metavar="N",
+        help="with --ray: train each run on N GPUs of one node, in N processes as torchrun does; "
+        "on a cluster without GPUs, in N processes on the CPU",
     )
     parser.add_argument(
         "--redo",
@@ -138,8 +146,8 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
 
     def task() -> int:
         if args.dry_run:
-            return dry_run(configs, args.workers, args.ray, args.measure)
-        return sweep(configs, args.workers, args.ray, args.redo)
+            return dry_run(configs, args.workers, args.ray, args.measure, args.gpus_per_run)
+        return sweep(configs, args.workers, args.ray, args.redo, args.gpus_per_run)
 
     return _together(configs, task, args) if "TORCHELASTIC_RUN_ID" in os.environ else task()
 
@@ -149,7 +157,7 @@ def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Na
     from pycil_wsc.errors import UserError
     from pycil_wsc.runs.together import together
 
-    if args.workers or args.ray is not None:
+    if args.workers or args.ray is not None or args.gpus_per_run:
         raise UserError(
             "torchrun: its processes train one run after another together; for --workers or --ray use python"
         )

@@ -11,6 +11,7 @@ import signal
 import socket
 import tempfile
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,25 @@ from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically, write_json
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.runs.elastic import attempt_in_processes
 from pycil_wsc.runs.progress import Mailbox, Progress
 
 NODE_DEATHS = 5  # that one run may meet
+ANYWHERE = "DEFAULT"  # Ray's own choice of a node
 ANSWER_SECONDS = 10  # for a cluster's first answer
 MARK = ".shared-"
 
 
-def run_on_cluster(schedule: Any, address: str, per_device: int) -> None:
-    """Complete the runs of ``schedule``, ``per_device`` at a time on each GPU, or on each node if there is no GPU."""
+def run_on_cluster(schedule: Any, address: str, per_device: int, gpus_per_run: int) -> None:
+    """Complete the runs of ``schedule``, ``per_device`` at a time on each GPU, or on each node if there is no GPU.
+
+    With ``gpus_per_run`` above 1, each run is trained by that many processes on as many GPUs of one node; see
+    :class:`Cluster`.
+    """
     schedule.data.forget()
     ray = connect(address)
     try:
-        with Cluster(ray, per_device) as cluster:
+        with Cluster(ray, per_device, gpus_per_run) as cluster:
             follow(schedule, cluster)
     finally:
         ray.shutdown()
@@ -102,17 +109,20 @@ def check_reachable(address: str) -> None:
 
 
 class Cluster:
-    """The resources of each run on the cluster, and the transfer of its files. A context manager."""
+    """The resources of each run on the cluster, and the transfer of its files. A context manager.
 
-    def __init__(self, ray: Any, per_device: int) -> None:
-        self.ray, self.marks = ray, {}
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        if not nodes:
-            raise UserError("--ray: no node of the cluster offers CPU cores; start one with 'ray start --num-cpus N'")
-        nodes = [node for node in nodes if node.get("GPU")] or nodes
-        share = min(node["CPU"] / (per_device * max(1, node.get("GPU", 0))) for node in nodes)
-        self.cpus, self.most = int(share) or fraction(share), int(max(node["CPU"] for node in nodes))
-        self.gpus = fraction(1 / per_device) if nodes[0].get("GPU") else 0
+    A run has its part of a GPU, or one for each of its ``processes``, with the cores of the node shared out among its
+    GPUs. On a cluster without GPUs it has its part of a node, or a core for each of its ``processes``.
+    """
+
+    def __init__(self, ray: Any, per_device: int, processes: int = 1) -> None:
+        self.ray, self.processes, self.marks, self.places = ray, processes, {}, {}
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        nodes = usable(alive, processes)
+        places = [node.get("GPU") or (node["CPU"] if processes > 1 else 1) for node in nodes]  # for a process each
+        self.share = min(node["CPU"] / (per_device * number) for node, number in zip(nodes, places))
+        self.most = int(max(node["CPU"] for node in nodes))
+        self.gpus = processes * fraction(1 / per_device) if nodes[0].get("GPU") else 0
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )
@@ -132,11 +142,19 @@ class Cluster:
         """Submit a run; returns Ray's reference to its end."""
         config, folder = job.config, job.config.run_folder
         device = "cpu" if config.device == "cpu" else "auto"  # Ray chooses the GPU
-        cpus, gpus = min(config.threads or self.cpus, self.most), self.gpus if device == "auto" else 0
-        task = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS)(work_on_node)
+        cpus = min(self.processes * (config.threads or self.share), self.most)
+        cpus, gpus = int(cpus) or fraction(cpus), self.gpus if device == "auto" else 0
+        place = self._place(cpus, gpus)
+        run = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS, scheduling_strategy=place)(
+            work_on_node
+        )
         files = read_files(folder) if (folder / "checkpoint.pt").exists() else {}
-        job = replace(job, config=replace(config, device=device))
-        return task.remote(job, os.getcwd(), self._mark(config.out), files, max(1, int(cpus)), self.mailbox)
+        job, threads = replace(job, config=replace(config, device=device)), max(1, int(cpus / self.processes))
+        task = run.remote(
+            job, os.getcwd(), self._mark(config.out), files, threads, self.mailbox, processes=self.processes
+        )
+        self.places[task] = place
+        return task
 
     def news(self) -> list[tuple[int, Progress]]:
         """(number of the job, progress) of the runs under way."""
@@ -148,8 +166,22 @@ class Cluster:
             outcome, files = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             return failed(job, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        finally:
+            if (place := self.places.pop(task)) != ANYWHERE:
+                self.ray.util.remove_placement_group(place.placement_group)
         deliver(job.config, files)
         return outcome
+
+    def _place(self, cpus, gpus):
+        """Where Ray may start a run: if it has several processes, in a placement group for all of them on one node.
+
+        If the node dies, Ray moves the group to another one.
+        """
+        if self.processes == 1:
+            return ANYWHERE
+        bundle = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+        group = self.ray.util.placement_group([bundle], strategy="STRICT_PACK")
+        return self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
 
     def _mark(self, out):
         """A new file in the output folder; a node that sees it shares the folder.
@@ -165,17 +197,34 @@ class Cluster:
         return str(self.marks[out][0])
 
 
+def usable(nodes: Sequence[Mapping[str, float]], processes: int) -> list[Mapping[str, float]]:
+    """The nodes, given by their resources, that can take a run of so many ``processes``.
+
+    They need a GPU for each if any node has GPUs, otherwise a core.
+    """
+    if not nodes:
+        raise UserError("--ray: no node of the cluster offers CPU cores; start one with 'ray start --num-cpus N'")
+    nodes = [node for node in nodes if node.get("GPU")] or nodes
+    unit, name = ("GPU", "GPUs") if nodes[0].get("GPU") else ("CPU", "GPUs or CPU cores")
+    largest = max(node[unit] for node in nodes)
+    if largest < processes:
+        raise UserError(
+            f"--gpus-per-run {processes}: no node of the cluster has {processes} {name} (the largest has {largest:g})"
+        )
+    return [node for node in nodes if node[unit] >= processes]
+
+
 def fraction(share: float) -> float:
     """``share``, rounded down to what Ray can count."""
     return math.floor(share * 10_000) / 10_000
 
 
 def work_on_node(
-    job: Job, cwd: str, mark: str, files: dict[str, bytes], threads: int, mailbox: Any
+    job: Job, cwd: str, mark: str, files: dict[str, bytes], threads: int, mailbox: Any, processes: int = 1
 ) -> tuple[Outcome, dict[str, bytes]]:
     """Attempt a run on a node; returns its outcome and its files, none if the node sees the driver's output folder.
 
-    ``files``: the run's files so far, from the driver.
+    ``files``: the run's files so far, from the driver; ``threads``: of each of its ``processes``.
     """
     if Path(cwd).is_dir():
         os.chdir(cwd)  # relative paths of the configuration then mean the same
@@ -184,12 +233,17 @@ def work_on_node(
     def report(progress):
         mailbox.put.remote((job.number, progress))
 
+    def work(job):
+        return (
+            attempt_in_processes(job, processes, threads, report) if processes > 1 else attempt(job, datasets(), report)
+        )
+
     if Path(mark).exists():
-        return attempt(job, datasets(), report), {}
+        return work(job), {}
     with tempfile.TemporaryDirectory() as out:
         job = replace(job, config=replace(job.config, out=out))
         write_files(job.config.run_folder, files)
-        return attempt(job, datasets(), report), read_files(job.config.run_folder)
+        return work(job), read_files(job.config.run_folder)
 
 
 datasets = functools.cache(Datasets)  # Ray uses a process for many runs

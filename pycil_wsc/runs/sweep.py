@@ -15,6 +15,7 @@ from filelock import Timeout
 
 from pycil_wsc import registry, report
 from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.runs import first_task
@@ -23,15 +24,22 @@ from pycil_wsc.runs.progress import Overview, duration
 from pycil_wsc.runs.status import has_result
 
 
-def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = None, redo: bool = False) -> int:
+def sweep(
+    configs: Sequence[Any],
+    workers: int | None = None,
+    ray: str | None = None,
+    redo: bool = False,
+    gpus_per_run: int | None = None,
+) -> int:
     """Complete every run and print the table of results.
 
     With ``redo`` those that are finished are done again (:func:`set_aside`).
     ``workers`` runs are trained at a time, each in its own process; with ``ray`` (the address of a cluster, or "" to
-    look for one) that many on each GPU of the cluster, or on each node without a GPU. Returns the exit code: 0, 1 if a
-    run failed, 130 if stopped by Ctrl-C.
+    look for one) that many on each GPU of the cluster, or on each node without a GPU. With ``gpus_per_run`` each run
+    has that many GPUs of one node of the cluster, and a process for each. Returns the exit code: 0, 1 if a run failed,
+    130 if stopped by Ctrl-C.
     """
-    check(configs, workers, ray)
+    check(configs, workers, ray, gpus_per_run)
     if redo:
         set_aside(configs)
     schedule = Schedule(configs)
@@ -39,7 +47,7 @@ def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = 
         if ray is not None:
             from pycil_wsc.runs.ray_cluster import run_on_cluster  # Ray is an extra
 
-            run_on_cluster(schedule, ray, workers or 1)
+            run_on_cluster(schedule, ray, workers or 1, gpus_per_run or 1)
         elif workers is not None and workers > 1:
             from pycil_wsc.runs.workers import run_in_processes
 
@@ -59,16 +67,35 @@ def sweep(configs: Sequence[Any], workers: int | None = None, ray: str | None = 
     return finish(configs, schedule.results, schedule.failures)
 
 
-def check(configs: Sequence[Any], workers: int | None, ray: str | None) -> None:
+def check(configs: Sequence[Any], workers: int | None, ray: str | None, gpus_per_run: int | None = None) -> None:
     """Raise a :class:`UserError` for what is not possible on this machine."""
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: must be at least 1")
+    if gpus_per_run is not None:
+        check_gpus_per_run(configs, workers, ray, gpus_per_run)
     if ray is None:  # whose nodes may have GPUs and packages that this machine lacks
         for key, package in (("tensorboard", "TensorBoard"), ("wandb", "Weights & Biases")):
             if any(getattr(config, key, False) for config in configs) and importlib.util.find_spec(key) is None:
                 raise UserError(f"{key}: {package} is not installed; pip install {key}, or set the key to false")
         for device in dict.fromkeys(config.device for config in configs):
             resolved_device(device)
+
+
+def check_gpus_per_run(configs: Sequence[Any], workers: int | None, ray: str | None, count: int) -> None:
+    """Raise a :class:`UserError` unless each run can have ``count`` GPUs of a Ray cluster."""
+    if count < 1:
+        raise UserError(f"--gpus-per-run {count}: must be at least 1")
+    if ray is None:
+        raise UserError(
+            f"--gpus-per-run {count}: is for --ray; without it, torchrun --nproc-per-node {count} main.py ... trains "
+            "one run after another on as many GPUs"
+        )
+    if count > 1 and (workers or 1) > 1:
+        raise UserError(
+            f"--workers {workers}: runs cannot share GPUs with --gpus-per-run {count}; leave one of the two out"
+        )
+    for config in configs:
+        kind_of(config).check_processes(config, count)
 
 
 def set_aside(configs: Sequence[Any]) -> None:
@@ -91,9 +118,12 @@ def is_finished(config: Any) -> bool:
 
 
 def run_here(schedule: "Schedule") -> None:
-    """One run after another in this process."""
+    """One run after another in this process, and in those that ``torchrun`` started with it."""
     while job := schedule.next():
-        schedule.ended(job, attempt(job, schedule.data, partial(schedule.overview.progress, job)))
+        outcome = attempt(job, schedule.data, partial(schedule.overview.progress, job))
+        if outcome.again and announcements().count > 1:  # the others wait for this process; torchrun ends them
+            raise SystemExit(f"{job.config.run_folder}: {outcome.failure}")
+        schedule.ended(job, outcome)
 
 
 def finish(configs: Sequence[Any], results: Mapping[Path, Any], failures: Mapping[Path, str]) -> int:
@@ -189,12 +219,18 @@ def kind_of(config: Any) -> registry.Kind:
     return registry.kinds[config.kind]
 
 
-def dry_run(configs: Sequence[Any], workers: int | None = None, ray: str | None = None, measured: bool = False) -> int:
+def dry_run(
+    configs: Sequence[Any],
+    workers: int | None = None,
+    ray: str | None = None,
+    measured: bool = False,
+    gpus_per_run: int | None = None,
+) -> int:
     """Print the runs and what each costs in training images, or tokens. What :func:`sweep` refuses is refused.
 
     ``measured``: also in hours of training on this machine, from a few steps of each method and phase.
     """
-    check(configs, workers, ray)
+    check(configs, workers, ray, gpus_per_run)
     data, total, left = Datasets(), Counter(), 0.0
     measurers = {name: registry.kinds[name].measurer() for name in {c.kind for c in configs}} if measured else {}
     for config in configs:
