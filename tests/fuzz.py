@@ -61,6 +61,7 @@ OPTIONS = [
     "--set",
     "--device",
     "--workers",
+    "--gpus-per-run",
     "--out",
     "--data-root",
     "--dry-run",

@@ -252,9 +252,9 @@ def test_ray_gives_each_run_two_processes(settings, tmp_path, undisturbed, capsy
         assert main(["--config", path, "--ray", nodes.address, "--gpus-per-run", "2"]) == 0
     finally:
         nodes.shutdown()
+    assert capsys.readouterr().out.count("task 3/3") == 1
     ((folder, result),) = results(settings).items()
-    assert agrees_with_one_process(result, undisturbed)
-    assert capsys.readouterr().out.count("task 3/3") == 1 and "2 processes" in (folder / "log.txt").read_text()
+    assert agrees_with_one_process(result, undisturbed) and "2 processes" in (folder / "log.txt").read_text()
     assert not {"checkpoint.pt", "failed.json"} & {path.name for path in folder.iterdir()}
 
 
