@@ -190,7 +190,7 @@ def run_main(arguments):
     elif config in TINY:
         quick = [f"--set={name}={json.dumps(value)}" for name, value in TINY[config].items() if name not in given]
     else:
-        arguments, quick = [argument for argument in arguments if argument != "--ray"], ["--dry-run"]
+        quick = ["--dry-run"]
     if "trace" in config:  # models are not here
         quick.append("--set=llm.model=tiny-llama")
     assert main([*arguments, *quick]) == 0, arguments
