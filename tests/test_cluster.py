@@ -262,7 +262,7 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
     job = Job(1, 1, resolve(settings | CALM))
 
     def kill(progress):
-        if progress.position.startswith("task 2/3 train epoch 2/3"):
+        if progress.position.startswith("task 2/3"):
             sorted(multiprocessing.active_children(), key=lambda process: process.pid)[1].kill()
 
     outcome = attempt_in_processes(job, 2, 1, kill)
@@ -272,7 +272,7 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
     assert not multiprocessing.active_children() and not (folder / "result.json").exists()
     outcome = attempt_in_processes(replace(job, attempt=2), 2, 1, lambda progress: None)
     assert agrees_with_one_process(outcome.result, undisturbed)
-    assert "task 2/3 resumes with train epoch" in (folder / "log.txt").read_text()
+    assert "resumes with train epoch" in (folder / "log.txt").read_text()
     assert not (folder / "failed.json").exists() and not multiprocessing.active_children()
 
 
