@@ -315,9 +315,9 @@ REFUSED = {
     "nothing was learned yet; call learn first": lambda: Learner("wsc").predict(GREY),
     "images: float32 of shape (2, 8, 8); give uint8 (N, side, side, 3)": lambda: Learner().learn((GREY, [0, 1])),
     "(images, labels): 2 images and 1 labels": lambda: Learner().learn((GREY.astype(np.uint8), ["cat"])),
-    "labels: 0.5 is neither a name nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
-    "a list is no task; give 'folder:PATH'": lambda: Learner().learn([GREY]),
-    "a torch Dataset must give PIL images or uint8 tensors": lambda: Learner().learn(
+    "labels: 0.5 is neither a string nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
+    "a list cannot be learned; give 'folder:PATH'": lambda: Learner().learn([GREY]),
+    "a torch Dataset must return PIL images or uint8 tensors": lambda: Learner().learn(
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),
     "no saved learner there": lambda: Learner.load("nowhere"),
@@ -350,7 +350,7 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
 def test_images_of_another_kind_than_before_are_refused_and_change_nothing(months, tmp_path):
     learner = learned(months[0])
     before = learner.predict(TEMPLATES.astype(np.uint8)).tolist()
-    with pytest.raises(UserError, match="has image files, earlier tasks had arrays; give all tasks in one form"):
+    with pytest.raises(UserError, match="has image files, earlier tasks had arrays; give all tasks in the same form"):
         learner.learn(photos(tmp_path / "january", ["cat"], 1))
     assert learner.predict(TEMPLATES.astype(np.uint8)).tolist() == before and len(learner.history) == 1
 

@@ -123,11 +123,11 @@ def test_the_fingerprint_tells_streams_apart_by_images_names_and_order():
         (part(["cat"], side=16), "part: images of side 16, earlier tasks had 8; resize them to one"),
         (
             Dataset(MARCH.info, Split(np.array(["a.png"]), np.array([0])), Split(np.array(["b.png"]), np.array([0]))),
-            "part: has image files, earlier tasks had arrays; give all tasks in one form",
+            "part: has image files, earlier tasks had arrays; give all tasks in the same form",
         ),
         (
             Dataset(part(["ant", "bee"]).info, part(["ant"]).train, part(["ant", "bee"]).test),
-            "part: class 'bee' has test images, and no training images in this task or an earlier one; "
+            "part: class 'bee' has test images, but no training images in this task or an earlier one; "
             "add some, or remove its test images",
         ),
     ],

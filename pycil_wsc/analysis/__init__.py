@@ -1,7 +1,7 @@
-"""What a run records beside its results if ``analyse`` names it: one file per analysis, found by its folder.
+"""Analyses that a run records in addition to its results, as listed in ``analyse``: one module per analysis.
 
-An analysis sees training data and exemplars, never the test set. It may be slow, but changes nothing: the results are
-equal to the bit with and without it.
+The modules of this package are imported automatically. An analysis uses training data and exemplars, never the test
+set. It may be slow, but does not change the results: they are equal to the bit with and without it.
 """
 
 import importlib

@@ -15,10 +15,9 @@ RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
 class Dormant(Observer):
     """The share of dormant units after a task (Sokar et al., 2023).
 
-    A unit is dormant if its mean activation is at most ``threshold`` times its layer's mean.
-    A layer is an application of ReLU, in the order of the forward pass; a unit is one of its channels. Means are over
-    ``samples`` of the task's samples and the exemplars. ``share`` is over the ``units`` of all layers, ``layers`` has
-    each layer's.
+    A unit is dormant if its mean activation is at most ``threshold`` times its layer's mean. A layer is one application
+    of ReLU, in the order of the forward pass; a unit is one of its channels. Means are over ``samples`` of the task's
+    samples and the exemplars. The record's ``share`` is over all ``units``; ``layers`` has the share of each layer.
     """
 
     threshold = 0.025
@@ -41,7 +40,7 @@ class Dormant(Observer):
 
 @torch.no_grad()
 def mean_activations(network: Callable[[Tensor], Any], batches: Iterable[Tensor]) -> list[Tensor]:
-    """The mean output of each channel, float64 (channels,), for each application of ReLU in ``network(images)``."""
+    """The mean output of each channel, float64 (channels,), for each application of ReLU in ``network``."""
     totals, images_seen = [], 0
     for images in batches:
         with Activations() as activations:
@@ -52,7 +51,7 @@ def mean_activations(network: Callable[[Tensor], Any], batches: Iterable[Tensor]
 
 
 class Activations(TorchDispatchMode):
-    """Sums the outputs of ReLU, wherever the network applies it: each channel's spatial mean, over the batch."""
+    """Collects the outputs of every application of ReLU: each channel's spatial mean, summed over the batch."""
 
     def __init__(self):
         super().__init__()

@@ -11,12 +11,12 @@ Weights = dict[str, Tensor]
 
 @register_analysis("drift")
 class Drift(Observer):
-    """How far the weights move between tasks and within one, in all and per layer (a module's own parameters).
+    """How far the weights move between and within tasks, in total and per layer (a module's own parameters).
 
-    ``between``: the distance |theta_t - theta_(t-1)| of the weights after this task from those after the task before,
-    in the part that was there then, and the same over the norm before; none after the first task. ``within``: the
-    distance covered in each epoch, and for each layer the sum of these. The step that averaged weights take at the end
-    is in ``between`` alone.
+    ``between``: the distance |theta_t - theta_(t-1)| between the weights after this task and after the previous one,
+    over the parameters that existed then, and the same relative to the previous norm; None after the first task.
+    ``within``: the distance moved in each epoch and, for each layer, the sum over the epochs. The step to the averaged
+    weights at the end of a task is included in ``between`` only.
     """
 
     watches_epochs = True
@@ -27,7 +27,7 @@ class Drift(Observer):
     def epoch_ended(self, task: Any) -> None:
         weights = self.weights()
         layers = layer_norms(differences(weights, self.state["last"]))
-        self.state["epochs"].append(whole(layers))
+        self.state["epochs"].append(total_norm(layers))
         self.state["path"] = {name: self.state["path"].get(name, 0.0) + distance for name, distance in layers.items()}
         self.state["last"] = weights
 
@@ -47,11 +47,11 @@ class Drift(Observer):
 def between(weights: Weights, previous: Weights) -> dict[str, Any]:
     layers, before = layer_norms(differences(weights, previous)), layer_norms(previous)
     relative = {name: distance / before[name] if before[name] else None for name, distance in layers.items()}
-    return {"norm": whole(layers), "layers": layers, "relative": relative}
+    return {"norm": total_norm(layers), "layers": layers, "relative": relative}
 
 
 def differences(weights: Weights, previous: Weights) -> Weights:
-    """By name, in the part that both have: a head or a layer may have grown."""
+    """``weights`` - ``previous`` by name, in the part that both have: a head or a layer may have grown."""
     common = {
         name: tuple(slice(min(sizes)) for sizes in zip(weights[name].shape, previous[name].shape))
         for name in weights
@@ -61,12 +61,12 @@ def differences(weights: Weights, previous: Weights) -> Weights:
 
 
 def layer_norms(tensors: Weights) -> dict[str, float]:
-    """{layer: Euclidean norm}, the tensors of one module being a layer."""
+    """{layer: Euclidean norm}; a layer is the tensors of one module."""
     squares = defaultdict(float)
     for name, tensor in tensors.items():
         squares[name.rpartition(".")[0]] += tensor.double().square().sum().item()
     return {layer: square**0.5 for layer, square in squares.items()}
 
 
-def whole(layers: dict[str, float]) -> float:
+def total_norm(layers: dict[str, float]) -> float:
     return sum(distance**2 for distance in layers.values()) ** 0.5

@@ -14,12 +14,12 @@ from pycil_wsc.registry import register_analysis
 class Flatness(Observer):
     """The training loss around a task's solution, along filter-normalised random directions (Li et al., 2018).
 
-    Every filter of a direction has the norm of the weights' filter, so that a step does not depend on how weights under
-    batch norm are scaled.
+    Each filter of a direction is scaled to the norm of the corresponding filter of the weights. A step therefore does
+    not depend on the scale of weights that batch norm normalises.
 
-    ``distance``: the steps, 1 being as long as the weights; ``loss``: for each direction the mean cross-entropy at each
-    step, on ``samples`` of the task's samples and the exemplars. Batch norm keeps its statistics; its weights and
-    biases are left alone.
+    ``distance``: the step lengths; a step of length 1 has the norm of the weights. ``loss``: for each direction, the
+    mean cross-entropy at each distance, on ``samples`` of the task's samples and the exemplars. Batch-norm parameters
+    and statistics are not changed.
     """
 
     directions = 5
@@ -59,9 +59,9 @@ def move(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
 
 
 def filter_normalised(weights: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """A normal random direction for each of ``weights``, with each filter d_i scaled to d_i |w_i| / |d_i|.
+    """A Gaussian random direction for each of ``weights``, with each filter d_i scaled to d_i |w_i| / |d_i|.
 
-    Biases and scales (one dimension) have direction 0.
+    Parameters with one dimension (biases and scales) get the direction 0.
     """
     direction = []
     for weight in weights:

@@ -10,13 +10,14 @@ from pycil_wsc.registry import register_analysis
 
 @register_analysis("gradients")
 class Gradients(Observer):
-    """The mean gradients of new and past data where a task's training starts, and how alike they are.
+    """The mean gradients of new and past data at the start of a task's training, and their similarity.
 
-    The paper's rho_t = <g_new, g_past> / (|g_new| |g_past|), and the norm of g = lambda g_new + (1 - lambda) g_past
-    with lambda the share of new samples, whose product with the learning rate is the paper's parameter drift; its bound
-    is that of |g_new|. Past data are the exemplars. Gradients are of cross-entropy over all classes seen, without
-    augmentation, batch norm in evaluation mode (so they are means over samples), with respect to all that learns.
-    Without exemplars there is no rho.
+    Records the paper's rho_t = <g_new, g_past> / (|g_new| |g_past|), and the norm of
+    g = lambda g_new + (1 - lambda) g_past, where lambda is the share of new samples. The learning rate times this norm
+    is the paper's parameter drift, which is bounded by the learning rate times |g_new|. Past data are the exemplars;
+    without exemplars there is no rho. Gradients are those of the cross-entropy over all classes seen with respect to
+    all trainable parameters, without augmentation and with batch norm in evaluation mode (so they are means over
+    samples).
     """
 
     def task_started(self, task: Any) -> None:
@@ -41,7 +42,7 @@ class Gradients(Observer):
         return self.state["record"]
 
     def mean_gradient(self, indices: np.ndarray) -> Tensor:
-        """Of the mean loss over these training samples: float64 (parameters that learn,)."""
+        """The gradient of the mean loss over these training samples: float64 (trainable parameters,)."""
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=self.learner.device)
         for images, targets in self.batches(indices):

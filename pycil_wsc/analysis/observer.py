@@ -1,4 +1,4 @@
-"""What an analysis is, and what several of them need."""
+"""The base class of analyses."""
 
 import math
 from collections.abc import Iterable
@@ -11,53 +11,54 @@ from torch.nn.functional import cross_entropy
 
 
 class Observer:
-    """Watches a learner through its tasks; the learner is in evaluation mode, and is restored afterwards.
+    """Observes a learner through its tasks. During each call, the learner is in evaluation mode.
 
-    ``state`` has what a stopped run needs to resume with the same records: numbers, tensors, lists and dicts of them.
+    ``state`` is saved in checkpoints, so that a resumed run records the same: numbers, tensors, and lists and dicts of
+    these.
     """
 
-    watches_epochs = False  # the first task must be trained here, not taken from another run
+    watches_epochs = False  # if true, the run trains the first task itself rather than load it from another run
 
     def __init__(self, learner: Any):
         self.learner = learner
         self.state: dict[str, Any] = {}
 
     def task_started(self, task: Any) -> None:
-        """The head has grown; nothing is trained."""
+        """Called when the head has grown, before training."""
 
     def epoch_ended(self, task: Any) -> None:
-        """After each epoch of each phase."""
+        """Called after each epoch of each phase."""
 
     def task_trained(self, task: Any) -> dict[str, Any]:
-        """After the task's training, before its exemplars are chosen. Returns the record, of JSON values."""
+        """Called after training, before exemplars are chosen. Returns the task's record, of JSON values."""
         raise NotImplementedError
 
     def batches(self, indices: np.ndarray) -> Iterable[tuple[Tensor, Tensor]]:
-        """(images, targets) of these training samples, with the test transform."""
+        """Batches (images, targets) of these training samples, with the test transform."""
         return self.learner.train_source.batches(
             indices, self.learner.manager.train_targets, self.learner.config.batch_size
         )
 
     def sample(self, task: Any, number: int) -> np.ndarray:
-        """At most ``number`` of the task's samples and the exemplars, evenly over the classes: (n,) indices."""
+        """At most ``number`` of the task's samples and the exemplars, evenly spaced over the classes: indices (n,)."""
         indices = self.learner.training_indices(task)
         return indices[np.linspace(0, len(indices) - 1, min(number, len(indices))).astype(int)]
 
     def share_of_new(self, task: Any) -> float:
-        """The paper's lambda: the share of new samples in what the task trains on."""
+        """The paper's lambda: the share of new samples in the task's training data."""
         past, ratio = len(self.learner.memory), self.learner.config.replay_ratio
         return ratio if past and ratio is not None else len(task.train_indices) / (len(task.train_indices) + past)
 
     def summed_loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy over all classes seen, whatever the method's own loss: a scalar, summed over the batch."""
+        """Cross-entropy over all classes seen, regardless of the method's loss: a scalar, summed over the batch."""
         return cross_entropy(self.learner.predict(images).float(), targets, reduction="sum")
 
     @torch.no_grad()
     def mean_loss(self, indices: np.ndarray) -> float:
-        """Mean cross-entropy of these training samples, in nats."""
+        """Mean cross-entropy on these training samples, in nats."""
         return sum(self.summed_loss(*batch).item() for batch in self.batches(indices)) / len(indices)
 
 
 def finite(number: float) -> float | None:
-    """JSON knows neither infinity nor NaN: None."""
+    """``number``, or None if it is infinite or NaN, which JSON cannot represent."""
     return number if math.isfinite(number) else None

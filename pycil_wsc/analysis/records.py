@@ -1,4 +1,4 @@
-"""The analyses of one run: notified of its course, written to ``analyses.jsonl``, one line per task."""
+"""Runs the analyses of one run and writes their records to ``analyses.jsonl``, one line per task."""
 
 import contextlib
 import json
@@ -16,10 +16,9 @@ FILE = "analyses.jsonl"
 
 
 class Records:
-    """The observers that ``analyse`` asks for, and what they have recorded: a dict per task in ``lines``.
+    """The observers that ``analyse`` lists, and their records: one dict per task in ``lines``.
 
-    An observer that a run did not have from a task's start, because it was stopped then and went on with another
-    ``analyse``, watches from the next task on.
+    If a run is stopped within a task and resumes with another ``analyse``, new observers start with the next task.
     """
 
     def __init__(self, config: Any, learner: Any, folder: Path):
@@ -40,7 +39,7 @@ class Records:
         self._notify("epoch_ended", task)
 
     def task_trained(self, task: Any) -> None:
-        """Add the task's line to the file."""
+        """Append the task's line to the file."""
         if recorded := self._notify("task_trained", task):
             self.lines.append({"task": task.index, "share_new": Observer(self.learner).share_of_new(task)} | recorded)
             if self.learner.processes.first:
@@ -63,7 +62,7 @@ class Records:
 
 
 def unrecorded(config: Any) -> list[str]:
-    """The analyses that ``analyse`` asks for, and that a finished run did not record for its last task."""
+    """The analyses that ``analyse`` lists but a finished run did not record for its last task."""
     try:
         recorded = json.loads((config.run_folder / FILE).read_text().splitlines()[-1])
     except (OSError, ValueError, IndexError):
@@ -73,7 +72,7 @@ def unrecorded(config: Any) -> list[str]:
 
 @contextlib.contextmanager
 def undisturbed(learner: Any) -> Iterator[None]:
-    """Evaluation mode within; afterwards the learner's mode and torch's global generator are restored."""
+    """Evaluation mode within the context; restores the modules' modes and torch's global generator afterwards."""
     modes = [(module, module.training) for module in learner.modules()]
     with torch.random.fork_rng(devices=[]):
         learner.eval()

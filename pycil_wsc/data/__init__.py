@@ -1,1 +1,1 @@
-"""Data sets, class order and tasks, batches, and exemplar memory."""
+"""Data sets, class order, tasks, batches and exemplar memory."""

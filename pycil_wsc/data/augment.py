@@ -1,7 +1,7 @@
-"""Batched augmentation: pure functions of (uint8 batch, random choices), equal to torchvision's on the same choices.
+"""Batched augmentation: pure functions of a uint8 batch and random choices, equal to torchvision's for these choices.
 
-The rules for CIFAR are PyCIL's (torchvision on PIL images): zero padding and random crop, horizontal flip, brightness
-as ``ColorJitter`` blends it (8-bit, truncating), then scaling to 0..1 and normalisation.
+CIFAR images are augmented as in PyCIL (torchvision on PIL images): zero padding and random crop, horizontal flip,
+brightness as in ``ColorJitter`` (8-bit, truncating), then scaling to 0..1 and normalisation.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from torch import Generator, Tensor
 
 
 def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Generator | None) -> Tensor:
-    """Zero-pad, crop back to size at random and mirror at random: uint8 (B, H, W, C) -> the same shape.
+    """Zero-pad, crop at random to the original size and flip at random: uint8 (B, H, W, C) -> the same shape.
 
-    Crop offsets are uniform in 0..2*padding for each image; ``flip`` mirrors each with probability one half.
+    Each image's crop offsets are uniform in 0..2*padding. With ``flip``, each image is flipped with probability 0.5.
     """
     batch = len(images)
     device = images.device
@@ -28,7 +28,7 @@ def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Genera
 
 
 def crop_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
-    """The crop at row ``top`` and column ``left`` of each zero-padded image, mirrored where ``mirror``: all (B,)."""
+    """Crop each zero-padded image at row ``top`` and column ``left``, and flip it where ``mirror``: all (B,)."""
     batch, height, width, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding)) if padding else images
     rows = top[:, None] + torch.arange(height, device=images.device)  # (B, H)
@@ -39,7 +39,7 @@ def crop_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, mirror: T
 
 
 def random_brightness(images: Tensor, strength: float, generator: Generator | None) -> Tensor:
-    """``ColorJitter(brightness=strength)``: a factor for each image, uniform in 1 +- strength; uint8 -> uint8."""
+    """``ColorJitter(brightness=strength)``: one factor per image, uniform in 1 +- strength; uint8 -> uint8."""
     factor = torch.empty(len(images), device=images.device).uniform_(
         max(0, 1 - strength), 1 + strength, generator=generator
     )
@@ -53,19 +53,19 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def coins(number: int, generator: Generator) -> Tensor:
-    """Heads or tails, on the generator's device: bool (number,)."""
+    """Fair coin flips on the generator's device: bool (number,)."""
     return torch.rand(number, generator=generator, device=generator.device) < 0.5
 
 
 def flip(images: Tensor, mirror: Tensor) -> Tensor:
-    """The images (B, H, W, C), mirrored where ``mirror`` (B,)."""
+    """Flip the images (B, H, W, C) horizontally where ``mirror`` (B,)."""
     return torch.where(mirror[:, None, None, None], images.flip(2), images)
 
 
 def resize(images: Tensor, side: int, interpolation: str) -> Tensor:
-    """uint8 (B, H, W, C) -> float32 (B, side, side, C) in 0..255, as PIL resizes but for its rounding.
+    """uint8 (B, H, W, C) -> float32 (B, side, side, C) in 0..255, equal to PIL's resize up to rounding.
 
-    ``interpolation``: ``bilinear`` or ``bicubic``, both with anti-aliasing; what timm has beside them is bicubic here.
+    ``interpolation``: ``bilinear`` or ``bicubic``, both with antialiasing. timm's other modes are treated as bicubic.
     """
     mode = "bilinear" if interpolation == "bilinear" else "bicubic"
     if not len(images):

@@ -1,4 +1,4 @@
-"""Random resized crops of images of many sizes, as a batch: torchvision's ``RandomResizedCrop``."""
+"""Batched random resized crops of images of different sizes, as in torchvision's ``RandomResizedCrop``."""
 
 import math
 from typing import Any
@@ -11,16 +11,23 @@ SCALE, RATIO, ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10  # torchvision's defaul
 
 
 def boxes(sizes: np.ndarray, side: int, rng: np.random.Generator | None) -> np.ndarray:
-    """:func:`random_boxes` with ``rng``, else :func:`centre_boxes`."""
+    """:func:`random_boxes` if ``rng`` is given, otherwise :func:`centre_boxes`."""
     return centre_boxes(sizes, side) if rng is None else random_boxes(sizes, rng)
 
 
 def random_boxes(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A box for each image, distributed as ``RandomResizedCrop.get_params``: ``sizes`` int (N, 2) height, width ->
-    int64 (N, 4) top, left, height, width.
+    """Draw a box for each image, distributed as in ``RandomResizedCrop.get_params``.
 
-    A share of the image's area is uniform in ``SCALE``, the logarithm of width over height in that of ``RATIO``. Of
-    ``ATTEMPTS`` the first that fits counts; if none does, the largest centred box within the ratios.
+    The box's share of the image's area is uniform in ``SCALE``, and the logarithm of its width over height is uniform
+    within that of ``RATIO``. The first of ``ATTEMPTS`` boxes that fits is used; if none fits, the largest centred box
+    with an allowed ratio.
+
+    Args:
+        sizes: int (N, 2), height and width of the images.
+        rng: source of the random numbers.
+
+    Returns:
+        int64 (N, 4): top, left, height and width.
     """
     number, full = len(sizes), sizes[:, :1].astype(float) * sizes[:, 1:]
     area = full * rng.uniform(*SCALE, (number, ATTEMPTS))
@@ -36,7 +43,7 @@ def random_boxes(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _largest(sizes):
-    """Height and width of the largest box within the ratios."""
+    """Height and width of the largest box with an allowed ratio."""
     height, width = sizes[:, 0], sizes[:, 1]
     ratio = width / height
     return np.stack(
@@ -49,7 +56,7 @@ def _largest(sizes):
 
 
 def centre_boxes(sizes: np.ndarray, side: int) -> np.ndarray:
-    """The box of ``CenterCrop(side)`` for images that are no smaller: int64 (N, 4)."""
+    """The boxes of ``CenterCrop(side)`` for images of at least that size: int64 (N, 4)."""
     places = np.round((sizes - side) / 2).astype(int)
     return np.concatenate([places, np.full_like(places, side)], 1)
 
@@ -62,18 +69,18 @@ def resized_crops(
     side: int,
     interpolation: str = "bilinear",
 ) -> Tensor:
-    """The ``boxes`` (B, 4) of B images, resized to ``side`` with antialiasing: uint8 (B, side, side, 3).
+    """Crop a box from each of B images and resize it with antialiasing: uint8 (B, side, side, 3).
+
+    Equal to torchvision's ``resize`` up to rounding. Each image is multiplied by a matrix of interpolation weights
+    horizontally, then vertically.
 
     Args:
-        pixels: uint8 (pixels, 3), all images one after another, on the device that computes.
+        pixels: uint8 (pixels, 3), the pixels of all images, concatenated, on the device that computes.
         starts: int64 (B,), the first pixel of each image in ``pixels``.
-        widths: int64 (B,), of the whole images.
-        boxes: top, left, height and width of what is wanted of each.
+        widths: int64 (B,), the widths of the whole images.
+        boxes: (B, 4): top, left, height and width of each crop.
         side: height and width of the result.
-        interpolation: ``bilinear``; any other is bicubic, as in :func:`~.augment.resize`.
-
-    As torchvision's ``resize``, up to rounding: horizontally and vertically a product with a matrix of weights for each
-    image.
+        interpolation: ``bilinear``; any other value means bicubic, as in :func:`~.augment.resize`.
     """
     if not len(boxes):
         return pixels.new_empty(0, side, side, 3)
@@ -95,14 +102,14 @@ def _triangle(distance):
 
 
 def _cubic(distance):
-    """Keys's kernel with a = -0.5, as PIL has it."""
+    """The bicubic kernel (Keys, 1981) with a = -0.5, as in PIL."""
     near = (1.5 * distance - 2.5) * distance**2 + 1
     far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
     return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
 def _weights(length, side, most, kernel):
-    """How much of each of ``most`` pixels, of which ``length`` (B, 1) count, each of ``side`` has: (B, side, most)."""
+    """Interpolation weights from the first ``length`` (B, 1) of ``most`` pixels to ``side`` pixels: (B, side, most)."""
     scale = (length / side)[:, :, None]  # (B, 1, 1)
     centre = (torch.arange(side, device=length.device)[:, None] + 0.5) * scale  # (B, side, 1)
     position = torch.arange(most, device=length.device) + 0.5

@@ -1,10 +1,10 @@
-"""Data sets: a name -> arrays in memory, or lists of files, and the facts of the set in one frozen record.
+"""Loads data sets by name, as arrays in memory or lists of image files.
 
-* ``cifar100``, ``cifar10``: ``<data_root>/<name>.npz``, made from torchvision's download where it is not there
+* ``cifar100``, ``cifar10``: ``<data_root>/<name>.npz``, made from torchvision's download if it does not exist
 * ``digits``: scikit-learn's 8x8 digits, without a file or a download
 * ``imagenet100``: ``<data_root>/imagenet100/{train,val}/<wnid>/*.JPEG``
-* ``npz:PATH``: arrays of your own, in a file made by ``np.savez`` (:mod:`pycil_wsc.data.npz` says which)
-* ``folder:PATH``: images of your own, ``PATH/{train,val}/<class>/*.jpg``
+* ``npz:PATH``: your own arrays, in a file made by ``np.savez`` (described in :mod:`pycil_wsc.data.npz`)
+* ``folder:PATH``: your own images, ``PATH/{train,val}/<class>/*.jpg``
 """
 
 import http.client
@@ -32,10 +32,15 @@ DOWNLOAD_ERRORS += (http.client.HTTPException, tarfile.TarError, zlib.error)
 
 
 def load_dataset(name: str, data_root: str | Path, image_size: int | None = None) -> Dataset:
-    """The :class:`Dataset` called ``name``: a registered one, ``npz:PATH`` or ``folder:PATH``.
+    """Load the data set ``name``: a registered one, ``npz:PATH`` or ``folder:PATH``.
 
-    ``image_size`` sets the side of the images; None is the data set's own. Whatever is wrong with the data
-    is a :class:`UserError` of one line that names the file and the remedy.
+    Args:
+        name: the data set.
+        data_root: folder of the registered data sets.
+        image_size: side of the images; None keeps the data set's own.
+
+    Raises:
+        UserError: if the data are missing or invalid; names the file and the remedy.
     """
     kind, _, path = name.partition(":")
     if path and kind == "npz":
@@ -52,7 +57,7 @@ def load_dataset(name: str, data_root: str | Path, image_size: int | None = None
 
 
 def sized(dataset: Dataset, side: int) -> Dataset:
-    """``dataset`` with images of ``side``: image files are decoded to it, arrays resized after augmentation."""
+    """``dataset`` with images of ``side``: files are decoded to this size, arrays are resized after augmentation."""
     stored = dataset.train.images.shape[1] if dataset.train.in_memory else side
     return replace(
         dataset,
@@ -61,14 +66,12 @@ def sized(dataset: Dataset, side: int) -> Dataset:
 
 
 def path_of(key: str, text: str) -> Path:
-    """``text`` as a path that the system can be asked for."""
+    """Convert ``text`` to a path, or raise a :class:`UserError` if no file can have that path."""
     try:
         path = Path(text).expanduser()
         os.fsencode(path)
     except RuntimeError:
-        raise UserError(
-            f"{key}: '{text}' begins with the home folder of an unknown user; write the folder out"
-        ) from None
+        raise UserError(f"{key}: '{text}' begins with the home folder of an unknown user; give the full path") from None
     except UnicodeEncodeError:
         raise UserError(f"{key}: {text!r} has characters that no file name can have; correct the path") from None
     if "\0" in text:
@@ -87,27 +90,27 @@ def _cifar10(root: Path) -> Dataset:
 
 
 def _cifar(root, name, num_classes, mean, std):
-    """CIFAR with PyCIL's constants and transforms. Once downloaded, the npz file is all that is read."""
+    """CIFAR with PyCIL's constants and transforms. After the download, only the npz file is read."""
     path = root / f"{name}.npz"
     arrays, read = read_npz(path) if os.path.lexists(path) else (_download_cifar(path, name), None)
     classes, train, test = check_arrays(path, arrays, num_classes)
     if (side := train.images.shape[1]) != 32:
         raise UserError(
-            f"{path}: images of side {side}, those of {name} have 32; use 'npz:{path}' for data of your own"
+            f"{path}: images of side {side}, but those of {name} have 32; use 'npz:{path}' for your own data"
         )
     info = DatasetInfo(name, classes, 32, mean, std, crop="pad", padding=4, flip=True, brightness=63 / 255)
     return Dataset(info, train, test, fingerprint=read and fingerprint_of_file(path, read, train, test))
 
 
 def _download_cifar(path: Path, name: str) -> dict[str, Any]:
-    """The arrays from torchvision (which compares checksums), also written to ``path`` for the next time."""
+    """Download the arrays with torchvision, which verifies checksums, and store them in ``path`` for the next run."""
     try:
         source = getattr(torchvision.datasets, name.upper())
         train, test = (source(root=path.parent, train=part, download=True) for part in (True, False))
     except DOWNLOAD_ERRORS as error:
         names = ", ".join(ARRAYS)
         remedy = f"connect to the internet, or copy a file {path.name} with the arrays {names} into {path.parent}"
-        raise UserError(f"{path}: not there, and the download failed ({reason(error)}); {remedy}") from None
+        raise UserError(f"{path}: does not exist, and the download failed ({reason(error)}); {remedy}") from None
     arrays: dict[str, Any] = dict(
         zip((*ARRAYS, "classes"), map(np.asarray, (train.data, train.targets, test.data, test.targets, train.classes)))
     )
@@ -116,9 +119,9 @@ def _download_cifar(path: Path, name: str) -> dict[str, Any]:
         with open(partial, "wb") as file:
             np.savez(file, **arrays)
         os.replace(partial, path)
-    except OSError as error:  # a full or read-only disk: the images are here all the same
+    except OSError as error:  # a full or read-only disk: this run can still use the images
         logging.getLogger("pycil_wsc").warning(
-            f"{path}: cannot be written ({reason(error)}); the next run prepares {name} anew"
+            f"{path}: cannot be written ({reason(error)}); the next run will prepare {name} again"
         )
     finally:
         if os.path.lexists(partial):  # unlink, even with missing_ok, fails on a read-only file system
@@ -128,12 +131,12 @@ def _download_cifar(path: Path, name: str) -> dict[str, Any]:
 
 @register_dataset("digits")
 def _digits(root: Path) -> Dataset:
-    """scikit-learn's 1,797 digits; every fifth sample of each class is for testing. Nothing is read from ``root``.
+    """scikit-learn's 1,797 digits; every fifth sample of each class is a test sample. Nothing is read from ``root``.
 
-    The pixels 0..16 become 0..240 (times 15, within 255, so nothing is clipped), on three equal channels. Mean and
+    Pixels 0..16 are scaled to 0..240 (times 15, so nothing is clipped) and repeated on three channels. Mean and
     standard deviation are those of the 1,442 training images: 0.2872 and 0.3540.
     """
-    from sklearn.datasets import load_digits  # here, because it takes a second
+    from sklearn.datasets import load_digits  # imported here because it takes a second
 
     pixels, targets = load_digits(return_X_y=True)
     images = three_channels((15 * pixels).astype(np.uint8).reshape(-1, 8, 8))
@@ -149,14 +152,14 @@ def _digits(root: Path) -> Dataset:
 def _imagenet100(root: Path) -> Dataset:
     """ImageNet-100 in folders named by wnid; labels follow the sorted wnids.
 
-    The name stands for at least five lists of classes (PyCIL's and FOSTER's, PODNet's, UCIR's, BiC's, and Kaggle's,
-    which the authors of Weight Space Consolidation used). Here it is whatever the folder holds.
+    At least five class lists have this name (PyCIL's and FOSTER's, PODNet's, UCIR's, BiC's, and Kaggle's, which the
+    authors of Weight Space Consolidation used). The folder decides which one is used.
     """
     return read_folder("imagenet100", root / "imagenet100")
 
 
 def _npz(name, path):
-    """A user's own arrays."""
+    """The user's own arrays."""
     arrays, read = read_npz(path)
     classes, train, test = check_arrays(path, arrays)
     info = info_of_arrays(name, classes, train.images)

@@ -1,9 +1,9 @@
-"""Which data a run was made with: the number of samples, and a hash of what they are.
+"""Fingerprints of data sets: the number of samples and a hash, which identify the data that a run used.
 
-Of arrays the hash covers every pixel and label, but not the class names. Of image files it covers their paths below the
-data set's folder and their sizes in bytes, but not their contents: reading 150 GB of ImageNet before each run would
-take longer than the check is worth. An image that is replaced by another of exactly the same size goes unnoticed.
-Modification times do not count, because copying a folder to another machine changes them. The same data under another
+For arrays, the hash covers every pixel and label, but not the class names. For image files, it covers their paths
+relative to the data set's folder and their sizes in bytes, but not their contents: reading 150 GB of ImageNet before
+each run would take too long. An image replaced by another of exactly the same size therefore goes unnoticed.
+Modification times are ignored, because copying a folder to another machine changes them. The same data under another
 path have the same fingerprint.
 """
 
@@ -20,13 +20,13 @@ from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
 
-SETTLED = 2.0  # seconds after a change within which a second one might leave the modification time as it is
+SETTLED = 2.0  # seconds: a second change within this time might leave the modification time unchanged
 
 
 def fingerprint(train: Split, test: Split) -> dict[str, Any]:
-    """``{"train": samples, "test": samples, "sha256": the first 16 hexadecimal digits}``.
+    """Return ``{"train": samples, "test": samples, "sha256": the first 16 hexadecimal digits}``.
 
-    :class:`UserError` names an image file that is not there.
+    Raises a :class:`UserError` that names an image file if it does not exist.
     """
     digest = hashlib.sha256()
     base = None if train.in_memory else os.path.commonpath([*train.images, *test.images])
@@ -38,10 +38,10 @@ def fingerprint(train: Split, test: Split) -> dict[str, Any]:
 
 
 def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Split) -> dict[str, Any]:
-    """The same for the arrays that were read from ``path``, kept beside it for as long as the file is not changed.
+    """:func:`fingerprint` of the arrays read from ``path``, cached beside it until the file's size or times change.
 
-    ``read``: the file's status when it was read. "Not changed" means: the same size and times. Where the folder cannot
-    be written, the hash is computed each time: a second for 500 MB.
+    ``read``: the file's status when it was read. If the folder cannot be written, the hash is computed each time: a
+    second for 500 MB.
     """
     cache = path.with_name(f".{path.name}.fingerprint")
     state = {"size": read.st_size, "modified": read.st_mtime_ns, "changed": read.st_ctime_ns}
@@ -53,13 +53,14 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
         try:
             write_atomically(cache, json.dumps(state | found) + "\n")
         except UserError:
-            pass  # a folder that cannot be written
+            pass  # the folder cannot be written
     return found
 
 
 def changed(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
-    """What tells the two apart, in a few words; nothing if they are the same, if the tasks of a stream were followed by
-    others, or if one is not known.
+    """Describe the difference between two fingerprints.
+
+    Empty if they are equal, if ``now`` is that of the same stream with more tasks, or if one of them is unknown.
     """
     if not before or not now or before == now:
         return ""
@@ -69,7 +70,7 @@ def changed(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
 
 
 def _listing(paths: np.ndarray, base: str) -> bytes:
-    """A line of each file's path below ``base`` and its size."""
+    """One line per file: its size and its path relative to ``base``."""
     lines = []
     for path in paths.tolist():
         try:

@@ -1,4 +1,4 @@
-"""Images in files: ``PATH/{train,val}/<class>/*.jpg``."""
+"""Data sets of image files: ``PATH/{train,val}/<class>/*.jpg``."""
 
 import os
 import zlib
@@ -14,34 +14,34 @@ from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-IMAGE_FILES: dict[str, Any] = {  # the facts of images in files, but for their names
+IMAGE_FILES: dict[str, Any] = {  # DatasetInfo of image files, without the names
     **IMAGENET,
     **{"image_size": 224, "crop": "resized", "padding": 0, "flip": True, "brightness": 0.0},
 }
 
 
 def read_folder(name: str, path: Path) -> Dataset:
-    """``train`` and ``val`` (or ``test``, where there is no ``val``) with one folder of images a class, as
-    torchvision's ``ImageFolder``.
+    """Read ``train`` and ``val`` (or ``test`` if there is no ``val``), each with one folder per class.
 
-    A class is named as its folder; of a name that is not UTF-8, what cannot be decoded is replaced by U+FFFD.
+    The layout is that of torchvision's ``ImageFolder``. A class is named after its folder; bytes that are not UTF-8
+    are replaced by U+FFFD.
     """
     parts = _parts(path)
     layout = f"{path}/{{train,val}}/<class>/*.jpg"
     folders = sorted(set().union(*(_class_folders(part, layout) for part in parts)))
     classes = _names(folders)
     splits = [_split(part, folders) for part in parts]
-    absence = f"has no image files ({' '.join(IMG_EXTENSIONS)}); add some, or remove the class's folder from both parts"
+    problem = f"has no image files ({' '.join(IMG_EXTENSIONS)}); add some, or remove the class's folder from both parts"
     for part, split in zip(parts, splits):
-        check_targets(str(part), split.targets, classes, absence)
+        check_targets(str(part), split.targets, classes, problem)
     train, test = splits
     return Dataset(DatasetInfo(name, classes, **IMAGE_FILES), train, test)
 
 
 def read_task_folder(name: str, path: Path) -> Dataset:
-    """One task's images: ``path/<class>/*.jpg``, or in parts as :func:`read_folder` has them, for training and testing.
+    """Read one task's images: ``path/<class>/*.jpg``, or training and test parts as in :func:`read_folder`.
 
-    Without parts there is nothing to test on. A class without images is left out.
+    Without parts, the test split is empty. A class without images is left out.
     """
     parts = _parts(path)
     if not all(map(os.path.isdir, parts)):
@@ -74,19 +74,19 @@ def _class_folders(directory: Path, layout: str) -> set[str]:
     try:
         names = {entry.name for entry in os.scandir(directory) if entry.is_dir()}
         if not names:
-            raise FileNotFoundError("no class folders in it")
+            raise FileNotFoundError("contains no class folders")
     except OSError as error:
-        raise UserError(f"{directory}: {reason(error)}; lay the images out as {layout}") from None
+        raise UserError(f"{directory}: {reason(error)}; arrange the images as {layout}") from None
     return names
 
 
 def decode(path: str) -> Image.Image:
-    """The image in a file, as RGB."""
+    """Decode an image file as RGB."""
     try:
         with Image.open(path) as image:
             if not image.mode.startswith(("I", "F")):
                 return image.convert("RGB")
-            problem = f"more than 8 bits a pixel (mode {image.mode}), which would be cut off at 255; scale it to 8 bits"
+            problem = f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
-        problem = f"not a readable image ({reason(error)}); replace the file, or remove it"
+        problem = f"not a readable image ({reason(error)}); replace or remove the file"
     raise UserError(f"{path}: {problem}")

@@ -1,7 +1,8 @@
-"""Image files decoded once into one file of bytes, which all processes of a machine map into memory.
+"""Decodes image files once into a single file, which all processes of a machine map into memory.
 
-Each image is uint8 with the short side of the test transform, one after another; an index says where each begins. The
-index is written last, and names the files by path, size and time: without it, or with another, nothing is taken over.
+The file holds the images as uint8, concatenated, resized to the short side of the test transform. An index stores
+where each image begins, and a hash of the image files' paths, sizes and times. It is written last: if it is missing or
+the hash differs, the images are decoded again.
 """
 
 import hashlib
@@ -22,17 +23,17 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 from pycil_wsc.data.image_files import decode
-from pycil_wsc.data.resized import places
+from pycil_wsc.data.resized import cache_folder
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 
-CHUNK = 64  # images that a process decodes at a time
+CHUNK = 64  # images that a process decodes per work item
 
 
 @dataclass(frozen=True, eq=False)
 class ImageMap:
-    """Images in the file ``path``, whose ``pixels`` are uint8 (all pixels, 3).
+    """Decoded images in the file ``path``.
 
     ``starts``: int64 (N,), the first pixel of each image; ``sizes``: int64 (N, 2), height and width.
     """
@@ -45,7 +46,7 @@ class ImageMap:
         return len(self.starts)
 
     def of(self, rows: np.ndarray) -> "ImageMap":
-        """Some of the images, in this order."""
+        """The images of these rows, in this order."""
         return ImageMap(self.path, self.starts[rows], self.sizes[rows])
 
     def image(self, number: int) -> np.ndarray:
@@ -56,24 +57,24 @@ class ImageMap:
 
     @cached_property
     def pixels(self) -> np.ndarray:
-        """All of them: uint8 (pixels, 3), mapped from the file, which nothing changes."""
+        """The pixels of all images: uint8 (pixels, 3), mapped from the file copy-on-write."""
         return np.memmap(self.path, np.uint8, "c").reshape(-1, 3)
 
-    def __getstate__(self) -> dict[str, Any]:  # a process that decodes maps the file itself
+    def __getstate__(self) -> dict[str, Any]:  # each loader process maps the file itself
         return {name: value for name, value in vars(self).items() if name != "pixels"}
 
 
 def decoded(dataset: Dataset, root: str | Path, workers: int, on_device: bool) -> Dataset:
-    """``dataset`` with its image files decoded once below ``root``; arrays in memory stay as they are.
+    """``dataset`` with its image files decoded once, in a folder below ``root``; arrays in memory are left unchanged.
 
-    ``on_device``: they are to be held on the device that trains, where they fit. :class:`UserError` for a file that
-    cannot be read, and where the disk is too small.
+    ``on_device``: hold the images on the training device if they fit. Raises a :class:`UserError` if a file cannot be
+    read or the disk has too little space.
     """
     if dataset.train.in_memory:
         return dataset
     side = round(dataset.info.image_size * 256 / 224)
     paths = np.unique(np.concatenate([dataset.train.images, dataset.test.images]))
-    images = image_map(paths, places(dataset, root, side)[1], side, dataset.info.interpolation, workers)
+    images = image_map(paths, cache_folder(dataset, root, side)[1], side, dataset.info.interpolation, workers)
     splits = {
         part: replace(split, decoded=images.of(np.searchsorted(paths, split.images)), on_device=on_device)
         for part, split in (("train", dataset.train), ("test", dataset.test))
@@ -82,16 +83,17 @@ def decoded(dataset: Dataset, root: str | Path, workers: int, on_device: bool) -
 
 
 def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, workers: int) -> ImageMap:
-    """The images of ``paths`` with a short side of ``side``, from ``folder``; decoded by ``workers`` if need be.
+    """The images of ``paths``, resized to a short side of ``side``, cached in ``folder``.
 
-    :class:`UserError` for a file that cannot be read, or if the disk has too little space.
+    Images that are not cached yet are decoded by ``workers`` processes. Raises a :class:`UserError` if a file cannot be
+    read or the disk has too little space.
     """
     key, listed = _key(paths, side, interpolation), hashlib.sha256(os.fsencode("\n".join(paths)))
     name = f"decoded-{listed.hexdigest()[:8]}"
     path, index = folder / f"{name}.uint8", folder / f"{name}.npz"
     with locked(folder):
         if (known := _read(index, key)) is None:
-            index.unlink(missing_ok=True)  # what stands beside it will not be what it says
+            index.unlink(missing_ok=True)  # it will no longer match the file of images
             sizes = _sizes(paths, side, workers)
             known = np.concatenate([[0], np.cumsum(sizes.prod(1))]), sizes
             _write(paths, path, *known, v2.Resize(side, v2.InterpolationMode(interpolation)), workers)
@@ -110,7 +112,7 @@ def _key(paths, side, interpolation):
 
 
 def _read(index, key):
-    """(starts, sizes) of an index with this key."""
+    """(starts, sizes) from the index, or None if it is missing, damaged or has another key."""
     try:
         with np.load(index) as known:
             return (known["starts"], known["sizes"]) if str(known["key"]) == key else None
@@ -125,7 +127,7 @@ def _write_index(index, key, starts, sizes):
 
 
 def _sizes(paths, side, workers):
-    """Height and width that each image will have: int64 (N, 2)."""
+    """Height and width of each image after resizing: int64 (N, 2)."""
     parts = _in_processes(partial(_sizes_of, side=side), paths, workers, "reading sizes of images")
     return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
@@ -135,7 +137,7 @@ def _write(paths, path, starts, sizes, resize, workers):
     total, free = 3 * int(starts[-1]), shutil.disk_usage(path.parent).free
     if total > free:
         raise UserError(
-            f"cache_images: {len(paths):,} decoded images take {total / 1e9:.1f} GB, and {path.parent} has "
+            f"cache_images: {len(paths):,} decoded images take {total / 1e9:.1f} GB, but {path.parent} has "
             f"{free / 1e9:.1f} GB; free space, choose another folder with --data-root, or use true (JPEG copies)"
         )
     logging.getLogger("pycil_wsc").warning("%s: decoding %d images, %.1f GB", path, len(paths), total / 1e9)
@@ -150,10 +152,10 @@ def _write(paths, path, starts, sizes, resize, workers):
     os.replace(partial_file, path)
 
 
-def _in_processes(work, items, workers, what):
-    """``work(part)`` for each ``CHUNK`` of ``items``, in their order, in ``workers`` processes, or here if that is 0.
+def _in_processes(work, items, workers, description):
+    """Yield ``work(part)`` for each ``CHUNK`` of ``items``, in order, from ``workers`` processes (0: this process).
 
-    A :class:`UserError` of a process is raised.
+    Raises a :class:`UserError` that a process raised.
     """
     parts = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     if not workers:
@@ -161,7 +163,7 @@ def _in_processes(work, items, workers, what):
         return
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         try:
-            yield from tqdm(pool.map(work, parts), desc=what, total=len(parts), leave=False)
+            yield from tqdm(pool.map(work, parts), desc=description, total=len(parts), leave=False)
         except UserError:
             pool.shutdown(cancel_futures=True)
             raise
@@ -172,7 +174,7 @@ def _sizes_of(paths, side):
 
 
 def _size(path):
-    """Width and height of an image file; all of it is read only where the header cannot be."""
+    """Width and height of an image file; the whole file is read only if its header cannot be."""
     try:
         with Image.open(path) as image:
             return image.size
@@ -181,7 +183,7 @@ def _size(path):
 
 
 def _resized_size(width, height, side):
-    """(height, width) as torchvision's ``Resize`` gives an image."""
+    """(height, width) after torchvision's ``Resize``."""
     short, long = sorted((width, height))
     other = int(side * long / short)
     return (side, other) if height <= width else (other, side)

@@ -1,7 +1,7 @@
-"""Batches of (images, targets) on the device, already augmented and normalised.
+"""Batches of (images, targets) on the device, augmented and normalised.
 
 ``ArraySource`` keeps the whole split as uint8 on the device and gathers by index. ``FolderSource`` decodes files in
-worker processes that live as long as the run. ``DeviceSource`` crops decoded images on the device. All have the same
+worker processes that live as long as the run. ``DeviceSource`` crops decoded images on the device. They share one
 interface::
 
     for images, targets in source.batches(indices, targets, batch_size, train=True, seed=7): ...
@@ -30,26 +30,28 @@ from pycil_wsc.errors import UserError
 
 @dataclass(frozen=True)
 class Share:
-    """What process ``rank`` of ``count`` takes: every ``count``-th batch, or with ``of_each`` such images of each."""
+    """The share of process ``rank`` of ``count``: every ``count``-th batch or, with ``of_each``, every ``count``-th
+    image of each batch.
+    """
 
     rank: int = 0
     count: int = 1
     of_each: bool = False
 
     def rows(self, number: int) -> slice | None:
-        """Which images of batch ``number`` are this process's; None: it has nothing to do with that batch."""
+        """The rows of batch ``number`` that belong to this process; None if there are none."""
         if self.of_each:
             return slice(self.rank, None, self.count)
         return slice(None) if number % self.count == self.rank else None
 
 
 ALL = Share()
-Parts = list[tuple[slice, slice | None]]  # of each batch of an epoch the place in its order, and the wanted rows
+Parts = list[tuple[slice, slice | None]]  # for each batch: its slice of the epoch's order, and the rows to load
 PIECE = 2**26  # pixels copied at a time
 
 
 def open_source(info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> Source:
-    """The source for one split of a data set: in memory, or from files."""
+    """Create the source of one split of a data set."""
     if split.in_memory:
         return ArraySource(info, split, device)
     if split.decoded and split.on_device and fits(split.decoded, device):
@@ -58,7 +60,7 @@ def open_source(info: DatasetInfo, split: Split, device: torch.device, num_worke
 
 
 class Source:
-    """Batches of one split of a data set. A source says how it makes the images of an epoch (``images``)."""
+    """Batches of one split of a data set. Subclasses implement :meth:`images_of`."""
 
     def __init__(self, info: DatasetInfo, device: torch.device) -> None:
         self.info, self.device = info, device
@@ -76,12 +78,20 @@ class Source:
         join: bool = False,
         share: Share = ALL,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (images float32 (B, 3, H, W), targets int64 (B,)) over ``indices``, an int64 array.
+        """Yield batches of one epoch: images float32 (B, 3, H, W) and targets int64 (B,).
 
-        ``targets`` are those of the whole split. With ``train`` images are augmented and, unless ``shuffle`` is false,
-        shuffled, both from ``seed``. With ``join`` a last batch of one image is part of the one before. ``share``: the
-        images of these batches that are wanted; they are the same whoever has the others. A file that cannot be read is
-        a :class:`UserError` that names it.
+        Args:
+            indices: int64 array, the samples of the epoch.
+            targets: int64 array, the targets of the whole split.
+            batch_size: images per batch.
+            train: augment and shuffle the images, both from ``seed``.
+            seed: seed of the epoch.
+            shuffle: False: do not shuffle, even with ``train``.
+            join: merge a last batch of one image into the one before.
+            share: the part of each batch to load. Its images do not depend on how the batches are shared.
+
+        Raises:
+            UserError: if a file cannot be read; names the file.
         """
         order = epoch_order(indices, train and shuffle, seed)
         labels = torch.from_numpy(targets[order]).to(self.device)
@@ -92,7 +102,7 @@ class Source:
     def images_of(
         self, order: np.ndarray, parts: Parts, train: bool, seed: int
     ) -> Iterator[tuple[Tensor, slice, slice]]:
-        """Yield (images uint8 (B, side, side, 3) on the device, batch, rows) for each of ``parts`` that has rows."""
+        """Yield (images uint8 (B, side, side, 3) on the device, batch, rows) for each of ``parts`` with rows."""
         raise NotImplementedError
 
 
@@ -112,7 +122,7 @@ class ArraySource(Source):
             if rows is None and not train:
                 continue
             images = self.images[index[batch]]
-            if train:  # all of it: the random numbers are those of the whole batch
+            if train:  # the whole batch, so that the random numbers do not depend on the share
                 images = self._augment(images, generator, np.random.default_rng([seed, 2, number]))
             if rows is None:
                 continue
@@ -134,7 +144,7 @@ class ArraySource(Source):
 
 
 class CroppedSource(Source):
-    """A split of images of many sizes. A source says who crops them (``cropped``); they are mirrored on the device."""
+    """A split of images of different sizes. Subclasses implement :meth:`cropped`; flips are done on the device."""
 
     def images_of(
         self, order: np.ndarray, parts: Parts, train: bool, seed: int
@@ -143,31 +153,31 @@ class CroppedSource(Source):
         generator = torch.Generator(self.device).manual_seed(seed)
         for number, (batch, rows) in enumerate(parts):
             flips, whole = train and self.info.flip, batch.stop - batch.start
-            mirror = augment.coins(whole, generator) if flips else None  # of the whole batch
+            mirror = augment.coins(whole, generator) if flips else None  # for the whole batch
             if rows is None:
                 continue
             images = next(crops_of_parts)
             if mirror is not None:
                 images = augment.flip(images, mirror[rows])
-            if train and self.info.augmentation == "timm":  # the operations that the whole of the batch has
+            if train and self.info.augmentation == "timm":  # draws the operations for the whole batch
                 images = rand_augment(images, np.random.default_rng([seed, 2, number]), whole, rows)
             yield images, batch, rows
-        next(crops_of_parts, None)  # its own end
+        next(crops_of_parts, None)  # run the generator to its end
 
     def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
-        """Yield the crops of each of ``parts`` that has rows, uint8 (B, side, side, 3) on the device."""
+        """Yield the crops of each of ``parts`` with rows: uint8 (B, side, side, 3) on the device."""
         raise NotImplementedError
 
 
 class FolderSource(CroppedSource):
-    """A split read from image files, or from what they were decoded to, by workers, which also crop."""
+    """A split of image files, read (or mapped, if decoded before) and cropped by worker processes."""
 
     def __init__(self, info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> None:
         super().__init__(info, device)
-        how = info.image_size, info.interpolation
-        self.images = MappedImages(split.decoded, *how) if split.decoded else DecodedImages(split.images, *how)
-        self.started = False  # the workers, with the first epoch
-        self.plan = []  # the batches of the epoch under way; the workers' loader reads it anew each epoch
+        size = info.image_size, info.interpolation
+        self.images = MappedImages(split.decoded, *size) if split.decoded else DecodedImages(split.images, *size)
+        self.started = False  # whether the workers run; they start with the first epoch
+        self.plan = []  # the batches of the current epoch, which the loader reads at each epoch's start
         self.loader = DataLoader(
             self.images,
             batch_sampler=self.plan,
@@ -190,11 +200,11 @@ class FolderSource(CroppedSource):
             if isinstance(images, str):
                 raise UserError(images)
             yield images.to(self.device, non_blocking=True)
-        next(decoded, None)  # the loader's own end
+        next(decoded, None)  # run the loader's iterator to its end
 
 
 class DecodedImages(Dataset):
-    """(index, crop seed) -> uint8 (side, side, 3); a seed of -1 is the test transform: resize, then the centre."""
+    """(index, crop seed) -> uint8 (side, side, 3); the seed -1 means the test transform: resize and centre crop."""
 
     def __init__(self, paths: np.ndarray, side: int, interpolation: str = "bilinear") -> None:
         self.paths, self.side, mode = paths, side, v2.InterpolationMode(interpolation)
@@ -205,7 +215,7 @@ class DecodedImages(Dataset):
         return len(self.paths)
 
     def keys(self, order: np.ndarray, train: bool, rng: np.random.Generator) -> list[tuple[int, int]]:
-        """What to ask for, with random crops to ``train``."""
+        """The keys of the samples in ``order``, with random crops if ``train``."""
         seeds = rng.integers(2**63, size=len(order)) if train else np.full(len(order), -1)
         return list(zip(order.tolist(), seeds.tolist()))
 
@@ -225,7 +235,7 @@ class DecodedImages(Dataset):
 
 
 class MappedImages(Dataset):
-    """(index, top, left, height, width) -> that box of a decoded image, resized: uint8 (side, side, 3)."""
+    """(index, top, left, height, width) -> the resized box of a decoded image: uint8 (side, side, 3)."""
 
     def __init__(self, images: ImageMap, side: int, interpolation: str = "bilinear") -> None:
         self.images, self.side, self.mode = images, side, v2.InterpolationMode(interpolation)
@@ -234,7 +244,7 @@ class MappedImages(Dataset):
         return len(self.images)
 
     def keys(self, order: np.ndarray, train: bool, rng: np.random.Generator) -> list[tuple[int, ...]]:
-        """What to ask for, with random boxes to ``train``."""
+        """The keys of the samples in ``order``, with random boxes if ``train``."""
         boxes = crops.boxes(self.images.sizes[order], self.side, rng if train else None)
         return list(zip(order.tolist(), *boxes.T.tolist()))
 
@@ -247,7 +257,7 @@ class MappedImages(Dataset):
 
 
 class DeviceSource(CroppedSource):
-    """A split of decoded images that is held on the device, and cropped there as a batch."""
+    """A split of decoded images that are held on the device and cropped there in batches."""
 
     def __init__(self, info: DatasetInfo, images: ImageMap, device: torch.device) -> None:
         super().__init__(info, device)
@@ -263,13 +273,13 @@ class DeviceSource(CroppedSource):
 
 
 def fits(images: ImageMap, device: torch.device) -> bool:
-    """Whether the decoded images take at most half of a GPU's free memory; what the CPU maps always fits."""
+    """Whether the decoded images take at most half of the GPU's free memory; always true on the CPU."""
     if device.type != "cuda":
         return True
     needed, free = images.pixels.nbytes, torch.cuda.mem_get_info(device)[0]
     if needed > free / 2:
         logging.getLogger("pycil_wsc").warning(
-            "cache_images: %.1f GB are more than half of the %.1f GB that are free on %s; cropping in workers instead",
+            "cache_images: %.1f GB are more than half of the %.1f GB free on %s; cropping in worker processes instead",
             needed / 1e9,
             free / 1e9,
             device,
@@ -278,7 +288,7 @@ def fits(images: ImageMap, device: torch.device) -> bool:
 
 
 def held_on(device: torch.device, images: ImageMap) -> Tensor:
-    """The pixels on ``device``, copied piece by piece; the CPU uses the mapped file."""
+    """The pixels on ``device``, copied in pieces; on the CPU, the mapped file itself."""
     if device.type == "cpu":
         return torch.from_numpy(images.pixels)
     pixels = torch.empty(images.pixels.shape, dtype=torch.uint8, device=device)
@@ -293,16 +303,15 @@ def _stack(samples):
 
 
 def epoch_order(indices: np.ndarray, shuffle: bool, seed: int) -> np.ndarray:
-    """``indices`` as they are, or shuffled by ``seed``."""
+    """``indices`` as given, or shuffled by ``seed``."""
     return np.random.default_rng(seed).permutation(indices) if shuffle else np.asarray(indices)
 
 
 def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int, seed: int) -> np.ndarray:
-    """As many samples as ``new`` and ``old`` hold, in an order in which each batch has ``share`` of ``new`` ones,
-    rounded, the rest of ``old``.
+    """An order of ``len(new) + len(old)`` samples in which each batch has the given ``share`` of ``new`` ones, rounded.
 
-    Both are gone through in random order, by ``seed``, again and again: of two samples of one kind neither comes more
-    than once more often than the other. ``new`` and ``old``: int64 arrays with at least one sample each.
+    Both arrays are passed over repeatedly, in a random order drawn by ``seed`` for each pass, so the counts of two
+    samples of the same array differ by at most one. ``new`` and ``old``: int64 arrays with at least one sample each.
     """
     total, rng = len(new) + len(old), np.random.default_rng(seed)
     sizes = [min(batch_size, total - start) for start in range(0, total, batch_size)]
@@ -318,7 +327,7 @@ def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int,
 
 
 def _stream(samples, number, rng):
-    """``number`` samples: whole permutations, one after another."""
+    """``number`` samples from concatenated permutations."""
     rounds = -(-number // len(samples))
     return np.concatenate([rng.permutation(samples) for _ in range(rounds)] or [samples[:0]])[:number]
 
@@ -328,7 +337,7 @@ def num_batches(num_samples: int, batch_size: int, join: bool = False) -> int:
 
 
 def batch_slices(num_samples: int, batch_size: int, join: bool = False) -> list[slice]:
-    """Where each batch begins and ends. With ``join`` a last one of a single sample is part of the one before."""
+    """The slice of each batch. With ``join``, a last batch of a single sample is merged into the one before."""
     starts = list(range(0, num_samples, batch_size))
     if join and len(starts) > 1 and num_samples - starts[-1] == 1:
         starts.pop()

@@ -1,4 +1,4 @@
-"""Exemplar memory: indices into the training set, never copies of images."""
+"""Exemplar memory: stores indices into the training set, not images."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,39 +7,39 @@ import numpy as np
 
 from pycil_wsc.data.tasks import Task
 
-ALL = 2**31 - 1  # exemplars per class: every image is kept
+ALL = 2**31 - 1  # exemplars per class: keep every image
 
 
 class ExemplarMemory:
-    """Which training samples are kept for replay.
+    """The training samples kept for replay.
 
-    ``fixed``: ``per_class`` exemplars of each class for good; otherwise ``total`` shared equally among the classes
-    seen, the old ones keeping their first. ``strategy``:
+    With ``fixed``, each class keeps ``per_class`` exemplars. Otherwise ``total`` exemplars are divided equally among
+    the classes seen; as the quota shrinks, a class keeps its first exemplars. ``strategy``:
 
-    * ``herding``: those whose running mean of normalised features follows the class mean best (Rebuffi et al., 2017);
-    * ``random``: a uniform draw from each class;
-    * ``reservoir``: a uniform draw from the stream, whatever the class (Vitter, 1985): with ``fixed``, ``per_class``
-      times the number of new classes out of the task's samples; otherwise ``total`` out of all samples ever seen.
+    * ``herding``: samples whose running mean of normalised features is closest to the class mean (Rebuffi et al.,
+      2017);
+    * ``random``: a uniform sample of each class;
+    * ``reservoir``: a uniform sample of the stream, regardless of class (Vitter, 1985): with ``fixed``, ``per_class``
+      times the number of new classes from the task's samples; otherwise ``total`` from all samples seen so far.
 
-    A quota above the size of a class keeps the whole class; 0 keeps nothing. With ``per_class`` :data:`ALL` and
-    ``fixed`` nothing is to choose, and no features are needed. Where a task brings new samples of a known
-    class, ``herding`` and ``random`` choose the exemplars of that class again, out of the present ones and the new
-    samples.
+    A quota above the size of a class keeps the whole class; 0 keeps nothing. With ``fixed`` and ``per_class``
+    :data:`ALL`, all samples are kept and no features are needed. If a task has new samples of a known class,
+    ``herding`` and ``random`` choose its exemplars again, from the present exemplars and the new samples.
     """
 
     strategies = ("herding", "random", "reservoir")
 
     def __init__(self, fixed: bool, per_class: int, total: int, strategy: str) -> None:
         self.fixed, self.per_class, self.total, self.strategy = fixed, per_class, total, strategy
-        self.classes = {}  # class -> its exemplars' indices, most important first
-        self.seen = 0  # samples of all tasks so far
+        self.classes = {}  # class -> indices of its exemplars, most important first
+        self.seen = 0  # number of samples of all tasks so far
 
     def __len__(self) -> int:
         return sum(map(len, self.classes.values()))
 
     @property
     def indices(self) -> np.ndarray:
-        """All exemplars, by class: int64 (n,)."""
+        """The indices of all exemplars, sorted by class: int64 (n,)."""
         return np.concatenate([np.empty(0, np.int64), *(self.classes[c] for c in sorted(self.classes))])
 
     def quota(self, num_seen: int) -> int:
@@ -52,10 +52,13 @@ class ExemplarMemory:
         features: Callable[[np.ndarray], np.ndarray] | None,
         rng: np.random.Generator,
     ) -> None:
-        """Choose exemplars of the classes of which ``task`` has samples and, unless ``fixed``, let the others shrink.
+        """Choose exemplars of the classes in ``task`` and, unless ``fixed``, reduce those of the other classes.
 
-        ``targets``: (N,) of the whole training set. ``features``: indices -> float32 (n, d) array, called once, and
-        only for herding. ``rng``: a ``numpy.random.Generator``.
+        Args:
+            task: the task just learned.
+            targets: (N,), the targets of the whole training set.
+            features: maps indices to features, float32 (n, d). Called once, and only for herding.
+            rng: source of the random numbers.
         """
         if self.strategy == "reservoir":
             self._update_reservoir(task, targets, rng)
@@ -67,28 +70,28 @@ class ExemplarMemory:
         quota = self.quota(task.num_seen)
         self.classes = {c: kept[:quota] for c, kept in self.classes.items()} if not self.fixed else self.classes
         candidates = self._candidates(task, targets)
-        described = None
+        vectors = None
         if self.strategy == "herding" and quota not in (0, ALL):
             assert features is not None, "herding needs features"
-            described = features(candidates)
+            vectors = features(candidates)
         for c in sorted({*range(task.num_old, task.num_seen), *targets[candidates].tolist()}):
             rows = np.flatnonzero(targets[candidates] == c)
             if not quota:
                 picks = rows[:0]
             elif quota == ALL:
                 picks = rows
-            elif described is None:
+            elif vectors is None:
                 picks = rng.permutation(rows)[:quota]
             else:
-                picks = rows[herding(described[rows], quota)]
+                picks = rows[herding(vectors[rows], quota)]
             self.classes[c] = candidates[picks]
 
     def _candidates(self, task, targets):
-        """The task's samples and the exemplars of their classes, by class and then in the training set's order."""
-        again = set(self.classes) & set(targets[task.train_indices].tolist())
-        if not again:
+        """The task's samples and the exemplars of their classes, sorted by class, then by index."""
+        recurring = set(self.classes) & set(targets[task.train_indices].tolist())
+        if not recurring:
             return task.train_indices
-        candidates = np.sort(np.concatenate([task.train_indices, *(self.classes[c] for c in again)]))
+        candidates = np.sort(np.concatenate([task.train_indices, *(self.classes[c] for c in recurring)]))
         return candidates[np.argsort(targets[candidates], kind="stable")]
 
     def _update_reservoir(self, task, targets, rng):
@@ -105,19 +108,19 @@ class ExemplarMemory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.classes = {c: np.array(kept, np.int64) for c, kept in state["classes"].items()}
-        self.seen = state.get("seen", 0)  # weights saved by earlier versions lack it, and learn nothing more
+        self.seen = state.get("seen", 0)  # missing in weights saved by earlier versions, which are not trained further
 
 
 def normalise(features: np.ndarray) -> np.ndarray:
-    """Rows scaled to unit length, 1e-8 added to the length as in PyCIL: (n, d)."""
+    """Scale rows to unit length, adding 1e-8 to the length as in PyCIL: (n, d)."""
     return features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-8)
 
 
 def herding(features: np.ndarray, quota: int) -> np.ndarray:
-    """Greedy picks whose running mean of normalised features stays nearest to the class mean (Rebuffi et al., 2017).
+    """Greedily pick samples so that the mean of their normalised features is closest to the class mean.
 
-    ``features``: (n, d) of one class. Returns min(quota, n) row numbers in the order of choice, none twice; ties are
-    broken by position.
+    ``features``: (n, d) of one class. Returns min(quota, n) distinct row numbers in the order of choice; ties are
+    broken by position. Source: Rebuffi et al., 2017.
     """
     features = normalise(features)
     mean = features.mean(0)
@@ -135,8 +138,8 @@ def herding(features: np.ndarray, quota: int) -> np.ndarray:
 
 
 def _reservoir(held, seen, stream, capacity, rng):
-    """Vitter's algorithm R: ``held`` is a uniform sample of ``seen`` items; take in those of ``stream``, in random
-    order.
+    """Vitter's algorithm R: update ``held``, a uniform sample of ``seen`` items, with the items of ``stream``, in
+    random order.
     """
     held = list(held)
     for count, item in enumerate(rng.permutation(stream), start=seen + 1):

@@ -1,16 +1,16 @@
-"""Arrays of a user's own, from a file made by ``np.savez``.
+"""The user's own arrays, from a file made by ``np.savez``.
 
 =======================  =============================================================================
-``train_x``, ``test_x``  images, uint8 (N, H, W, 3) with H = W, or (N, H, W) for grey ones
-``train_y``, ``test_y``  labels, integers (N,) that count from 0 without gaps
-``classes``              the classes' names, strings (C,), name k being label k's; may be left out: then a
-                         class is named by its number
+``train_x``, ``test_x``  images, uint8 (N, H, W, 3) with H = W, or (N, H, W) if greyscale
+``train_y``, ``test_y``  labels, integers (N,) numbered from 0 without gaps
+``classes``              optional class names, strings (C,) in label order; by default a class is named by its
+                         label
 =======================  =============================================================================
 
-Each class needs a training and a test sample. The arrays are read into memory rather than mapped: an ``np.savez`` to
-the same file cuts it to nothing first, and a process that then touches a mapped page of it is killed by SIGBUS without
-a message. Once read, the file may change at any time: the run keeps the data that it began with. So each process that
-trains holds a copy of its own; a process that only plans runs frees it.
+Each class needs a training and a test sample. The arrays are read into memory rather than mapped: ``np.savez`` to the
+same file truncates it first, and a process that then accesses a mapped page is killed by SIGBUS without a message. Once
+read, the file may change at any time without affecting the run. Each training process therefore holds its own copy; a
+process that only plans runs frees it.
 """
 
 import os
@@ -29,11 +29,10 @@ ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
-    """The arrays of an npz file by name (the four of ``ARRAYS``, and ``classes`` where it has them), and the file's
-    status.
+    """Read the arrays of an npz file by name (``ARRAYS`` and, if present, ``classes``), and the file's status.
 
-    The checksum of each array is compared. :class:`UserError` for a file that is not there, not whole or holds other
-    things.
+    Verifies the checksum of each array. Raises a :class:`UserError` if the file does not exist, is incomplete or has
+    other contents.
     """
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -47,7 +46,7 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
             return arrays, os.fstat(file.fileno())
     except FileNotFoundError:
         raise UserError(
-            f"{path}: no such file (a relative path starts at {os.getcwd()}); make it with np.savez of "
+            f"{path}: no such file (relative paths start at {os.getcwd()}); create it with np.savez of "
             f"{', '.join(ARRAYS)}"
         ) from None
     except PermissionError as error:
@@ -58,9 +57,9 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
         ) from None
     except UserError:
         raise
-    except Exception as error:  # of the archive, of its compression, or of numpy's parser of headers
+    except Exception as error:  # from zipfile, zlib or numpy's header parser
         raise UserError(
-            f"{path}: not a complete npz file of plain arrays ({reason(error)}); make it again with np.savez, "
+            f"{path}: not a complete npz file of plain arrays ({reason(error)}); create it again with np.savez, "
             "or copy it again"
         ) from None
 
@@ -68,7 +67,7 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     with archive.open(name) as stream:
         array = np.lib.format.read_array(stream, allow_pickle=False)
-        if stream.read(1):  # at the end of the entry, zipfile compares the checksum
+        if stream.read(1):  # zipfile verifies the checksum at the end of the entry
             raise ValueError(f"{name}: bytes after the array")
         return array
 
@@ -76,27 +75,29 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 def check_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], num_classes: int | None = None
 ) -> tuple[tuple[str, ...], Split, Split]:
-    """(classes, training split, test split), checked. Without ``num_classes``, the names or else the largest label tell
-    it.
+    """Check the arrays and return (classes, training split, test split).
+
+    Without ``num_classes``, the number of classes is that of the names or, without names, follows from the largest
+    label.
     """
     names = arrays.get("classes")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U" or num_classes not in (None, len(names))):
         raise UserError(
             f"{path}: 'classes' is {_form(names)}; it must hold the names of {num_classes or 'the'} classes, "
-            "or be left out"
+            "or be omitted"
         )
     train, test = (_check_split(path, part, arrays) for part in ("train", "test"))
     train_side, test_side = train.images.shape[1], test.images.shape[1]
     if train_side != test_side:
         raise UserError(
-            f"{path}: 'train_x' has images of side {train_side}, 'test_x' of {test_side}; resize them to one"
+            f"{path}: 'train_x' has images of side {train_side}, 'test_x' of {test_side}; resize them to one size"
         )
     if names is None:
         largest = max(0, *(int(split.targets.max()) for split in (train, test)))
         names = range(num_classes or min(largest + 1, sys.maxsize))
     for part, split in (("train", train), ("test", test)):
-        absence = "has no samples; labels count from 0 without gaps, and each class needs training and test samples"
-        check_targets(f"{path}: '{part}_y'", split.targets, names, absence)
+        problem = "has no samples; number labels from 0 without gaps, with training and test samples for each class"
+        check_targets(f"{path}: '{part}_y'", split.targets, names, problem)
     return tuple(map(str, names)), train, test
 
 
@@ -104,25 +105,25 @@ def _check_split(path, part, arrays):
     images, labels = arrays[f"{part}_x"], arrays[f"{part}_y"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)) or not images.size:
         raise UserError(
-            f"{path}: '{part}_x' is {_form(images)}; images must be uint8 (N, H, W, 3), or (N, H, W) for grey"
+            f"{path}: '{part}_x' is {_form(images)}; images must be uint8 (N, H, W, 3), or (N, H, W) if greyscale"
         )
     if images.shape[1] != images.shape[2]:
         raise UserError(
-            f"{path}: '{part}_x' has images of {images.shape[1]}x{images.shape[2]}; make them square, by a crop or by "
+            f"{path}: '{part}_x' has images of {images.shape[1]}x{images.shape[2]}; make them square by cropping or "
             "padding"
         )
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{path}: '{part}_y' is {_form(labels)}; labels must be integers (N,), one for each image")
+        raise UserError(f"{path}: '{part}_y' is {_form(labels)}; labels must be integers (N,), one per image")
     if len(images) != len(labels):
         raise UserError(
-            f"{path}: {len(images)} images in '{part}_x', {len(labels)} labels in '{part}_y'; give one label for each "
+            f"{path}: {len(images)} images in '{part}_x', but {len(labels)} labels in '{part}_y'; give one label per "
             "image"
         )
     return Split(images if images.ndim == 4 else three_channels(images), labels.astype(np.int64))
 
 
 def info_of_arrays(name: str, classes: tuple[str, ...], images: np.ndarray) -> DatasetInfo:
-    """The facts of uint8 (N, side, side, 3), augmented without regard to what they show: pad an eighth, random crop,
+    """The :class:`DatasetInfo` of uint8 (N, side, side, 3), with a generic augmentation: pad by side / 8, random crop,
     flip.
     """
     side = images.shape[1]
@@ -130,29 +131,30 @@ def info_of_arrays(name: str, classes: tuple[str, ...], images: np.ndarray) -> D
     return DatasetInfo(name, classes, side, mean, std, crop="pad", padding=side // 8, flip=True, brightness=0.0)
 
 
-def check_targets(place: str, targets: np.ndarray, names: Sequence[Any] | np.ndarray, absence: str) -> None:
-    """Labels lie in 0..C-1, C the length of ``names``, and each class has a sample; ``absence`` is the complaint about
-    one without."""
+def check_targets(place: str, targets: np.ndarray, names: Sequence[Any] | np.ndarray, problem: str) -> None:
+    """Raise a :class:`UserError` unless labels are in 0..C-1, with C ``names``, and every class has a sample.
+
+    ``place`` begins the message; ``problem`` ends it if a class has no sample.
+    """
     present = np.unique(targets)
     wrong = present[(present < 0) | (present >= len(names))]
     if wrong.size:
         raise UserError(f"{place}: label {wrong[0]} is not in 0..{len(names) - 1}; number the classes from 0")
     if len(present) < len(names):
-        # the first class that is not at its place
-        first = int(np.argmin(np.append(present, -1) == np.arange(len(present) + 1)))
-        raise UserError(f"{place}: class '{names[first]}' {absence}")
+        first = int(np.argmin(np.append(present, -1) == np.arange(len(present) + 1)))  # the first missing label
+        raise UserError(f"{place}: class '{names[first]}' {problem}")
 
 
 def three_channels(grey: np.ndarray) -> np.ndarray:
-    """(N, H, W) -> (N, H, W, 3), the channels equal."""
+    """(N, H, W) -> (N, H, W, 3) with equal channels."""
     return np.repeat(grey[..., None], 3, axis=-1)
 
 
 def mean_and_std(images: np.ndarray, chunk: int = 1 << 22) -> tuple[tuple, tuple]:
-    """Mean and (population) standard deviation of each channel, on the 0..1 scale, of uint8 (N, H, W, 3).
+    """Mean and population standard deviation of each channel of uint8 (N, H, W, 3), on the 0..1 scale.
 
-    Exact, from the histogram of the 256 values, and counted in chunks of about ``chunk`` pixels. A channel of one value
-    gets a standard deviation of 1: it becomes zero.
+    Exact: computed from a histogram of the 256 values, counted in chunks of about ``chunk`` pixels. A constant channel
+    gets a standard deviation of 1, so it is normalised to zero.
     """
     step = max(1, chunk // (images.shape[1] * images.shape[2]))
     counts = np.zeros((3, 256), dtype=np.int64)
@@ -172,5 +174,5 @@ def _form(array):
 
 
 def reason(error: BaseException) -> str:
-    """An error's own words, on one line."""
+    """The message of an error, on one line."""
     return " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())

@@ -1,8 +1,8 @@
 """timm's training augmentation on whole batches: random crops of any scale, and RandAugment (Cubuk et al., 2020).
 
-What ``timm.data.create_transform(side, is_training=True, auto_augment="rand-m9-mstd0.5-inc1")`` does image by image is
-done on the device with torchvision's batched functions, by choices drawn on the host. Images of a batch that draw the
-same operation share its magnitude; their signs are drawn one by one.
+Does what ``timm.data.create_transform(side, is_training=True, auto_augment="rand-m9-mstd0.5-inc1")`` does for single
+images, on the device, with torchvision's batched functions. Random choices are drawn on the host. Images of a batch
+that draw the same operation share its magnitude; their signs are independent.
 """
 
 import math
@@ -15,21 +15,21 @@ from torchvision.transforms.v2 import functional as F
 
 from pycil_wsc.data.crops import RATIO, SCALE
 
-LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # of 0..10: timm's rand-m9-mstd0.5-inc1
-GREY = 128.0  # where a geometric operation leaves nothing
+LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # timm's rand-m9-mstd0.5-inc1; magnitudes are 0..10
+GREY = 128.0  # fill value of geometric operations
 
 
 def random_resized_crop(images: Tensor, side: int, interpolation: str, rng: np.random.Generator) -> Tensor:
-    """A random part of each image, as (side, side): uint8 (B, H, W, C) -> uint8 (B, side, side, C).
+    """A random crop of each image, resized: uint8 (B, H, W, C) -> uint8 (B, side, side, C).
 
-    A part that would be larger than the image is cut to it, where torchvision draws another.
+    A crop larger than the image is cut to the image; torchvision draws another one instead.
     """
     boxes = random_boxes(len(images), rng)
     return crop_resize(images, torch.from_numpy(boxes).to(images.device, torch.float32), side, interpolation)
 
 
 def random_boxes(number: int, rng: np.random.Generator) -> np.ndarray:
-    """(number, 4) of left, top, width and height, all as shares of a square image."""
+    """Random boxes (number, 4): left, top, width and height as fractions of a square image."""
     area = rng.uniform(*SCALE, number)
     narrowest, widest = map(math.log, RATIO)
     ratio = np.exp(rng.uniform(narrowest, widest, number))
@@ -38,7 +38,7 @@ def random_boxes(number: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def crop_resize(images: Tensor, boxes: Tensor, side: int, interpolation: str) -> Tensor:
-    """The part ``boxes`` (B, 4) of each image, resized: uint8 (B, H, W, C) -> uint8 (B, side, side, C)."""
+    """Crop the box (B, 4) of each image and resize it: uint8 (B, H, W, C) -> uint8 (B, side, side, C)."""
     left, top, width, height = boxes.unbind(1)
     zero = torch.zeros_like(left)
     across = torch.stack([width, zero, 2 * left + width - 1], 1)
@@ -54,9 +54,9 @@ def crop_resize(images: Tensor, boxes: Tensor, side: int, interpolation: str) ->
 def rand_augment(
     images: Tensor, rng: np.random.Generator, whole: int | None = None, rows: slice = slice(None)
 ) -> Tensor:
-    """Two operations at random for each image, each with probability one half: uint8 (B, H, W, C) -> the same.
+    """Draw two operations per image and apply each with probability 0.5: uint8 (B, H, W, C) -> the same shape.
 
-    ``images`` may be the ``rows`` of a batch of ``whole`` images: what is done to them is what that batch has.
+    ``images`` may be the ``rows`` of a batch of ``whole`` images; the operations are then drawn for the whole batch.
     """
     whole = len(images) if whole is None else whole
     maps, names = images.permute(0, 3, 1, 2).contiguous(), list(OPERATIONS)
@@ -74,12 +74,12 @@ def rand_augment(
 
 
 def _enhanced(adjust: Callable) -> Callable[[Tensor, float], Tensor]:
-    """An operation whose factor is 1 where it changes nothing, and at least 0.1."""
+    """The operation ``adjust`` with a factor of 1 + 0.9 * level, at least 0.1; a factor of 1 changes nothing."""
     return lambda maps, level: adjust(maps, max(0.1, 1 + 0.9 * level))
 
 
 def _affine(maps, a=1.0, b=0.0, c=0.0, d=0.0, e=1.0, f=0.0):
-    """What was at (a x + b y + c, d x + e y + f), as shares of the side from the upper left, goes to (x, y)."""
+    """Move (a x + b y + c, d x + e y + f) to (x, y); coordinates are fractions of the side from the upper left."""
     theta = torch.tensor([[a, b, a + b + 2 * c - 1], [d, e, d + e + 2 * f - 1]], device=maps.device)
     grid = torch.nn.functional.affine_grid(theta.expand(len(maps), 2, 3), list(maps.shape), align_corners=False)
     moved = torch.nn.functional.grid_sample(maps.float() - GREY, grid, "bilinear", align_corners=False)  # 0 outside
@@ -87,7 +87,7 @@ def _affine(maps, a=1.0, b=0.0, c=0.0, d=0.0, e=1.0, f=0.0):
 
 
 def _rotate(maps, level):
-    """About the centre, by up to 30 degrees."""
+    """Rotate about the centre by up to 30 degrees."""
     angle = -math.radians(30 * level)
     cos, sin = math.cos(angle), math.sin(angle)
     return _affine(maps, cos, sin, (1 - cos - sin) / 2, -sin, cos, (1 + sin - cos) / 2)

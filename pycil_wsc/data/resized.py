@@ -1,4 +1,4 @@
-"""Small copies of image files, made once: a photograph of 500x375 takes longer to decode than to train on."""
+"""Small copies of image files, made once: decoding a 500x375 photograph takes longer than training on it."""
 
 import hashlib
 import io
@@ -19,35 +19,34 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 
-QUALITY = 95  # of the JPEG files
+QUALITY = 95  # of the JPEG copies
 
 
 def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
-    """``dataset`` with its image files replaced by copies below ``root``, whose short side is that of its test
-    transform.
+    """``dataset`` with its image files replaced by small copies below ``root``.
 
-    Copies are made by ``workers`` processes where they are missing or older than the file; an image that is no larger
-    is used as it is. Arrays in memory stay as they are. Raises :class:`UserError` for a file that cannot be read or
-    written.
+    The copies have the short side of the test transform; an image that is not larger is not copied. Missing or outdated
+    copies are made by ``workers`` processes. Arrays in memory are left unchanged. Raises a :class:`UserError` if a file
+    cannot be read or written.
     """
     if dataset.train.in_memory:
         return dataset
     side = round(dataset.info.image_size * 256 / 224)
     splits = {part: getattr(dataset, part) for part in ("train", "test")}
-    base, folder = places(dataset, root, side)
+    base, folder = cache_folder(dataset, root, side)
     copies = {part: copied(split.images, base, folder, side, workers) for part, split in splits.items()}
     return replace(dataset, **{part: replace(split, images=copies[part]) for part, split in splits.items()})
 
 
-def places(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, Path]:
-    """The folder that all image files are in, and the one below ``root`` for what is made of them."""
+def cache_folder(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, Path]:
+    """The common parent folder of the image files, and the folder below ``root`` that caches them."""
     base = Path(os.path.commonpath([*dataset.train.images, *dataset.test.images]))
     digest = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:8]
     return base, Path(root, "resized", f"{base.name}-{digest}-{side}")
 
 
 def copied(paths: np.ndarray, base: Path, folder: Path, side: int, workers: int) -> np.ndarray:
-    """The files to read in place of ``paths``, an array of str."""
+    """The files to read instead of ``paths``, an array of str."""
     wanted = [folder / f"{Path(path).relative_to(base)}.jpg" for path in paths]
     with locked(folder):
         missing = [(path, copy) for path, copy in zip(paths, wanted) if not _fresh(path, copy)]
@@ -73,7 +72,7 @@ def _fresh(path, copy):
 
 
 def _copy(pair, side):
-    """Write one copy; an empty file says that the image is small enough. Returns what went wrong, or None."""
+    """Write one copy, or an empty file if the image is small enough. Returns an error message or None."""
     path, copy = pair
     try:
         image = decode(path)

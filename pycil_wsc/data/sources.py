@@ -1,4 +1,4 @@
-"""What one task brings, in the forms in which people have it: a folder, arrays, file names, a torch data set."""
+"""Reads the images of one task from a folder, arrays, file names or a torch data set."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,17 +22,17 @@ FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
 
 
 def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
-    """The images and class names of one task.
+    """Read the images and class names of one task.
 
     Args:
-        source: ``"folder:PATH"`` (:func:`pycil_wsc.data.image_files.read_task_folder`), another name that
-            :func:`pycil_wsc.data.datasets.load_dataset` knows, ``(images, labels)``, or a map-style torch ``Dataset``
-            of (image, label). Images are uint8 (N, side, side, 3), (N, side, side), or file names. A label's name is
-            its text; a torch ``Dataset`` with ``classes`` names its numbers.
+        source: ``"folder:PATH"`` (:func:`pycil_wsc.data.image_files.read_task_folder`), another name accepted by
+            :func:`pycil_wsc.data.datasets.load_dataset`, ``(images, labels)``, or a map-style torch ``Dataset`` of
+            (image, label). Images are uint8 (N, side, side, 3), (N, side, side), or file names. A class is named by
+            the label as text or, in a torch ``Dataset`` with ``classes``, by ``classes[label]``.
         data_root: folder of the registered data sets.
 
     Raises:
-        UserError: says what is wrong with the data.
+        UserError: if the data are invalid.
     """
     if isinstance(source, str):
         kind, _, path = source.partition(":")
@@ -44,7 +44,7 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     elif isinstance(source, TorchDataset):
         part = _of_torch(source)
     else:
-        raise UserError(f"a {type(source).__name__} is no task; {FORMS}")
+        raise UserError(f"a {type(source).__name__} cannot be learned; {FORMS}")
     return replace(part, fingerprint=fingerprint(part.train, part.test))
 
 
@@ -52,12 +52,10 @@ def _of_pair(images: Any, labels: Any) -> Dataset:
     labels = _listed(labels)
     images = images.cpu().numpy() if isinstance(images, torch.Tensor) else images
     if len(images) != len(labels) or not labels:
-        raise UserError(
-            f"(images, labels): {len(images)} images and {len(labels)} labels; give one label for each image"
-        )
-    known = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
-    classes = tuple(map(str, known))
-    number = {label: place for place, label in enumerate(known)}
+        raise UserError(f"(images, labels): {len(images)} images and {len(labels)} labels; give one label per image")
+    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    classes = tuple(map(str, distinct))
+    number = {label: index for index, label in enumerate(distinct)}
     targets = np.array([number[label] for label in labels])
     if isinstance(images[0], (str, Path)):
         info = DatasetInfo("(files, labels)", classes, **IMAGE_FILES)
@@ -69,16 +67,16 @@ def _of_pair(images: Any, labels: Any) -> Dataset:
 
 
 def _listed(labels: Any) -> list[int | str]:
-    """Labels as whole numbers or strings."""
+    """``labels`` as a list of integers or strings."""
     labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     for label in labels:
         if isinstance(label, bool) or not isinstance(label, (str, int, np.integer)):
-            raise UserError(f"labels: {label!r} is neither a name nor a whole number")
+            raise UserError(f"labels: {label!r} is neither a string nor a whole number")
     return [str(label) if isinstance(label, str) else int(label) for label in labels]
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
-    """uint8 (N, side, side, 3), of grey ones too."""
+    """Check colour or greyscale images and return them as uint8 (N, side, side, 3)."""
     images = three_channels(images) if images.ndim == 3 and images.dtype == np.uint8 else images
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[3] != 3:
         raise UserError(
@@ -88,12 +86,12 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 
 def _of_torch(source: Any) -> Dataset:
-    """All of a map-style data set, in memory."""
+    """Read a map-style data set into memory."""
     samples = [source[index] for index in range(len(source))]
     images = [_image(image) for image, _ in samples]
     if len({image.shape for image in images}) > 1:
         sizes = sorted({image.shape for image in images})[:2]
-        raise UserError(f"{type(source).__name__}: images of shapes {sizes[0]} and {sizes[1]}; resize them to one")
+        raise UserError(f"{type(source).__name__}: images of shapes {sizes[0]} and {sizes[1]}; resize them to one size")
     labels = [int(label) if isinstance(label, (torch.Tensor, np.integer)) else label for _, label in samples]
     names: Sequence[str] | None = getattr(source, "classes", None)
     if names is not None:
@@ -102,7 +100,7 @@ def _of_torch(source: Any) -> Dataset:
 
 
 def _image(image: Any) -> np.ndarray:
-    """uint8 (H, W, 3) of a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3)."""
+    """Convert a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3) to uint8 (H, W, 3)."""
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
     if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
@@ -111,6 +109,6 @@ def _image(image: Any) -> np.ndarray:
         return image
     kind = f"{image.dtype} tensor" if isinstance(image, torch.Tensor) else type(image).__name__
     raise UserError(
-        f"a torch Dataset must give PIL images or uint8 tensors (3, side, side), got a {kind}; leave out ToTensor and "
-        "Normalize, the learner does both"
+        f"a torch Dataset must return PIL images or uint8 tensors (3, side, side), got a {kind}; remove ToTensor and "
+        "Normalize, which the learner applies itself"
     )

@@ -1,4 +1,7 @@
-"""Tasks that bring their own images, as one data set that grows: classes are label names, and names may come again."""
+"""Streams: tasks with their own images, joined into one growing data set.
+
+Classes are identified by name and may recur in later tasks.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,11 +16,11 @@ from pycil_wsc.errors import UserError
 
 
 def extended(stream: Dataset | None, part: Dataset) -> Dataset:
-    """``stream`` with ``part`` as its next task, or as its first.
+    """Append ``part`` to ``stream`` as its next task, or start a stream with it if ``stream`` is None.
 
-    A class of ``part`` whose name the stream knows is that class; the others follow in ``part``'s order. Samples keep
-    their numbers, those of ``part`` come after them. Size, normalisation and augmentation of the images are the first
-    task's. :class:`UserError` where ``part`` has other images than the stream.
+    Classes of ``part`` with known names are those of the stream; new classes are added in ``part``'s order. Samples of
+    the stream keep their indices, and those of ``part`` follow. Size, normalisation and augmentation are those of the
+    first task. Raises a :class:`UserError` if the images of ``part`` differ from the stream's in form or size.
     """
     names, before = (stream.info.classes, stream.arrivals) if stream else ((), None)
     learned = {part.info.classes[label] for label in np.unique(part.train.targets)}
@@ -39,7 +42,7 @@ def extended(stream: Dataset | None, part: Dataset) -> Dataset:
 
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
-    """The stream whose tasks are ``parts``, at least one."""
+    """The stream with the tasks ``parts`` (at least one)."""
     stream = extended(None, parts[0])
     for part in parts[1:]:
         stream = extended(stream, part)
@@ -47,8 +50,10 @@ def joined(parts: Sequence[Dataset]) -> Dataset:
 
 
 def kept(stream: Dataset, indices: np.ndarray) -> tuple[Dataset, np.ndarray]:
-    """``stream`` with these training samples alone, in their order, and without test samples: what a learner holds
-    between two tasks. Also, for each training sample of before, its number now, or -1.
+    """Reduce ``stream`` to the training samples ``indices``, in index order, without test samples.
+
+    This is what a learner keeps between two tasks. Also returns the new index of each previous training sample, or -1
+    if it was dropped: int64 (N,).
     """
     assert stream.arrivals is not None
     rows = np.unique(indices)
@@ -64,33 +69,34 @@ def _check(stream, part, classes):
     unknown = {part.info.classes[label] for label in np.unique(part.test.targets)} - set(classes)
     if unknown:
         raise UserError(
-            f"{part.info.name}: class '{min(unknown)}' has test images, and no training images in this task or an "
+            f"{part.info.name}: class '{min(unknown)}' has test images, but no training images in this task or an "
             "earlier one; add some, or remove its test images"
         )
     if stream is None:
         return
     if stream.train.in_memory != part.train.in_memory:
         old, new = (("arrays" if each.train.in_memory else "image files") for each in (stream, part))
-        raise UserError(f"{part.info.name}: has {new}, earlier tasks had {old}; give all tasks in one form")
+        raise UserError(f"{part.info.name}: has {new}, earlier tasks had {old}; give all tasks in the same form")
     if part.train.in_memory and part.train.images.shape[1:] != stream.train.images.shape[1:]:
         new, old = (each.train.images.shape[1] for each in (part, stream))
-        raise UserError(f"{part.info.name}: images of side {new}, earlier tasks had {old}; resize them to one")
+        raise UserError(f"{part.info.name}: images of side {new}, earlier tasks had {old}; resize them to one size")
 
 
 def _concatenated(old, new):
-    """Both splits as one, or the new one where there is no old."""
+    """Concatenate two splits; ``old`` may be None."""
     if old is None:
         return new
     return Split(np.concatenate([old.images, new.images]), np.concatenate([old.targets, new.targets]))
 
 
 def _fingerprint(stream: Dataset | None, part: Dataset) -> dict[str, Any]:
-    """As :func:`pycil_wsc.data.fingerprint.fingerprint`, of all tasks so far; under ``tasks`` that of each, with its
-    class names.
+    """The fingerprint (:func:`pycil_wsc.data.fingerprint.fingerprint`) of all tasks so far.
+
+    The entry ``tasks`` has that of each task, whose hash also covers its class names.
     """
     own = part.fingerprint or fingerprint(part.train, part.test)
-    named = hashlib.sha256("\0".join([own["sha256"], *part.info.classes]).encode(errors="surrogatepass"))
+    with_names = hashlib.sha256("\0".join([own["sha256"], *part.info.classes]).encode(errors="surrogatepass"))
     tasks = [*(stream.fingerprint or {})["tasks"], own] if stream else [own]
-    tasks[-1] = own | {"sha256": named.hexdigest()[:16]}
+    tasks[-1] = own | {"sha256": with_names.hexdigest()[:16]}
     total = hashlib.sha256("".join(task["sha256"] for task in tasks).encode()).hexdigest()[:16]
     return {name: sum(task[name] for task in tasks) for name in ("train", "test")} | {"sha256": total, "tasks": tasks}

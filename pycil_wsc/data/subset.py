@@ -1,4 +1,4 @@
-"""A part of a data set's classes, for trials."""
+"""Restricts a data set to some of its classes, for trials."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +10,14 @@ from pycil_wsc.errors import UserError, did_you_mean
 
 
 def only(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
-    """``dataset`` with these classes alone, by label or by name, renumbered in the order in which they are given.
+    """``dataset`` with only these classes, given by label or name, renumbered in the given order.
 
-    Its fingerprint stays that of the whole data set. :class:`UserError` for a class that it does not have, or a class
-    that is named twice.
+    The fingerprint remains that of the whole data set. Raises a :class:`UserError` for an unknown or repeated class.
     """
     names = dataset.info.classes
     labels = [_label(each, names, dataset.info.name) for each in classes]
-    if twice := [names[label] for label in labels if labels.count(label) > 1]:
-        raise UserError(f"classes: '{twice[0]}' is named twice; name each class once")
+    if repeated := [names[label] for label in labels if labels.count(label) > 1]:
+        raise UserError(f"classes: '{repeated[0]}' is named twice; name each class once")
     number = np.full(len(names), -1)
     number[labels] = np.arange(len(labels))
     info = replace(dataset.info, classes=tuple(names[label] for label in labels))

@@ -1,4 +1,4 @@
-"""The tasks of a run: which classes and samples each brings."""
+"""The tasks of a run, with their classes and samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from pycil_wsc.errors import UserError
 
 @dataclass(frozen=True)
 class Task:
-    """One step of the sequence. Classes are counted in the order in which they are learned.
+    """One step of the sequence. Classes are numbered in the order in which they are learned.
 
-    ``num_old`` classes were learned before, ``num_seen`` will be known after. ``train_indices`` are the training
-    samples that the task brings, by class and then in the data set's order; ``test_indices`` the test samples of all
-    tasks so far.
+    ``num_old`` classes are known before the task, ``num_seen`` after it. ``train_indices`` are the task's training
+    samples, sorted by class and then in the data set's order; ``test_indices`` are the test samples of all tasks so
+    far.
     """
 
     index: int
@@ -31,13 +31,13 @@ class Task:
 
 
 class TaskSequence:
-    """``tasks`` over samples each of which arrives with one of them.
+    """A sequence of tasks; each sample belongs to one of them.
 
     Args:
-        class_order: the data set's label of the k-th class to be learned.
+        class_order: the data set's labels in learning order.
         boundaries: 0, then the number of classes known after each task.
-        train_targets, test_targets: (N,), (M,) classes in learning order.
-        train_tasks, test_tasks: (N,), (M,) the task with which a sample arrives, counted from 0.
+        train_targets, test_targets: (N,), (M,), classes numbered in learning order.
+        train_tasks, test_tasks: (N,), (M,), the task of each sample, counted from 0.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TaskSequence:
         self.tasks = [self._task(index) for index in range(len(self.boundaries) - 1)]
 
     def first(self, number: int) -> "TaskSequence":
-        """The same without the tasks after the first ``number`` of them, and without the classes of those."""
+        """Keep only the first ``number`` tasks and their classes; returns the sequence itself."""
         number = min(number, len(self.tasks))
         self.tasks, self.boundaries = self.tasks[:number], self.boundaries[: number + 1]
         self.class_order = self.class_order[: self.boundaries[-1]]
@@ -68,10 +68,11 @@ class TaskSequence:
 
 
 class DataManager(TaskSequence):
-    """The classes of a data set, split into tasks as PyCIL splits them.
+    """The classes of a data set, split into tasks as in PyCIL.
 
-    With ``shuffle``, the order is numpy's legacy permutation for ``seed`` (so seed 1993 gives PyCIL's order); without,
-    the data set's own. The first task has ``init_cls`` classes, each later one ``increment``, the last what remains.
+    With ``shuffle``, the class order is numpy's legacy permutation for ``seed`` (so seed 1993 gives PyCIL's order);
+    otherwise it is the data set's. The first task has ``init_cls`` classes, each later one ``increment``, and the last
+    one the remaining classes.
     """
 
     def __init__(self, dataset: Dataset, shuffle: bool, seed: int, init_cls: int, increment: int) -> None:
@@ -84,14 +85,14 @@ class DataManager(TaskSequence):
         position = np.argsort(order)
         targets = [position[split.targets] for split in (dataset.train, dataset.test)]
         boundaries = [0, *range(init_cls, num_classes, increment), num_classes]
-        tasks = [np.searchsorted(boundaries, each, side="right") - 1 for each in targets]  # those of their classes
+        tasks = [np.searchsorted(boundaries, each, side="right") - 1 for each in targets]
         super().__init__(order.tolist(), boundaries, *targets, *tasks)
 
 
 class TaskStream(TaskSequence):
-    """Tasks that bring their own images: of new classes, of known ones, or of both (:mod:`pycil_wsc.data.stream`).
+    """Tasks with their own images, of new or known classes (:mod:`pycil_wsc.data.stream`).
 
-    ``dataset`` has ``arrivals``, and its classes in learning order.
+    ``dataset`` must have ``arrivals``, and its classes in learning order.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -101,7 +102,7 @@ class TaskStream(TaskSequence):
 
 
 def tasks_of(dataset: Dataset, config: Any) -> TaskSequence:
-    """The tasks of a run: those of its stream, or its data set's classes split as the configuration says."""
+    """The tasks of a run: those of its stream, or the data set's classes split according to the configuration."""
     if dataset.arrivals is not None:
         sequence = TaskStream(dataset)
     else:
@@ -110,5 +111,5 @@ def tasks_of(dataset: Dataset, config: Any) -> TaskSequence:
 
 
 def _by_class(indices, targets):
-    """``indices`` by class, then in their own order."""
+    """``indices`` sorted by class; the sort is stable."""
     return indices[np.argsort(targets[indices], kind="stable")]

@@ -1,4 +1,4 @@
-"""A data set in frozen records: its facts, its splits, and both together."""
+"""Frozen dataclasses that describe a data set."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,14 +11,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The facts of a data set. ``image_size`` is the side of the square images after the transforms; arrays whose side
-    is another have that as ``stored_size``, and are resized last, by ``interpolation``. ``augmentation`` is "pycil",
-    or "timm" (:mod:`pycil_wsc.data.rand_augment`) in place of ``padding`` and ``brightness``.
+    """The classes of a data set, and how its images are transformed.
 
-    ``crop`` is "pad" (zero-pad by ``padding``, random crop; test images as they are) or "resized"
-    (``RandomResizedCrop``; test images with the short side resized to ``round(image_size * 256 / 224)``, then the
-    centre). ``mean`` and ``std`` are on the 0..1 scale. ``brightness`` is ``ColorJitter``'s: a factor uniform in 1 +-
-    brightness.
+    Args:
+        name: the data set's name.
+        classes: class names in label order.
+        image_size: side of the square images after the transforms.
+        mean, std: of each channel, on the 0..1 scale.
+        crop: "pad" (zero-pad by ``padding``, random crop; test images unchanged) or "resized" (``RandomResizedCrop``;
+            test images are resized to a short side of ``round(image_size * 256 / 224)`` and cropped at the centre).
+        padding: width of the zero padding.
+        flip: flip training images horizontally at random.
+        brightness: as in ``ColorJitter``: factors are uniform in 1 +- brightness.
+        stored_size: side of arrays that are not stored at ``image_size``; they are resized after augmentation.
+        interpolation: how images are resized.
+        augmentation: "pycil", or "timm" (:mod:`pycil_wsc.data.rand_augment`), which replaces ``padding`` and
+            ``brightness``.
     """
 
     name: str
@@ -43,7 +51,7 @@ class DatasetInfo:
 class Split:
     """``images``: uint8 (N, H, W, 3), or N paths as an array of str; ``targets``: int64 (N,).
 
-    ``decoded``: the images of the paths, already decoded, and whether they are to be held ``on_device``.
+    ``decoded``: the images of the paths, if they are decoded already; ``on_device``: hold these on the device.
     """
 
     images: np.ndarray
@@ -61,8 +69,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """The tasks of a stream. ``seen``: the number of classes known after each of them. ``train`` and ``test``: int64
-    (N,), the task with which each sample of the split arrives, counted from 0.
+    """The tasks of a stream.
+
+    ``seen``: the number of classes known after each task. ``train`` and ``test``: int64 (N,), the task of each sample
+    of the split, counted from 0.
     """
 
     seen: tuple[int, ...]
@@ -72,10 +82,12 @@ class Arrivals:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """``held_out``: the share of the training samples that stand in the test split's place
-    (:mod:`pycil_wsc.data.validation`), or 0. ``fingerprint``: which data these are (:mod:`pycil_wsc.data.fingerprint`),
-    set by ``load_dataset``; it stays that of the whole data set when samples are held out or image files resized.
-    ``arrivals``: of a stream of tasks (:mod:`pycil_wsc.data.stream`); None where the classes are split into tasks.
+    """A data set with its training and test splits.
+
+    ``held_out``: the share of the training samples used as test split (:mod:`pycil_wsc.data.validation`), or 0.
+    ``fingerprint``: identifies the data (:mod:`pycil_wsc.data.fingerprint`); set by ``load_dataset``, and still that of
+    the whole data set after samples are held out or image files resized. ``arrivals``: the tasks of a stream
+    (:mod:`pycil_wsc.data.stream`); None if the classes are split into tasks.
     """
 
     info: DatasetInfo

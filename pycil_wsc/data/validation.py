@@ -1,4 +1,4 @@
-"""A part of the training data, to choose hyper-parameters by in place of the test set."""
+"""Holds out training data to choose hyperparameters without the test set."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from pycil_wsc.errors import UserError
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
-    """``dataset`` with ``share`` of each class's training samples, drawn by ``seed``, in the place of its test split.
+    """Replace the test split of ``dataset`` by ``share`` of each class's training samples, drawn by ``seed``.
 
-    The share is rounded, but at least a sample is held out and one is left: :class:`UserError` for a class that has
-    only one. The test split is gone, and was not looked at.
+    The number of samples is rounded, but at least one is held out and at least one is left. Raises a
+    :class:`UserError` if a class has fewer than two. The original test split is discarded without being read.
     """
     train, chosen = dataset.train, []
     rng = np.random.default_rng(seeding.derived_seed(seed, "held out"))
@@ -22,9 +22,9 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
         if len(samples) < 2:
             raise UserError(
                 f"validation_split: class '{name}' of {dataset.info.name} has {len(samples)} training sample, "
-                "so none can be held out; give it more or set 0"
+                "so none can be held out; add samples, or set validation_split to 0"
             )
         chosen.append(rng.permutation(samples)[: min(max(1, round(share * len(samples))), len(samples) - 1)])
     held = np.isin(np.arange(len(train)), np.concatenate(chosen))
-    kept, apart = (Split(train.images[part], train.targets[part]) for part in (~held, held))
-    return replace(dataset, train=kept, test=apart, held_out=share)
+    kept, held_out = (Split(train.images[part], train.targets[part]) for part in (~held, held))
+    return replace(dataset, train=kept, test=held_out, held_out=share)
