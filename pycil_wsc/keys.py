@@ -139,6 +139,11 @@ def select(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Contai
     return {name: value for name, value in values.items() if keys[name].decides in decisions}
 
 
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with lists for tuples, as JSON has them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
 def digest(identity: Mapping[str, Any], default: Mapping[str, Any]) -> str:
     """``-<hash>`` of the values that differ from ``default``, or an empty string if none does."""
     changed = {name: value for name, value in identity.items() if value != default.get(name)}

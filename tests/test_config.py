@@ -243,6 +243,27 @@ def test_bics_held_out_samples_make_the_other_memory_key_count(name, options, ot
     assert [plain.run_folder != changed.run_folder, plain.identity() != changed.identity()] == [counts, counts]
 
 
+def test_a_memory_in_bytes_is_a_run_of_its_own_whatever_the_other_keys_are():
+    runs = [{}, {"memory_bytes": 0}, {"memory_bytes": 9}, {"fixed_memory": False}]
+    assert len({resolve(keys).run_folder for keys in runs}) == 4
+    usual = resolve({"memory_bytes": 9})
+    for keys in ({"memory_size": 7}, {"memory_per_class": 7}, {"fixed_memory": True}):
+        assert resolve(keys | {"memory_bytes": 9}).run_folder == usual.run_folder, keys
+        assert resolve(keys | {"memory_bytes": 9}).identity() == usual.identity(), keys
+    assert usual.run_folder.parent.name == "bytes9"
+    assert resolve({"model_name": "finetune", "memory_bytes": 9}) == resolve({"model_name": "finetune"})
+
+
+def test_a_checkpoint_of_a_version_that_lacked_a_key_is_resumed():
+    config = resolve({"model_name": "wsc"})
+    identity = config.identity()
+    for name in ("memory_bytes", "betas", "wsc.retain"):
+        older = {key: value for key, value in identity.items() if key != name}
+        assert config.continues(older) and name in identity
+        assert not config.continues(older | {"lrate": 7.0})
+    assert not resolve({"model_name": "wsc", "memory_bytes": 9}).continues(identity)
+
+
 def test_only_what_decides_the_result_makes_a_new_run():
     usual = resolve({}).run_folder
     assert resolve({"model_name": "replay"}).run_folder == Path("runs/run/cifar100-b10-inc10/replay/m20/seed1993")

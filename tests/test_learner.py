@@ -1,5 +1,6 @@
 """`pycil_wsc.Learner`: tasks as they come, from Python, on the engine of a run."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -260,6 +261,17 @@ def test_the_folder_has_safetensors_json_and_exemplars_alone(months, tmp_path):
     assert np.load(tmp_path / "shelf" / "exemplars.npy", allow_pickle=False).shape == (8, 8, 8, 3)
     for name in ("learner.json", "exemplars.json"):
         json.loads((tmp_path / "shelf" / name).read_text(), parse_constant=lambda constant: pytest.fail(constant))
+
+
+def test_a_learner_saved_when_bytes_stood_beside_the_configuration_keeps_them(months, tmp_path):
+    learned(months[0], memory_bytes=2000).save(tmp_path / "shelf")
+    path = tmp_path / "shelf" / "learner.json"
+    content = json.loads(path.read_text())
+    del content["config"]["memory_bytes"]
+    older = {name: value for name, value in content.items() if name != "sha256"} | {"memory_bytes": 1000}
+    sums = content["sha256"] | {"learner.json": hashlib.sha256(json.dumps(older, sort_keys=True).encode()).hexdigest()}
+    path.write_text(json.dumps(older | {"sha256": sums}))
+    assert Learner.load(tmp_path / "shelf").config.memory_bytes == 1000
 
 
 @pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])

@@ -284,6 +284,24 @@ def test_a_stock_pycil_file_runs_where_there_is_no_gpu(settings, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["replay", "wsc", "bic"])
+def test_memory_in_bytes_is_as_many_exemplars_as_fit(name, settings, tmp_path, capsys, undrawn):
+    settings |= {"model_name": name, "init_epoch": 1, "epochs": 1}
+    bytes_ = 8 * 8 * 3 * 13 - 1
+    in_bytes, in_all = {"memory_bytes": bytes_}, {"fixed_memory": False, "memory_size": 12}
+    assert main(["--config", write(tmp_path, settings | in_bytes), "--dry-run"]) == 0
+    assert f"/bytes{bytes_}/seed1993" in (plan := capsys.readouterr().out)
+    for keys in (in_bytes, in_all):
+        assert main(["--config", write(tmp_path, settings | keys)]) == 0
+    (ours, theirs) = (results(settings)[resolve(settings | keys).run_folder] for keys in (in_bytes, in_all))
+    assert ours["matrix"] == theirs["matrix"] and ours["train_loss"] == theirs["train_loss"]
+    assert f"1 runs, {ours['images_trained']:,} training images to go" in plan
+    assert (ours["config"]["memory_size"], ours["config"]["memory_bytes"]) == (12, bytes_)
+    capsys.readouterr()
+    assert main(["--config", write(tmp_path, settings | in_bytes)]) == 0
+    assert "1 of 1 runs finished before" in capsys.readouterr().out
+
+
 def test_a_run_uses_the_threads_it_is_given(settings, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)

@@ -194,6 +194,15 @@ def test_folders_may_have_their_own_test_part(tmp_path):
     assert np.array(result["confusion"]).sum(1).tolist() == [2, 4, 2]
 
 
+def test_an_image_file_takes_the_mean_size_of_the_files_in_a_memory_of_bytes(tmp_path):
+    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["cat", "bee"], 2)]
+    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1, "validation_split": 0.25}
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.png")]
+    folder, _ = run(tmp_path, tasks, **keys, memory_bytes=int(6.5 * np.mean(sizes)))
+    kept = [json.loads(line)["exemplars"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(set(sizes)) > 1 and kept == [6, 6]
+
+
 def test_the_report_knows_such_runs(months, tmp_path):
     for name in ("replay", "wsc"):
         settings = listed(tmp_path, months, model_name=name)

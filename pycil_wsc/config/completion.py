@@ -32,7 +32,9 @@ def complete(flat: Mapping[str, Any]) -> Config:
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
     values = default | given | _schedule(given, default, learner, _budget_of(flat.get("budget", "pycil")))
     if not learner.uses_memory:
-        values |= {"memory_per_class": 0, "fixed_memory": True}
+        values |= {"memory_per_class": 0, "fixed_memory": True, "memory_bytes": None}
+    elif values["memory_bytes"] is not None:
+        values["fixed_memory"] = False
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     options = {name: values.pop(name) for name in declared(learner.Options)}
     backbone = {name.removeprefix(BACKBONE_OPTION): value for name, value in backbone.items()}

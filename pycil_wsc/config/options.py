@@ -11,7 +11,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.training import TrainingOptions
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ALL, ExemplarMemory
-from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, select
+from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, plain, select
 
 BACKBONE_OPTION = "convnet_options."  # prefix of the keys that are the backbone's keyword arguments
 BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backbone", "result", *[None] * 4, choices=())
@@ -41,6 +41,9 @@ class Config(TrainingOptions):
         True,
         "keep `memory_per_class` exemplars of each class; `false`: divide `memory_size` among the classes",
         decides="later tasks",
+    )
+    memory_bytes: int | None = key(
+        None, "instead of these: total bytes of exemplars (pixels, or mean file size)", low=0, decides="later tasks"
     )
     shuffle: bool = key(True, "shuffle the class order by `seed`, as PyCIL does", decides="data")
     init_cls: int = key(10, "classes of the first task", low=1, decides="data")
@@ -220,11 +223,12 @@ class Config(TrainingOptions):
         )
         if self.learner.consolidates:
             values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return plain(values)
 
     def identity(self) -> dict[str, Any]:
-        """The values that decide the result, without the unused one of the two memory keys."""
+        """The values that decide the result, without a memory key that is unused or follows from the data."""
         skipped = {self._unused_memory_key} - self.learner.also_reads(self)
+        skipped |= {"memory_size"} if self.memory_bytes is not None else set()
         values = select(self.to_dict(), self.keys, RESULT)
         return {name: value for name, value in values.items() if name not in skipped}
 
@@ -237,9 +241,14 @@ class Config(TrainingOptions):
         return select(self.to_dict(), self.keys, RECORDED)
 
     def continues(self, identity: Mapping[str, Any]) -> bool:
-        """Whether the run with this ``identity`` is the same run, or one that learned only the first of its tasks."""
+        """Whether the run with this ``identity`` is the same run, or one that learned only the first of its tasks.
+
+        Keys that the version that made it did not know have their earlier values.
+        """
         own, done = self.identity(), list(identity.get("tasks", []))
-        return own | {"tasks": done} == {**identity, "tasks": done} and own["tasks"][: len(done)] == done
+        unknown = plain({name: self.keys[name].earlier for name in own.keys() - identity.keys()})
+        theirs = {**unknown, **identity, "tasks": done}
+        return own | {"tasks": done} == theirs and own["tasks"][: len(done)] == done
 
     @property
     def learner(self) -> Any:
@@ -268,6 +277,7 @@ class Config(TrainingOptions):
         default = kind.resolve(named).identity() | kind.earlier()  # a changed default does not change folder names
         per_class = "all" if self.memory_per_class == ALL else self.memory_per_class
         memory = f"m{per_class}" if self.fixed_memory else f"total{self.memory_size}"
+        memory = memory if self.memory_bytes is None else f"bytes{self.memory_bytes}"
         dataset = re.sub(r"[^\w.]+", "-", self.tasks[0] if self.tasks else self.dataset).strip("-")[-60:]
         split = f"{dataset}-tasks" if self.tasks else f"{dataset}-b{self.init_cls}-inc{self.increment}"
         identity = self.identity() | {"tasks": default["tasks"]}
@@ -285,16 +295,8 @@ class Config(TrainingOptions):
 KEYS = MappingProxyType({**declared(Config), **declared(WSCOptions, "wsc.")})  # shared by all learners
 INCIDENTAL = frozenset(name for name, key in KEYS.items() if key.decides not in RESULT)
 IN_FOLDER_NAME = (
-    "prefix",
-    "dataset",
-    "memory_size",
-    "memory_per_class",
-    "fixed_memory",
-    "init_cls",
-    "increment",
-    "model_name",
-    "consolidate",
-    "seed",
+    *("prefix", "dataset", "memory_size", "memory_per_class", "fixed_memory", "memory_bytes"),
+    *("init_cls", "increment", "model_name", "consolidate", "seed"),
 )
 
 

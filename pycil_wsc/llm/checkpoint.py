@@ -60,7 +60,7 @@ def _digest(header: str, names: Iterable[str], tensor_of: Callable[[str], Tensor
     for name in sorted(names):
         tensor = tensor_of(name)
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pycil_wsc.config.checks import check_device_and_paths
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, select
+from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, plain, select
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -196,7 +196,7 @@ class LLMConfig:
         values = {name: getattr(self, name.removeprefix("llm.")) for name in KEYS if not name.startswith("wsc.")}
         if self.method == "wsc":
             values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return plain(values)
 
     def identity(self) -> dict[str, Any]:
         """What decides the result."""

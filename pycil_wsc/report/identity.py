@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from pycil_wsc.config.options import INCIDENTAL, KEYS
+from pycil_wsc.keys import plain
 from pycil_wsc.report.runs import Problem, Record
 
-MEMORY = ("memory_per_class", "memory_size")
+MEMORY = ("memory_per_class", "memory_size", "memory_bytes")
 APART = {"seed", "model_name", "consolidate", *MEMORY}  # read from a record by name, never part of a variant
 
 
@@ -47,7 +48,7 @@ def _decisive(record: Record) -> Variant:
     config = record.config
     consolidates = any(name.startswith("wsc.") for name in config)
     complete = {name: key.earlier for name, key in KEYS.items() if consolidates or not name.startswith("wsc.")}
-    complete = {name: list(value) if isinstance(value, tuple) else value for name, value in complete.items()} | config
+    complete = plain(complete) | config
     complete["precision"] = record.data.get("precision") or complete["precision"]  # what "auto" was
     variant = {name: value for name, value in complete.items() if name not in INCIDENTAL | APART}
     if "validation" in complete:  # BiC's held-out samples are counted by the key that otherwise has no say

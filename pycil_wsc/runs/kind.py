@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,10 +59,11 @@ class ClassIncremental(Kind):
         return load_for
 
     def plan(self, config: Config, data: Dataset) -> int:
-        return planned_images(config, tasks_of(data, config))
+        return planned_images(counted(config, data), tasks_of(data, config))
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
-        return measurer()
+        seconds = measurer()
+        return lambda config, data: seconds(counted(config, data), data)
 
     def check_processes(self, config: Config, count: int) -> None:
         if config.batch_size < count:
@@ -70,7 +73,7 @@ class ClassIncremental(Kind):
             )
 
     def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
-        return Run(config, for_training(data, config), report).execute()
+        return Run(counted(config, data), for_training(data, config), report).execute()
 
     def headline(self, result: Mapping[str, Any]) -> str:
         on = " on held-out training data" if result.get("tested_on") == "validation" else ""
@@ -107,6 +110,18 @@ def as_asked(dataset: Dataset, config: Config) -> Dataset:
     dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
     dataset = only(dataset, config.classes) if config.classes else dataset
     return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
+
+
+def counted(config: Config, dataset: Dataset) -> Config:
+    """``config`` with the ``memory_size`` that is meant by ``memory_bytes``, if those are given."""
+    if config.memory_bytes is None:
+        return config
+    train = dataset.train
+    if train.in_memory:
+        size = math.prod(train.images.shape[1:])
+    else:
+        size = sum(os.path.getsize(path) for path in train.images.tolist()) / len(train)
+    return dataclasses.replace(config, memory_size=int(config.memory_bytes // size))
 
 
 def tested(task: Dataset) -> Dataset:

@@ -25,7 +25,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.runs import shelf
-from pycil_wsc.runs.kind import as_asked, for_training
+from pycil_wsc.runs.kind import as_asked, counted, for_training
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run, end_of
 from pycil_wsc.runs.weights import Classifier, Images, rebuilt
@@ -54,8 +54,6 @@ class Learner:
         out: folder of the work. Each learned task is kept there (``task1``, ``task2``, ...), and the one under way from
             time to time: the same script, started again, takes the finished tasks from there and resumes where it was
             stopped.
-        memory_bytes: in place of ``memory_per_class``: the exemplars take at most as many bytes together, shared
-            equally among the classes. An image takes its pixels, an image file the mean size of the files at hand.
         quiet: no progress bar and no lines.
         keys: the configuration's keys (docs/configuration.md), such as ``memory_per_class=200``, ``epochs=5``,
             ``wsc={"retain": 0.5}``. The first task has the schedule of the later ones unless ``init_epoch``,
@@ -70,7 +68,6 @@ class Learner:
         name: str = "wsc",
         *,
         out: str | Path | None = None,
-        memory_bytes: int | None = None,
         quiet: bool = False,
         **keys: Any,
     ) -> None:
@@ -79,7 +76,7 @@ class Learner:
             raise UserError(f"{wrong[0]}: is a key of experiments from JSON; leave it out")
         given |= {first: given[later] for later, first in FIRST.items() if later in given and first not in given}
         self.config: Config = registry.kinds[registry.DEFAULT_KIND].resolve(given | {"model_name": name})
-        self.out, self.memory_bytes, self.quiet = Path(out) if out is not None else None, memory_bytes, quiet
+        self.out, self.quiet = Path(out) if out is not None else None, quiet
         self._held: Dataset | None = None  # the exemplars
         self._state: dict[str, Any] | None = None  # of a run after its last task
         self._model: Classifier | None = None
@@ -118,10 +115,7 @@ class Learner:
         part = as_asked(read_source(source, self.config.data_root), self.config)
         part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
         stream = extended(self._held, part)
-        config = dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name))
-        if self.memory_bytes is not None:
-            size = int(self.memory_bytes // mean_bytes(stream.train))
-            config = dataclasses.replace(config, fixed_memory=False, memory_size=size)
+        config = counted(dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name)), stream)
         with self._folder() as folder:
             place = folder / f"task{len(config.tasks)}"
             if (place / "learner.json").exists():
@@ -254,7 +248,6 @@ class Learner:
         learner = cls.__new__(cls)
         learner.config = configured(found.config | flatten(keys), tasks=tuple(found.config["tasks"]))
         learner.out, learner.quiet = Path(out) if out is not None else None, quiet
-        learner.memory_bytes = found.memory_bytes
         learner._held, learner._state, learner._model = found.held, found.state, None
         return learner
 
@@ -262,20 +255,13 @@ class Learner:
         assert self._held and self._state
         config = {name: value for name, value in self.config.to_dict().items() if name not in OF_RUNS - {"model_name"}}
         config["tasks"] = list(self.config.tasks)
-        return shelf.Shelved(config, self.memory_bytes, self._held, self._state)
+        return shelf.Shelved(config, self._held, self._state)
 
 
 def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:
     """The configuration with these values, after ``tasks``, which may be names of arrays."""
     config = registry.kinds[registry.DEFAULT_KIND].resolve({k: v for k, v in values.items() if k != "tasks"})
     return dataclasses.replace(config, tasks=tasks)
-
-
-def mean_bytes(split: Split) -> float:
-    """The bytes that an image takes: its pixels, or its file."""
-    if split.in_memory:
-        return float(np.prod(split.images.shape[1:]))
-    return float(np.mean([os.path.getsize(path) for path in split.images.tolist()]))
 
 
 class Bar:

@@ -27,7 +27,17 @@ from pycil_wsc.runs.planning import plan_of
 
 WARM_UP, TIMED = 5, 5  # steps of a phase: until caches are full and a CUDA graph is recorded, and those that count
 UNFELT = {  # keys that a step's time does not depend on, beside those that decide names and files
-    *("seed", "shuffle", "memory_size", "memory_per_class", "exemplars", "validation_split", "nme", "momentum"),
+    *(
+        "seed",
+        "shuffle",
+        "memory_size",
+        "memory_per_class",
+        "memory_bytes",
+        "exemplars",
+        "validation_split",
+        "nme",
+        "momentum",
+    ),
     *("init_lr", "init_milestones", "init_lr_decay", "init_weight_decay", "scheduler"),
     *("lrate", "milestones", "lrate_decay", "weight_decay"),
     *("wsc.retain", "wsc.blend", "wsc.betas", "wsc.warmup"),

@@ -36,12 +36,11 @@ TENSOR, PAIRS, FLOAT = "$tensor", "$pairs", "$float"  # what JSON has no word fo
 
 
 class Shelved(NamedTuple):
-    """What a folder holds: a configuration's values, the exemplars' budget in bytes if there is one, the exemplars as a
-    stream without test images, and the state of :meth:`pycil_wsc.runs.run.Run.state`.
+    """What a folder holds: a configuration's values, the exemplars as a stream without test images, and the state of
+    :meth:`pycil_wsc.runs.run.Run.state`.
     """
 
     config: dict[str, Any]
-    memory_bytes: int | None
     held: Dataset
     state: dict[str, Any]
 
@@ -63,7 +62,7 @@ def write(folder: Path, shelved: Shelved, copy_images: bool = False) -> None:
             exemplars["files"] = _copied(exemplars["files"], folder)
     write_json(folder / "exemplars.json", exemplars)
     facts = {"info": dataclasses.asdict(held.info), "seen": list(held.arrivals.seen), "data": held.fingerprint}
-    settings = {"version": VERSION, "config": shelved.config, "memory_bytes": shelved.memory_bytes}
+    settings = {"version": VERSION, "config": shelved.config}
     content = {**settings, **facts, "state": state}
     sums = {name: _sha256((folder / name).read_bytes()) for name in FILES if (folder / name).exists()}
     write_json(folder / "learner.json", {**content, "sha256": sums | {"learner.json": _sha256_of_json(content)}})
@@ -96,7 +95,8 @@ def read(folder: Path) -> Shelved:
         info = dict(content["info"], **{name: tuple(content["info"][name]) for name in ("classes", "mean", "std")})
         pixels = files.get("exemplars.npy")
         held = _exemplars(folder, exemplars, pixels, checked_info(info), tuple(content["seen"]), content["data"])
-        return Shelved(content["config"], content["memory_bytes"], held, state)
+        config = {"memory_bytes": content.get("memory_bytes"), **content["config"]}  # earlier versions had it there
+        return Shelved(config, held, state)
     except UserError:
         raise
     except OSError as error:
