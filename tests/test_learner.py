@@ -22,6 +22,7 @@ from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.learner import Learner
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = {  # those of small_runs.SETTINGS that are for a learner
     "memory_per_class": 4,
     "convnet_type": "resnet8",
