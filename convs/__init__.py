@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Convnet(nn.Module):
-    """A backbone of ``pycil_wsc`` as PyCIL has them: images -> {"fmaps": each stage's output, "features": (B, d)}."""
+    """A backbone with PyCIL's interface: images -> {"fmaps": output of each stage, "features": (B, d)}."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()

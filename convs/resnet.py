@@ -1,4 +1,4 @@
-"""ResNet-18, as ``from convs.resnet import resnet18``; its stem follows from ``args``, as in PyCIL."""
+"""ResNet-18, as ``from convs.resnet import resnet18``; ``args`` determine its stem, as in PyCIL."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from pycil_wsc.networks.backbones.resnet import ResNet18
 
 
 def resnet18(pretrained: bool = False, progress: bool = True, args: Mapping[str, Any] | None = None) -> Convnet:
-    """``args``: PyCIL's, of which ``dataset``, ``init_cls`` and ``increment`` decide the stem."""
+    """``args``: PyCIL's; ``dataset``, ``init_cls`` and ``increment`` determine the stem."""
     if pretrained:
         raise UserError("resnet18: pretrained weights are not included; use pretrained=False")
     if args is None:
-        raise UserError("resnet18: pass PyCIL's args, which decide the stem")
+        raise UserError("resnet18: pass PyCIL's args, which determine the stem")
     if "cifar" in args["dataset"]:
         return Convnet(ResNet18("imagenet" if args.get("model_name") == "memo" else "cifar"))
     return Convnet(ResNet18("imagenet" if args["init_cls"] == args["increment"] else "small"))

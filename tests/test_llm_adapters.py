@@ -76,7 +76,7 @@ def test_adapters_of_rank_8_are_merged_as_the_dense_updates_are(method, llm_sett
 def test_an_adapter_that_is_not_of_a_linear_layer_cannot_be_merged(llm_settings):
     changes = {"llm__lora_rank": 2, "llm__lora_targets": "embed_tokens"}
     config, corpus = configured(llm_settings, llm__method="magmax", **changes)
-    with pytest.raises(UserError, match="llm.lora_targets: 'model.embed_tokens' is no linear layer"):
+    with pytest.raises(UserError, match="llm.lora_targets: 'model.embed_tokens' is not a linear layer"):
         Training(config, corpus.tokenizer, Processes(), CPU)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.llm.merging import Residents, merges, models_resident, slerp
+from pycil_wsc.llm.merging import ResidentModels, merges, models_resident, slerp
 
 OPTIONS = {
     "avg_offline": [{}],
@@ -309,9 +309,12 @@ def test_the_streamed_count_is_what_a_merge_holds_and_the_model_in_training(name
 
 
 def test_the_papers_count_is_t_for_offline_methods_and_two_for_online_ones():
-    assert models_resident("finetune", 8) == models_resident("replay", 8) == Residents(1, 1)
+    assert models_resident("finetune", 8) == models_resident("replay", 8) == ResidentModels(1, 1)
     assert (
-        models_resident("wsc", 8) == models_resident("slerp", 8) == models_resident("avg_online", 8) == Residents(2, 2)
+        models_resident("wsc", 8)
+        == models_resident("slerp", 8)
+        == models_resident("avg_online", 8)
+        == ResidentModels(2, 2)
     )
     assert [models_resident(name, 8).paper for name in ("avg_offline", "task_arithmetic", "magmax")] == [8, 8, 8]
     assert [name for name in merges if merges[name].online] == ["avg_online", "slerp"]

@@ -94,7 +94,7 @@ def test_packed_items_fill_a_forward_pass(llm_settings):
 def test_a_model_without_positions_cannot_be_packed(llm_settings, monkeypatch):
     config, corpus = configured(llm_settings, llm__packing=True)
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda self, input_ids: None)
-    with pytest.raises(UserError, match="llm.packing: LlamaForCausalLM takes no position_ids; use false"):
+    with pytest.raises(UserError, match="llm.packing: LlamaForCausalLM does not accept position_ids; use false"):
         load_model(config, corpus.tokenizer)
 
 

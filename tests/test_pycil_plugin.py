@@ -117,8 +117,8 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
 @pytest.mark.parametrize(
     "changes, line",
     [
-        ({"model_name": "wsc_replai"}, "model_name: 'wsc_replai' is no learner of this checkout"),
-        ({"model_name": "icarl2"}, "model_name: 'icarl2' is no learner of this checkout"),
+        ({"model_name": "wsc_replai"}, "model_name: 'wsc_replai' is not a learner of this checkout"),
+        ({"model_name": "icarl2"}, "model_name: 'icarl2' is not a learner of this checkout"),
         ({"model_name": "wsc_der"}, "model_name: 'wsc_der': PyCIL's der has no single network"),
         ({"model_name": "wsc_foster"}, "model_name: 'wsc_foster': PyCIL's foster has no single network"),
         ({"model_name": "wsc_mixture"}, "model_name: 'wsc_mixture': PyCIL's mixture has no single network"),
@@ -135,8 +135,8 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ({"wsc": 0.2}, '"wsc" must be an object of options'),
         ({"wsc": {"retian": 0.2}}, "wsc: unknown option 'retian'; did you mean 'retain'\\?"),
         ({"wsc.retain": 1.5}, "wsc: retain=1.5 is a share"),
-        ({"wsc.retain": "most"}, "wsc: retain='most' cannot be; the default is 0.2"),
-        ({"wsc.warmup": 1}, "wsc: warmup=1 cannot be"),
+        ({"wsc.retain": "most"}, "wsc: retain='most' is not allowed; the default is 0.2"),
+        ({"wsc.warmup": 1}, "wsc: warmup=1 is not allowed"),
         ({"wsc.reset": "soft"}, "wsc: reset='soft' is unknown; known: blend, revert, none"),
         ({"wsc.reset": "random"}, "wsc: reset='random' is unknown"),
         (
@@ -145,14 +145,14 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ),
         ({"wsc.reset_every": "step"}, "wsc: reset_every='step' is unknown; known: once, epoch, iteration"),
         ({"wsc.blend": 2}, "wsc: blend=2 is a share"),
-        ({"wsc.average_every": 0}, "wsc: average_every=0 cannot be; the default is 0.01"),
-        ({"wsc.average_lr": -1}, "wsc: average_lr=-1 cannot be"),
-        ({"wsc.betas": [0.9]}, "wsc: betas=\\[0.9\\] cannot be"),
+        ({"wsc.average_every": 0}, "wsc: average_every=0 is not allowed; the default is 0.01"),
+        ({"wsc.average_lr": -1}, "wsc: average_lr=-1 is not allowed"),
+        ({"wsc.betas": [0.9]}, "wsc: betas=\\[0.9\\] is not allowed"),
         (
             {"wsc": {"average_start": "first", "average_last": False, "average_every": 9}},
             "wsc: no sample of the average within the 32 steps",
         ),
-        ({"checkout": ROOT}, "no checkout of PyCIL, as it has no trainer.py"),
+        ({"checkout": ROOT}, "not a checkout of PyCIL, as it has no trainer.py"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )

@@ -227,7 +227,7 @@ def test_a_file_of_weights_runs_no_code(settings, tmp_path):
 
 
 def test_wrong_options_and_missing_weights_are_one_line(settings):
-    with pytest.raises(UserError, match="timm cannot make 'resnet18' .*widht"):
+    with pytest.raises(UserError, match="timm cannot create 'resnet18' .*widht"):
         run(settings, "resnet18", **{"convnet_options.widht": 3})
     with pytest.raises(UserError, match="pretrained: no weights for timm's 'resnet18' .*give a file"):
         run(settings, "resnet18", pretrained=True)  # tests do not reach the hub

@@ -16,11 +16,11 @@ from pycil_wsc.errors import UserError
 
 
 class DataManager:
-    """Labels are renumbered so that class k is the k-th to be learned; a seed gives PyCIL's order.
+    """Labels are renumbered so that class k is the k-th to be learned; a seed gives the same order as in PyCIL.
 
-    ``dataset_name`` is any data set in memory that ``pycil_wsc`` knows (``cifar100``, ``digits``, ``npz:PATH``);
-    ``args`` are PyCIL's, of which ``data_root`` says where the data are (default: ``data``). ``manager`` and
-    ``dataset`` are the package's own objects.
+    ``dataset_name`` is any in-memory data set of ``pycil_wsc`` (``cifar100``, ``digits``, ``npz:PATH``). ``args`` are
+    PyCIL's; ``data_root`` is the folder of the data (default: ``data``). ``manager`` and ``dataset`` are objects of
+    ``pycil_wsc``.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class DataManager:
         self.dataset_name, self.use_path = dataset_name, False
         self.dataset = load_dataset(dataset_name.lower() if ":" not in dataset_name else dataset_name, _root(args))
         if not self.dataset.train.in_memory:
-            raise UserError(f"dataset: '{dataset_name}' is read from image files, which this DataManager cannot do")
+            raise UserError(f"dataset: '{dataset_name}' consists of image files, which this DataManager cannot read")
         self.manager = tasks.DataManager(self.dataset, shuffle, seed, init_cls, increment)
         self._class_order, self._increments = self.manager.class_order, [t.num_new for t in self.manager.tasks]
         self._train_data, self._train_targets = self.dataset.train.images, self.manager.train_targets
@@ -62,7 +62,7 @@ class DataManager:
         return self.nb_classes
 
     def getlen(self, index: int) -> int:
-        """How many training samples class ``index`` has."""
+        """The number of training samples of class ``index``."""
         return int((self._train_targets == index).sum())
 
     def get_dataset(
@@ -74,10 +74,10 @@ class DataManager:
         ret_data: bool = False,
         m_rate: float | None = None,
     ) -> Any:
-        """The samples of the classes ``indices``, in that order, and then those of ``appendent`` (images, labels).
+        """The samples of the classes ``indices``, in that order, followed by those of ``appendent`` (images, labels).
 
-        ``source``: "train" or "test". ``mode``: the transform, "train", "test" or "flip". With ``ret_data`` a tuple
-        (images, labels, data set), else the data set alone.
+        ``source``: "train" or "test". ``mode``: the transform, "train", "test" or "flip". Returns the data set, or with
+        ``ret_data`` a tuple (images, labels, data set).
         """
         if m_rate is not None:
             raise UserError("get_dataset: m_rate is not available here; leave it out")
@@ -112,7 +112,7 @@ class DummyDataset(Dataset):
 
 
 class Transform:
-    """An image -> float32 (3, H, W), normalised; ``mode`` "train" augments as the data set has it, "flip" mirrors."""
+    """An image -> float32 (3, H, W), normalised; ``mode`` "train" augments as the data set defines, "flip" mirrors."""
 
     def __init__(self, info: DatasetInfo, mode: str):
         if mode not in ("train", "test", "flip"):

@@ -1,4 +1,4 @@
-"""PyCIL's ``get_model``: the package's learners behind PyCIL's four calls."""
+"""PyCIL's ``get_model``: the package's learners with PyCIL's interface."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -17,18 +17,18 @@ from pycil_wsc.runs.testing import predictions
 from utils.data_manager import DataManager
 from utils.toolkit import accuracy
 
-PYCILS_OWN = ("aug", "config", "csv_name", "logfilename", "time_str")  # keys of its trainer, which decide nothing here
-SILENT = dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
+IGNORED = ("aug", "config", "csv_name", "logfilename", "time_str")  # keys of PyCIL's trainer without effect here
+NO_MONITOR = dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
 
 
 def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
-    """The learner ``model_name`` with the keys of ``args``, as a JSON file of PyCIL's has them.
+    """The learner ``model_name`` with the keys ``args``, as in a JSON file of PyCIL.
 
-    A learner or key that is unknown here raises :class:`pycil_wsc.errors.UserError`, in a line.
+    Raises :class:`pycil_wsc.errors.UserError` for an unknown learner or key.
     """
-    keys = {name: value for name, value in args.items() if name not in PYCILS_OWN} | {"model_name": model_name.lower()}
+    keys = {name: value for name, value in args.items() if name not in IGNORED} | {"model_name": model_name.lower()}
     device = keys.get("device")
-    if isinstance(device, list) and device and isinstance(device[0], torch.device):  # as PyCIL's trainer passes them
+    if isinstance(device, list) and device and isinstance(device[0], torch.device):  # from PyCIL's trainer
         keys["device"] = str(device[0])
     if isinstance(keys.get("seed"), list):
         keys["seed"] = keys["seed"][0]
@@ -36,7 +36,7 @@ def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
 
 
 class Model:
-    """What PyCIL's trainer calls: ``incremental_train``, ``eval_task`` and ``after_task``, once for each task."""
+    """A learner with the methods that PyCIL's trainer calls: ``incremental_train``, ``eval_task``, ``after_task``."""
 
     def __init__(self, args: Mapping[str, Any], config: Any):
         self.args, self.device = args, resolved_device(config.device)
@@ -63,7 +63,7 @@ class Model:
         self._cur_task += 1
         self.task = learner.manager.tasks[self._cur_task]
         self._total_classes = self.task.num_seen
-        learner.learn(self.task, SimpleNamespace(**SILENT))
+        learner.learn(self.task, SimpleNamespace(**NO_MONITOR))
 
     def eval_task(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Accuracies on all classes seen, in percent, by logits and by nearest mean of exemplars (or None).

@@ -1,4 +1,4 @@
-"""PyCIL's networks whose head grows: ``args`` are PyCIL's, features and logits come in one dict."""
+"""PyCIL's network with a growing head, which returns features and logits in a dict."""
 
 import copy
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class IncrementalNet(nn.Module):
         return SimpleLinear(in_dim, out_dim)
 
     def update_fc(self, nb_classes: int) -> None:
-        """Grow the head to ``nb_classes``; the rows of known classes stay as they are."""
+        """Grow the head to ``nb_classes``; the rows of known classes are unchanged."""
         device = next(self.parameters()).device
         old, self.fc = self.fc, self.generate_fc(self.feature_dim, nb_classes).to(device)
         if old is not None:

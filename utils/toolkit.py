@@ -1,4 +1,4 @@
-"""PyCIL's small helpers."""
+"""PyCIL's helper functions."""
 
 import os
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def makedirs(path: str | os.PathLike) -> None:
 
 
 def accuracy(y_pred: np.ndarray, y_true: np.ndarray, nb_old: int, increment: int = 10) -> dict[str, float]:
-    """Percentages with two decimals: "total", "old", "new", and of each group of ``increment`` classes ("00-09")."""
+    """Accuracies in percent, with two decimals: "total", "old", "new", and per ``increment`` classes ("00-09")."""
     if len(y_pred) != len(y_true):
         raise ValueError(f"accuracy: {len(y_pred)} predictions for {len(y_true)} targets")
 

@@ -40,8 +40,8 @@ class BiC(WA):
         )
         validation: str = key(
             "pycil",
-            "what `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or memory_per_class "
-            "(`per_class`)",
+            "the number that `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or "
+            "`memory_per_class` (`per_class`)",
             choices=("pycil", "per_class"),
             decides="later tasks",
         )

@@ -34,9 +34,9 @@ class FOSTER(BaseLearner):
         compression_epochs: int = key(130, "epochs of the second phase", low=1, decides="later tasks")
         compression_weight_decay: float = key(0.0, "weight decay of the second phase", low=0, decides="later tasks")
         beta1: float = key(
-            0.96, "boosting: how much rare classes weigh (Cui et al., 2019)", low=0, below=1, decides="later tasks"
+            0.96, "boosting: re-weighting of rare classes (Cui et al., 2019)", low=0, below=1, decides="later tasks"
         )
-        beta2: float = key(0.97, "compression: how much rare classes weigh", low=0, below=1, decides="later tasks")
+        beta2: float = key(0.97, "compression: re-weighting of rare classes", low=0, below=1, decides="later tasks")
         lambda_okd: float = key(1.0, "boosting: weight of the distillation", low=0, decides="later tasks")
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
         oofc: str = key(
@@ -48,7 +48,10 @@ class FOSTER(BaseLearner):
         is_teacher_wa: bool = key(False, "align the head after boosting", decides="later tasks")
         is_student_wa: bool = key(False, "align the student's head after compression", decides="later tasks")
         wa_value: float = key(
-            1.0, "the alignment's factor, to the power of old classes / new classes", above=0, decides="later tasks"
+            1.0,
+            "factor of the new rows in the alignment, raised to the power old classes / new classes",
+            above=0,
+            decides="later tasks",
         )
 
     student: Any

@@ -20,10 +20,10 @@ class MEMO(DER):
     class Options(DER.Options):
         train_base: bool = key(
             True,
-            "the shared trunk learns after the first task too, also from what reaches it through the old blocks",
+            "train the shared trunk in later tasks too, also by gradients through the old blocks",
             decides="later tasks",
         )
-        train_adaptive: bool = key(False, "the blocks of earlier tasks learn too", decides="later tasks")
+        train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
 
     @classmethod
     def check(cls, config: Any) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import LLMConfig
 
-NAME = "default"  # PEFT's, of the one adapter
+NAME = "default"  # PEFT's name of a single adapter
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Adapted:
 
 
 def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
-    """``model``, a transformers model, with adapters in its layers, which alone are trained."""
+    """Add adapters to the layers of ``model``, a transformers model; only the adapters are trained."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
@@ -36,14 +36,14 @@ def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
         r=config.lora_rank, lora_alpha=cast(int, config.lora_alpha), target_modules=targets, task_type="CAUSAL_LM"
     )
     try:
-        # Not get_peft_model: its wrapper's forward and generate pass by the hooks of the model, which FSDP needs.
+        # Not get_peft_model: the forward and generate of its wrapper bypass the model's hooks, which FSDP needs.
         return inject_adapter_in_model(options, model)
     except ValueError as error:
         raise UserError(f"llm.lora_targets: {str(error).splitlines()[0]}") from None
 
 
 def adapted_layers(model: nn.Module) -> list[Adapted]:
-    """The layers of ``model`` that have an adapter. Other than linear ones are a :class:`UserError`."""
+    """The layers of ``model`` that have an adapter. Raises :class:`UserError` if one is not linear."""
     from peft.tuners.lora import Linear, LoraLayer
 
     layers = []
@@ -52,8 +52,7 @@ def adapted_layers(model: nn.Module) -> list[Adapted]:
             continue
         if not isinstance(module, Linear) or module.fan_in_fan_out:
             raise UserError(
-                f"llm.lora_targets: '{name}' is no linear layer, "
-                "whose adapter cannot be merged here; name linear layers"
+                f"llm.lora_targets: '{name}' is not a linear layer, so its adapter cannot be merged; name linear layers"
             )
         layer: Any = module
         up, down = (factor[NAME].weight for factor in (layer.lora_B, layer.lora_A))
@@ -62,7 +61,7 @@ def adapted_layers(model: nn.Module) -> list[Adapted]:
 
 
 def merged_state(state: dict[str, Tensor], layers: Iterable[Adapted]) -> dict[str, Tensor]:
-    """The state dict of the model without adapters: W + s B A in the place of each adapted W."""
+    """The state dict of the model without adapters: W + s B A replaces each adapted W."""
     merged = {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in state.items()

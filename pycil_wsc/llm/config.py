@@ -1,4 +1,4 @@
-"""The configuration of a language model's run: the keys ``llm.*`` and ``wsc.*``, checked as those of image runs are."""
+"""The configuration of a language-model run: the keys ``llm.*`` and ``wsc.*``, checked like those of image runs."""
 
 import re
 from collections.abc import Mapping
@@ -28,14 +28,13 @@ class Consolidation:
     retain: float = key(0.2, "share of the parameters that keep their weights at the reset", low=0, high=1)
     blend: float = key(
         0.5,
-        "weight of the current weights in a reset parameter; the rest is of the weights before the task",
+        "share of the current weights in a reset parameter; the rest is that of the weights before the task",
         low=0,
         high=1,
     )
     moments: str = key(
         "carried",
-        "rank by AdamW's moments as they are, `carried` over from the steps before, or by `own` ones of the covered"
-        " steps",
+        "moments to rank by: AdamW's, `carried` over from earlier steps, or `own` moments of the covered steps",
         choices=("carried", "own"),
     )
     rank_scope: str = key(
@@ -47,49 +46,50 @@ class Consolidation:
         choices=("blend", "revert", "none"),
     )
     reset_momentum: bool = key(False, "clear AdamW's moments at the reset")
-    average: bool = key(True, "average the weights from the reset on")
+    average: bool = key(True, "average the weights after the reset")
     average_every: int = key(20, "steps between samples of the average", low=1)
     average_start: str = key(
         "reset",
-        "the first weights averaged: those just `reset`, or those of the `first` interval after",
+        "the first weights to average: right after the `reset`, or after the `first` interval",
         choices=("reset", "first"),
     )
     average_count: str = key(
         "since_reset",
-        "`since_reset` is a plain mean, `absolute` the paper's n = i/j, `swa` the same with samples where j divides i",
+        "`since_reset` is a plain mean, `absolute` is the paper's n = i/j, `swa` is the same with samples where j "
+        "divides i",
         choices=("since_reset", "absolute", "swa"),
     )
-    average_last: bool = key(True, "the task's last weights enter the average")
-    first_task: bool = key(False, "consolidate in the first task too")
+    average_last: bool = key(True, "include the task's last weights in the average")
+    first_task: bool = key(False, "also consolidate in the first task")
 
 
 @dataclass(frozen=True)
 class LLMConfig:
-    """Everything that decides one run, and where it runs. Where no other source is named, defaults are TRACE's."""
+    """The complete configuration of a run. Defaults are TRACE's unless another source is named."""
 
-    prefix: str = key("trace", "first folder below `out`: names an experiment", decides="name")
-    seed: int = key(1234, "order of the items, weights of a model made here, adapters, sampling", low=0, high=2**32 - 1)
+    prefix: str = key("trace", "name of the experiment, and of its folder below `out`", decides="name")
+    seed: int = key(
+        1234, "seed of the order of items, random initial weights and adapters, and sampling", low=0, high=2**32 - 1
+    )
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`", decides="rounding")
     precision: str = key(
         "auto",
-        "`auto` is bf16 on a GPU that computes it natively, else fp32; weights and moments are fp32",
+        "`fp32`, `bf16`, or `auto`: bf16 on a GPU that supports it natively; weights and moments are always fp32",
         choices=("auto", "fp32", "bf16"),
     )
-    threads: int | None = key(
-        None, "processor threads of a run; null: one for each core", low=1, high=1024, decides="rounding"
-    )
+    threads: int | None = key(None, "CPU threads of a run; null: one per core", low=1, high=1024, decides="rounding")
     data_root: str = key("data", "folder of the data sets", decides="files")
     out: str = key("runs", "folder of the results", decides="files")
     save_weights: bool | str = key(
         False,
-        'keep the model as a folder for transformers: `true` after the last task, `"every"` after each',
+        'save the model as a folder for transformers: after the last task (`true`) or after each task (`"every"`)',
         choices=(False, True, "every"),
         decides="files",
     )
 
     model: str = key(
         "meta-llama/Llama-3.2-1B-Instruct",
-        f"a folder, a name on the hub, or `{TINY}`: random weights of the sizes below",
+        f"a folder, a name on the Hugging Face Hub, or `{TINY}`: random weights, with the sizes below",
     )
     hidden_size: int = key(64, f"width of `{TINY}`", low=1)
     layers: int = key(2, f"layers of `{TINY}`", low=1)
@@ -99,38 +99,38 @@ class LLMConfig:
     vocab_size: int = key(2048, f"tokens of `{TINY}`'s byte-level BPE, trained on the tasks' training data", low=260)
 
     data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format")
-    tasks: tuple[str, ...] = key(TRACE, "the tasks in their order")
+    tasks: tuple[str, ...] = key(TRACE, "the tasks, in order")
     epochs: tuple[int, ...] | None = key(
-        None, "epochs of each task; null: its own (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
+        None, "epochs of each task; null: the task's default (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
     )
     test_on: str = key(
         "test",
-        "score the `test` items, or the `eval` items: to choose learning rate or epochs",
+        "items to score: `test`, or `eval` to choose the learning rate or epochs by",
         choices=("test", "eval"),
     )
-    train_items: int | None = key(None, "of each task only the first so many training items", low=1)
-    test_items: int | None = key(None, "of each task only the first so many test items", low=1)
-    pool: str | None = key("Lima", "folder of general items that every replay epoch has, or null")
-    pool_items: int | None = key(None, "of the pool only the first so many items", low=1)
+    train_items: int | None = key(None, "use only the first so many training items of each task; null: all", low=1)
+    test_items: int | None = key(None, "use only the first so many test items of each task; null: all", low=1)
+    pool: str | None = key("Lima", "folder of general items, all of which are in every replay epoch, or null")
+    pool_items: int | None = key(None, "use only the first so many items of the pool; null: all", low=1)
 
     method: str = key("wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS)
     replay_ratio: float = key(
         0.1, "share of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)", low=0, high=1
     )
     replay_choice: str = key(
-        "head", "the first items of a task, as in TRACE, or `random` ones", choices=("head", "random")
+        "head", "items to replay: the first of a task (`head`), as in TRACE, or `random`", choices=("head", "random")
     )
-    replay_epochs: int = key(1, "replay epochs after each task's own", low=1)
+    replay_epochs: int = key(1, "number of replay epochs, after the task's own epochs", low=1)
     average: str = key("mean", "`avg_online`: running `mean`, or `ema`", choices=("mean", "ema"))
     ema_decay: float = key(
         0.5, "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)", low=0, high=1
     )
     slerp_weight: float = key(
-        0.5, "`slerp`: place of the result between the merged model (0) and the new one (1)", low=0, high=1
+        0.5, "`slerp`: position of the result between the merged model (0) and the new one (1)", low=0, high=1
     )
     slerp_on: str = key(
         "weights",
-        "`slerp`: `weights`, or `task_vectors`, their differences from the start",
+        "interpolate `weights`, or `task_vectors`, their differences from the initial weights",
         choices=("weights", "task_vectors"),
     )
     task_arithmetic_scale: float = key(
@@ -138,38 +138,41 @@ class LLMConfig:
     )
     magmax_scale: float = key(0.5, "factor of MagMax's task vector (Marczak et al.)")
 
-    batch_size: int = key(256, "items of an optimiser step, over all processes", low=1)
+    batch_size: int = key(256, "items per optimiser step, over all processes", low=1)
     lr: float = key(1e-5, "AdamW's learning rate, constant", low=0)
     betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", low=0, below=1)
     eps: float = key(1e-8, "AdamW's epsilon", low=0)
     weight_decay: float = key(0.0, "AdamW's weight decay", low=0)
-    clip: float = key(1.0, "norm that gradients are clipped to", low=0)
+    clip: float = key(1.0, "clip the total norm of the gradients to this value", low=0)
     loss: str = key(
         "item",
-        "mean over items of each one's mean over tokens (TRACE's up to its batches of two), or mean over all `token`s",
+        "mean over each `item`'s mean over its tokens (TRACE's, apart from its batches of two), or mean over all "
+        "`token`s",
         choices=("item", "token"),
     )
     chat_template: bool | None = key(
         None,
-        "prompts as a user's turn in the tokeniser's chat template; null: where it has one, but not for "
-        "`Llama-3.2-1B`, which TRACE's protocol in the paper trains on raw prompts",
+        "format prompts as a user's turn of the tokeniser's chat template; null: if it has one, except for "
+        "`Llama-3.2-1B`, which the paper's TRACE protocol trains on raw prompts",
     )
-    max_prompt: int = key(1024, "tokens of a prompt; a longer one loses its beginning", low=2)
-    max_answer: int = key(512, "tokens of an answer, its end included; a longer one loses its end", low=2)
-    lora_rank: int = key(0, "rank of LoRA's adapters (needs peft); 0 trains all weights", low=0)
+    max_prompt: int = key(1024, "maximum tokens of a prompt; longer prompts lose their beginning", low=2)
+    max_answer: int = key(
+        512, "maximum tokens of an answer, including its end token; longer answers lose their end", low=2
+    )
+    lora_rank: int = key(0, "rank of the LoRA adapters (needs peft); 0 trains all weights", low=0)
     lora_alpha: float = key(16.0, "LoRA's alpha", low=0)
-    lora_targets: str = key("all-linear", "modules that get adapters: `all-linear`, or names with commas between")
+    lora_targets: str = key("all-linear", "modules that get adapters: `all-linear`, or names separated by commas")
 
-    temperature: float = key(0.0, "of sampling in the test; 0 is greedy (TRACE samples at 0.1)", low=0)
-    max_new_tokens: int = key(512, "tokens of a generated answer", low=1)
+    temperature: float = key(0.0, "sampling temperature in the test; 0 is greedy (TRACE samples at 0.1)", low=0)
+    max_new_tokens: int = key(512, "maximum tokens of a generated answer", low=1)
 
-    micro_tokens: int = key(8192, "tokens of one forward pass, padding included", low=1, decides="rounding")
+    micro_tokens: int = key(8192, "maximum tokens of a forward pass, including padding", low=1, decides="rounding")
     padding: float = key(
-        0.1, "most padding in a forward pass, as a share of its tokens", low=0, high=1, decides="rounding"
+        0.1, "maximum padding in a forward pass, as a share of its tokens", low=0, high=1, decides="rounding"
     )
     packing: bool = key(
         False,
-        "lay the items of a forward pass end to end, each attending to itself alone, rather than pad them; saves time "
+        "concatenate the items of a forward pass, each attending to itself alone, instead of padding them; saves time "
         "with `flash_attention_2`, while other attention computes a mask of all pairs",
         decides="rounding",
     )
@@ -179,12 +182,16 @@ class LLMConfig:
         "transformers' attention: `sdpa`, `eager`, `flash_attention_2` (needs flash-attn, and bf16), ...",
         decides="rounding",
     )
-    gradient_checkpointing: bool = key(False, "compute activations twice rather than keep them", decides="rounding")
+    gradient_checkpointing: bool = key(
+        False,
+        "recompute activations in the backward pass, which saves memory but takes time",
+        decides="rounding",
+    )
     shard: bool = key(
-        False, "share weights, gradients and moments among the processes of `torchrun` (FSDP)", decides="rounding"
+        False, "`torchrun`: shard weights, gradients and moments over the processes (FSDP)", decides="rounding"
     )
     timeout_minutes: float = key(
-        30.0, "how long a process of `torchrun` waits for the others within a run", low=0.01, decides="speed"
+        30.0, "`torchrun`: how long a process waits for the others within a run", low=0.01, decides="speed"
     )
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0, decides="speed")
     wsc: Consolidation = field(default_factory=Consolidation)
@@ -192,28 +199,28 @@ class LLMConfig:
     kind = "llm"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values under the JSON's own names. Loading them gives this configuration again."""
+        """The JSON values by key. Loading them gives the same configuration."""
         values = {name: getattr(self, name.removeprefix("llm.")) for name in KEYS if not name.startswith("wsc.")}
         if self.method == "wsc":
             values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
         return plain(values)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result."""
+        """The keys that decide the result, with their values."""
         return select(self.to_dict(), KEYS, RESULT)
 
     def recorded(self) -> dict[str, Any]:
-        """What ``result.json`` has of the configuration."""
+        """The keys that ``result.json`` records, with their values."""
         return select(self.to_dict(), KEYS, RECORDED)
 
     @property
     def replays(self) -> bool:
-        """Whether earlier tasks' items are trained on again."""
+        """Whether the method replays items of earlier tasks."""
         return self.method not in ("zero_shot", "finetune")
 
     @property
     def run_folder(self) -> Path:
-        """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of what else differs>]``"""
+        """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of other changed keys>]``"""
         usual = resolve({name: value for name, value in self.to_dict().items() if name in IN_FOLDER_NAME}).identity()
         what = re.sub(r"[^\w.]+", "-", f"{self.data}-{self.model}").strip("-")[-80:]
         seed = f"seed{self.seed}{digest(self.identity(), usual)}"
@@ -243,7 +250,7 @@ def resolve(flat: Mapping[str, Any]) -> LLMConfig:
 
 
 def _check_together(config: LLMConfig) -> None:
-    """What no key can be checked for alone."""
+    """Checks that involve several keys."""
     if not config.tasks or len(set(config.tasks)) < len(config.tasks):
         raise UserError(f"llm.tasks: expected different tasks, at least one, got {list(config.tasks)}")
     if config.epochs is not None and len(config.epochs) != len(config.tasks):

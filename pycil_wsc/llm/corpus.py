@@ -1,4 +1,4 @@
-"""The tasks of a run as tokens, and what each epoch learns of them."""
+"""The tokenised tasks of a run, and the examples of each epoch."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ DECIDING = (
 
 @dataclass(frozen=True)
 class Epoch:
-    """A pass over ``examples``, shown as ``name`` and ``number`` of ``total``. ``replay``: they are replayed items."""
+    """A pass over ``examples``, displayed as ``name``, ``number`` of ``total``. ``replay``: they are replayed items."""
 
     name: str
     number: int
@@ -41,7 +41,7 @@ class Epoch:
 
 
 def load_corpus(config: LLMConfig) -> "Corpus":
-    """The :class:`Corpus` of ``config``; runs that agree in what decides it share one."""
+    """The :class:`Corpus` of ``config``; consecutive runs with equal keys ``DECIDING`` share one."""
     return _load(*(getattr(config, name) for name in DECIDING))
 
 
@@ -51,7 +51,7 @@ def _load(*values: Any) -> "Corpus":
 
 
 class Corpus:
-    """Tasks and pool, read and tokenised. The keywords are keys of the configuration: those in ``DECIDING``."""
+    """The tasks and the pool, loaded and tokenised. Keyword arguments: the configuration keys in ``DECIDING``."""
 
     def __init__(self, **chosen: Any) -> None:
         self.chosen: Any = type("Chosen", (), chosen)
@@ -70,7 +70,7 @@ class Corpus:
 
     @functools.cached_property
     def trivial(self) -> dict[str, dict[str, dict[str, float]]]:
-        """{version: {task: {name: score}}} of answers that need no learning."""
+        """{version: {task: {name: score}}} of trivial answers, which need no learning."""
         return {version: {task.name: trivial_scores(task, version) for task in self.tasks} for version in VERSIONS}
 
     def epochs(self, config: LLMConfig, index: int) -> list[Epoch]:
@@ -89,7 +89,7 @@ class Corpus:
         return epochs
 
     def planned_tokens(self, config: LLMConfig) -> int:
-        """Tokens that a whole run trains on."""
+        """The number of tokens that a whole run trains on."""
         return sum(
             len(example)
             for index in range(len(self.tasks))
@@ -101,7 +101,7 @@ class Corpus:
         test = task.test if self.chosen.test_on == "test" else task.eval
         if not test:
             raise UserError(f"llm.test_on: task '{task.name}' has no eval.json; add one, or use 'test'")
-        evaluation = task.eval if self.chosen.test_on == "test" else ()  # what test items are compared with
+        evaluation = task.eval if self.chosen.test_on == "test" else ()  # compared with the test items in warnings
         return replace(
             task, train=task.train[: self.chosen.train_items], eval=evaluation, test=test[: self.chosen.test_items]
         )
@@ -115,7 +115,7 @@ class Corpus:
             raise UserError(f"{error}; or set llm.pool to null if there are no general items") from None
 
     def _texts(self) -> list[str]:
-        """What a tokeniser is trained on."""
+        """The texts that a tokeniser is trained on."""
         return [text for task in self.tasks for item in task.train for text in (item.prompt, item.answer)]
 
     def _encode(self, items: Iterable[Item]) -> dict[Item, Example]:
@@ -130,7 +130,7 @@ class Corpus:
 
 
 def _try_metrics(tasks: Sequence[TaskData]) -> None:
-    """Score an answer of each task, so that a package that lacks shows before hours of training."""
+    """Score an answer of each task, so that a missing package is noticed before hours of training."""
     for task in tasks:
         for version in VERSIONS:
             score(task.info.metric, [task.test[0].answer], [task.test[0].answer], [task.test[0].prompt], version)

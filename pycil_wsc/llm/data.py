@@ -1,8 +1,9 @@
-"""Tasks of prompts and answers in TRACE's folder format, and what is replayed of them.
+"""Tasks of prompts and answers in TRACE's folder format, and the choice of items to replay.
 
 A task is a folder below the data root, ``<root>/<name>/{train,eval,test}.json``: each file a JSON list of rows
-``{"prompt": text, "answer": text}``. To add a task, add a folder. Beside the files, ``task.json`` may say how it is
-scored and trained: ``{"metric": "rouge_l", "epochs": 3, "language": "en"}`` or part of it. It overrides :data:`TASKS`.
+``{"prompt": text, "answer": text}``. To add a task, add a folder. An optional ``task.json`` in it sets how the task is
+scored and trained, by some or all of ``{"metric": "rouge_l", "epochs": 3, "language": "en"}``; it overrides
+:data:`TASKS`.
 
 TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes. Do not mix sizes: their splits differ.
 """
@@ -41,7 +42,7 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task's items by split. ``eval`` is empty where the folder has none: nothing is trained or scored on it."""
+    """A task's items by split. ``eval`` is empty if the folder has no ``eval.json``."""
 
     name: str
     train: tuple[Item, ...]
@@ -60,11 +61,11 @@ TASKS = {  # in TRACE's order, with its epochs
     "NumGLUE-ds": TaskInfo("exact_match", 5, "en"),
     "20Minuten": TaskInfo("sari", 7, "de"),
 }
-POOL = "Lima"  # general instructions, replayed with every task and never a task itself: its test answers are empty
+POOL = "Lima"  # general instructions, replayed with every task; not a task, because its test answers are empty
 
 
 def load_task(root: str | Path, name: str) -> TaskData:
-    """The :class:`TaskData` in ``<root>/<name>``. Bad data is a one-line :class:`UserError` with file and row."""
+    """The :class:`TaskData` in ``<root>/<name>``. For bad data, raises :class:`UserError` with the file and row."""
     folder = _task_folder(root, name)
     evaluation = _items(folder / "eval.json") if (folder / "eval.json").exists() else ()
     return TaskData(
@@ -77,7 +78,7 @@ def load_task(root: str | Path, name: str) -> TaskData:
 
 
 def load_pool(root: str | Path, name: str = POOL) -> tuple[Item, ...]:
-    """The training items of ``<root>/<name>``, to be replayed whole with every task: a tuple of :class:`Item`."""
+    """The training items of ``<root>/<name>``, all of which are replayed with every task."""
     return _items(_task_folder(root, name) / "train.json")
 
 
@@ -103,11 +104,11 @@ def replay_items(
 
 
 def warnings_of(tasks: Iterable[TaskData]) -> list[str]:
-    """What makes the scores on these tasks doubtful, measured on the data: a list of lines, each naming its task."""
-    return [f"{task.name}: {trap}" for task in tasks for trap in _traps(task)]
+    """Properties of the data that make scores on it doubtful, such as leaked prompts: lines that name their task."""
+    return [f"{task.name}: {warning}" for task in tasks for warning in _warnings(task)]
 
 
-def _traps(task: TaskData) -> Iterator[str]:
+def _warnings(task: TaskData) -> Iterator[str]:
     train, evaluation, test = ({item.prompt for item in split} for split in (task.train, task.eval, task.test))
     leaked = sum(item.prompt in train for item in task.test)
     if leaked:
@@ -129,10 +130,10 @@ def _shuffled(count: int, seed: int, name: str) -> np.ndarray:
 def _task_folder(root: str | Path, name: str) -> Path:
     folder = Path(root).expanduser() / name
     if not folder.is_dir():
-        there = (
+        known = (
             sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir()) if folder.parent.is_dir() else []
         )
-        hint = did_you_mean(name, there) if there else f" (a relative path starts at {os.getcwd()})"
+        hint = did_you_mean(name, known) if known else f" (a relative path starts at {os.getcwd()})"
         raise UserError(
             f"{folder}: no such folder{hint}; a task is a folder with train.json and test.json in TRACE's format"
         )
@@ -140,7 +141,7 @@ def _task_folder(root: str | Path, name: str) -> Path:
 
 
 def _info(folder: Path, known: TaskInfo) -> TaskInfo:
-    """The task's facts: those of ``task.json`` where it is there, else those known."""
+    """``known``, overridden by ``task.json`` if there is one."""
     path = folder / "task.json"
     if not path.exists():
         return known

@@ -1,4 +1,4 @@
-"""A trained model as a folder that transformers, PEFT, and whatever builds on them, load."""
+"""Saves a trained model as a folder for transformers and PEFT."""
 
 import copy
 from dataclasses import replace
@@ -17,11 +17,12 @@ from pycil_wsc.llm.model import load_model, own_dtype
 def save_model(
     folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], config: LLMConfig, with_adapters: bool
 ) -> None:
-    """Write the model of weights ``state`` and its tokeniser into ``folder``, in the type in which it is published.
+    """Write the model with weights ``state`` and its tokeniser to ``folder``, in the dtype of the published model.
 
     Adapters are merged into the weights (W + s B A), so that ``AutoModelForCausalLM.from_pretrained(folder)`` needs
-    nothing else. ``with_adapters``: ``<folder>/adapter`` also holds them alone, for ``AutoPeftModelForCausalLM``. They
-    name their base model; one of random weights is written beside ``folder``, as ``base``.
+    nothing else. ``with_adapters``: also write the adapters alone to ``<folder>/adapter``, for
+    ``AutoPeftModelForCausalLM``. They refer to their base model; if its weights are random, it is written beside
+    ``folder``, as ``base``.
     """
     if config.lora_rank:
         if with_adapters:
@@ -31,7 +32,7 @@ def save_model(
 
 
 def _base(folder: Path, tokenizer: Any, config: LLMConfig) -> str:
-    """Where the model without adapters is."""
+    """The folder, or name on the hub, of the model without adapters."""
     if config.model == TINY:
         base = folder.parent / "base"
         if not base.exists():
@@ -42,10 +43,10 @@ def _base(folder: Path, tokenizer: Any, config: LLMConfig) -> str:
 
 
 def _save(folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-    with torch.device("meta"):  # a model of the type to save, without memory
+    with torch.device("meta"):  # a model in the dtype to save, which takes no memory
         empty = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=dtype)
     empty.generation_config = model.generation_config
-    cast: dict[int, Tensor] = {}  # tied weights stay one tensor, which is written once
+    cast: dict[int, Tensor] = {}  # tied weights remain one tensor, which is written once
     for tensor in state.values():
         cast.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
     empty.save_pretrained(folder, state_dict={name: cast[tensor.data_ptr()] for name, tensor in state.items()})

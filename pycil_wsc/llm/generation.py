@@ -1,4 +1,4 @@
-"""What the model answers to prompts."""
+"""Generates answers to prompts."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,15 +28,15 @@ def answers(
 ) -> list[str]:
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
-    Decoding is greedy, or sampled where ``config.temperature`` is not 0, with a seed that depends on ``address``. Of
-    the model's own generation settings only the end-of-text tokens count: a repetition penalty, for example, would no
-    longer be greedy decoding.
+    Decoding is greedy or, if ``config.temperature`` is not 0, sampled with a seed that depends on ``address``. The
+    model's own generation settings are ignored, except the end-of-text tokens: with a repetition penalty, for example,
+    decoding would not be greedy.
 
     Args:
-        end: the tokens that end an answer, of which the last is awaited beside the end-of-text tokens.
+        end: the tokens that end an answer. Generation stops at the last of them and at end-of-text tokens.
         answered: called with the number of answers after each batch.
-        together: the model is sharded; every process continues until all have their answers. All need equally many
-            prompts.
+        together: for a sharded model: every process continues until all have their answers. All processes need the same
+            number of prompts.
     """
     model.eval()
     stop = stop_tokens(model, tokenizer) | set(end[-1:])
@@ -63,14 +63,14 @@ def answers(
 
 
 def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
-    """The end-of-text token that was learned, and the model's other ones (such as a chat model's end of a turn)."""
+    """The tokeniser's end-of-text token, which is learned, and the model's own (such as a chat model's end of turn)."""
     own = getattr(model.generation_config, "eos_token_id", None)
     return {tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])}
 
 
 @contextlib.contextmanager
 def no_settings(model: Any) -> Iterator[None]:
-    """Take away the model's own generation settings, from which ``generate`` would fill in what it is not given."""
+    """A context without the model's own generation settings, which ``generate`` would take as defaults."""
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
@@ -79,7 +79,7 @@ def no_settings(model: Any) -> Iterator[None]:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(B, L) ids and attention mask; every prompt ends at the last place."""
+    """(B, L) ids and attention mask; every prompt ends at the last position."""
     length = max(map(len, prompts))
     ids = torch.full((len(prompts), length), pad)
     mask = torch.zeros((len(prompts), length), dtype=torch.long)
@@ -96,7 +96,7 @@ def until(ids: Sequence[int], stop: set[int]) -> Sequence[int]:
 
 @contextlib.contextmanager
 def sampling(device: torch.device, seed: int, *address: str | int) -> Iterator[None]:
-    """Within, torch's global generators are seeded by address; after, they are as before."""
+    """A context in which torch's global generators are seeded by ``address``; they are restored on exit."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seeding.derived_seed(seed, *address))
         yield

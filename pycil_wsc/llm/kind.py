@@ -1,4 +1,4 @@
-"""The continual training of a language model as a kind of run. Its packages are an extra, imported at its first run."""
+"""Language models as a kind of run. Their packages are an extra, imported when data for a run are loaded."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ class LanguageModel(Kind):
 
 @contextlib.contextmanager
 def needing_packages() -> Iterator[None]:
-    """Say how to install a package that is not there."""
+    """Raise a :class:`UserError` that says how to install a missing package."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The weights that merging works on: those trained, or with LoRA those that the adapters make effective."""
+"""The weights that are merged: the trained parameters, or with LoRA the effective weights of the adapted layers."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -7,28 +7,28 @@ import torch
 from torch import Tensor
 
 from pycil_wsc.llm.adapters import adapted_layers
-from pycil_wsc.llm.placing import Whole
+from pycil_wsc.llm.placing import Replicated
 
 
 class TrainedWeights:
     """The trained parameters themselves, by name."""
 
-    def __init__(self, placing: Whole) -> None:
+    def __init__(self, placing: Replicated) -> None:
         self.placing = placing
 
     def read(self) -> dict[str, Tensor]:
-        """The present weights: name -> tensor, not copies."""
+        """The current weights: name -> tensor, not copied."""
         return {name: parameter.detach() for name, parameter in self.placing.parameters.items()}
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Let ``weights`` be those of the model."""
+        """Set the weights of the model."""
         for name, tensor in self._changed().items():
             tensor.copy_(weights[name])
 
     @contextlib.contextmanager
     def replaced(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within, the model has ``weights``; after, its own again, to the bit."""
+        """A context in which the model has ``weights``; its own are restored exactly on exit."""
         own = {name: tensor.clone() for name, tensor in self._changed().items()}
         self.write(weights)
         try:
@@ -39,7 +39,7 @@ class TrainedWeights:
 
     @property
     def elements(self) -> int:
-        """How many there are, in the whole model."""
+        """The number of elements, in the whole model."""
         return sum(parameter.numel() for parameter in self.placing.trained.values())
 
     def _changed(self) -> dict[str, Tensor]:
@@ -47,19 +47,19 @@ class TrainedWeights:
 
 
 class AdaptedWeights(TrainedWeights):
-    """The effective weights W + s B A of the layers with adapters, under the names of the Ws.
+    """The effective weights W + s B A of the layers with adapters, under the names of W.
 
-    Merging the factors A and B separately would differ: the mean of products is no product of means. A merge is written
-    into W, with B = 0, and is exact whatever its rank. Training then continues with an adapter that starts from there.
+    The factors A and B cannot be merged separately: a mean of products is not the product of the means. A merge is
+    written into W, with B = 0, which is exact whatever its rank. The adapter is then trained from there.
     """
 
-    def __init__(self, placing: Whole) -> None:
+    def __init__(self, placing: Replicated) -> None:
         super().__init__(placing)
         self.layers = {f"{layer.layer}.base_layer.weight": layer for layer in adapted_layers(placing.model)}
 
     @torch.no_grad()
     def read(self) -> dict[str, Tensor]:
-        """The present weights: name -> tensor, new ones."""
+        """The current effective weights: name -> new tensor."""
         local, full = self.placing.local, self.placing.full
         return {
             name: torch.addmm(local(layer.weight), local(layer.up), full(layer.down), alpha=layer.scaling)

@@ -9,8 +9,8 @@ theta_0 is the model before the first task, theta_t the one after task t, tau_t 
     model.load_state_dict(merge.result())
 
 No method needs the T models at once, not even those that the literature calls offline. Sums and interpolations are
-computed in fp32 (or wider); the result has the type of theta_0. Tensors that are not floating point are not merged but
-taken from the last model. Tensors that share their storage (tied embeddings) are merged once, and share it in the
+computed in fp32 (or wider); the result has the dtype of theta_0. Tensors that are not floating-point are not merged but
+taken from the last model. Tensors that share their storage (tied embeddings) are merged once, and also share it in the
 result.
 """
 
@@ -27,8 +27,8 @@ from pycil_wsc.consolidation.functional import average_
 from pycil_wsc.registry import Registry
 
 merges = Registry("merging method")
-UNMERGED = {"zero_shot": 1, "finetune": 1, "replay": 1, "wsc": 2}  # other methods: the models each keeps at once
-PARALLEL = 0.9995  # |cos| of two tensors from which slerp is linear, as usual: the sine in its denominator vanishes
+UNMERGED = {"zero_shot": 1, "finetune": 1, "replay": 1, "wsc": 2}  # methods without merging: models kept at once
+PARALLEL = 0.9995  # the usual |cos| above which slerp is linear, because the sine in its denominator vanishes
 
 State = Mapping[str, Tensor]
 Total = Callable[[Tensor], Tensor]
@@ -40,10 +40,10 @@ def register_merge(name: str) -> Callable[[M], M]:
 
 
 class Merge:
-    """Base class: a method defines how a model enters (``_fold_``) and, if needed, the final result (``_finished``).
+    """Base class: a method defines how a model is added (``_fold_``) and, if needed, the final result (``_finished``).
 
-    ``start``: theta_0, a state dict. It fixes names, shapes, types and ties, and is copied where ``task_vectors`` is
-    true. A state that differs from it in one of these is a ``ValueError``.
+    ``start``: theta_0, a state dict, copied if ``task_vectors`` is true. The names, shapes, dtypes and ties of later
+    states must be the same; otherwise :meth:`update` raises ValueError.
     """
 
     online = False  # the next task starts from the merge, not from the last model
@@ -63,7 +63,7 @@ class Merge:
 
     @torch.no_grad()
     def update(self, state: State) -> None:
-        """Take in theta_t, the state dict after the next task. The tensors are read and copied, none is kept."""
+        """Add theta_t, the state dict after the next task. No reference to its tensors is kept."""
         self._check(state)
         for name in self._merged:
             new = self._incoming(name, state[name])
@@ -76,7 +76,7 @@ class Merge:
 
     @torch.no_grad()
     def result(self) -> dict[str, Tensor]:
-        """The merged model: a state dict of new tensors in the types of theta_0, tied ones sharing their storage."""
+        """The merged model: a state dict of new tensors in the dtypes of theta_0; tied tensors share their storage."""
         if not self.count:
             raise RuntimeError("nothing to merge: call update(state) after each task first")
         merged = {name: self._finished(name).to(self._layout[name][1], copy=True) for name in self._running}
@@ -84,7 +84,7 @@ class Merge:
         return {name: merged[self._alias.get(name, name)] for name in self._layout}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A flat dict of tensors, ready for safetensors. It lacks theta_0: construct with the same one to load."""
+        """A flat dict of tensors for safetensors, without theta_0: load it into an object with the same theta_0."""
         running = {f"running.{name}": tensor for name, tensor in self._running.items()}
         return (
             running
@@ -93,7 +93,7 @@ class Merge:
         )
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where ``state_dict()`` was taken. Names or shapes of another model are a ``ValueError``."""
+        """Resume from ``state_dict()``. Raises ValueError if it has the names or shapes of another model."""
         count = int(state["count"])
         keys = [f"running.{name}" for name in self._merged] + [f"last.{name}" for name in self._copied] if count else []
         own = {key: self._layout[key.partition(".")[2]][0] for key in keys}
@@ -103,7 +103,7 @@ class Merge:
         self.count = count
 
     def _fold_(self, running: Tensor, new: Tensor) -> None:
-        """Merge the next model's tensor (or task vector) into the running one, in place; ``self.count`` are in it."""
+        """Merge the next tensor (or task vector) into the running one, of ``self.count`` models so far, in place."""
         raise NotImplementedError
 
     def _incoming(self, name: str, tensor: Tensor) -> Tensor:
@@ -122,13 +122,13 @@ class Merge:
         for name, (_, dtype) in self._layout.items():
             if state[name].dtype != dtype:
                 raise ValueError(
-                    f"'{name}' is {state[name].dtype}, in the model merged from {dtype}: convert one of them"
+                    f"'{name}' is {state[name].dtype} but was {dtype} in the first model: convert one of them"
                 )
         for name, first in self._alias.items():
-            if _place(state[name]) != _place(state[first]) and not torch.equal(state[name], state[first]):
+            if _storage(state[name]) != _storage(state[first]) and not torch.equal(state[name], state[first]):
                 raise ValueError(
-                    f"'{name}' and '{first}' were one tensor in the model merged from and now differ: "
-                    "tie or untie them throughout"
+                    f"'{name}' and '{first}' were one tensor in the first model and now differ: "
+                    "tie or untie them in all models"
                 )
 
 
@@ -163,9 +163,9 @@ class OnlineAverage(Merge):
 class Slerp(Merge):
     """merged_t = slerp(merged_{t-1}, theta_t, weight) per tensor; the next task starts from it (Jang et al., 2024).
 
-    ``space``: ``"weights"``, or ``"task_vectors"``: theta_0 + slerp(merged_{t-1} - theta_0, tau_t, weight). Weights
-    barely turn at the learning rates of fine-tuning, which makes the first nearly linear. ``total``: where the tensors
-    are parts of sharded ones, the sum of a tensor over the processes that hold them.
+    ``space``: ``"weights"``, or ``"task_vectors"``: theta_0 + slerp(merged_{t-1} - theta_0, tau_t, weight). At the
+    learning rates of fine-tuning, weights barely change direction, so that the first is nearly linear. ``total``: for
+    sharded tensors, a function that sums a tensor over the processes that hold their parts.
     """
 
     online = True
@@ -204,7 +204,7 @@ class TaskArithmetic(Merge):
 class MagMax(TaskArithmetic):
     """theta_0 + scale * tau, where each element of tau is that tau_t's of largest magnitude (Marczak et al., 2024).
 
-    Of equal magnitudes the latest counts.
+    If magnitudes are equal, the latest task wins.
     """
 
     def _fold_(self, running: Tensor, new: Tensor) -> None:
@@ -215,7 +215,7 @@ def slerp(first: Tensor, second: Tensor, weight: float, total: Total | None = No
     """Spherical interpolation from ``first`` (weight 0) to ``second`` (weight 1): tensors of one shape as flat vectors.
 
     With w the angle between them: (sin((1 - weight) w) first + sin(weight w) second) / sin w, without normalisation
-    (Shoemake, 1985). Linear where |cos w| exceeds .9995 and where one is zero, which has no direction. ``total`` as in
+    (Shoemake, 1985). Linear if |cos w| exceeds 0.9995 or if a tensor is zero and has no direction. ``total`` as in
     :class:`Slerp`.
     """
     products = torch.stack([(a * b).sum() for a, b in ((first, second), (first, first), (second, second))])
@@ -228,10 +228,10 @@ def slerp(first: Tensor, second: Tensor, weight: float, total: Total | None = No
 
 
 @dataclass(frozen=True)
-class Residents:
-    """Models kept at once.
+class ResidentModels:
+    """The number of models in memory at once, in units of one model.
 
-    ``paper``: as the paper's relative VRAM counts them (offline methods: T); ``streamed``: as this package needs them.
+    ``paper``: as counted by the paper's relative VRAM (T for offline methods); ``streamed``: as needed by this package.
     """
 
     paper: float
@@ -240,37 +240,38 @@ class Residents:
 
 def models_resident(
     method: str, tasks: int, task_vectors: bool = False, trained: float = 1.0, merged: float = 1.0
-) -> Residents:
-    """:class:`Residents` of a method over ``tasks`` tasks.
+) -> ResidentModels:
+    """:class:`ResidentModels` of a method over ``tasks`` tasks.
 
-    They are the model in training, the running merge, and theta_0 where it is kept. WSC keeps the weights
-    before the task, or else their average.
+    Counts the model in training, the running merge, and theta_0 if it is kept. WSC keeps the weights before the task
+    and, after the reset, the average instead.
 
     Args:
-        task_vectors: slerp's ``space`` is so.
-        trained, merged: shares of the model's parameters. A copy beside the model holds the ``trained`` ones alone:
-            with adapters, very little. The running merge holds the ``merged``: with adapters, the layers that have one.
+        task_vectors: whether slerp's ``space`` is ``"task_vectors"``.
+        trained, merged: shares of the model's parameters that are trained and merged. Other copies of the model hold
+            the trained parameters only, which are very few with adapters. The running merge holds the merged
+            parameters: with adapters, those of the adapted layers.
     """
     if method in UNMERGED:
         residents = 1 + (UNMERGED[method] - 1) * trained
-        return Residents(residents, residents)
+        return ResidentModels(residents, residents)
     cls = merges[method]
     paper, streamed = 2 if cls.online else tasks, 3 if cls.task_vectors or task_vectors else 2
-    return Residents(1 + (paper - 1) * trained, 1 + (streamed - 1) * merged)
+    return ResidentModels(1 + (paper - 1) * trained, 1 + (streamed - 1) * merged)
 
 
 def _aliases(state: State) -> dict[str, str]:
-    """{name: the first name of the same tensor} of the names that are not the first."""
+    """{name: first name of the same tensor}, for tensors with several names."""
     first = {}
     return {
         name: first[place]
         for name, tensor in state.items()
-        if (place := _place(tensor)) and first.setdefault(place, name) != name
+        if (place := _storage(tensor)) and first.setdefault(place, name) != name
     }
 
 
-def _place(tensor: Tensor) -> tuple | None:
-    """What tensors that are one have in common; None for a tensor without elements."""
+def _storage(tensor: Tensor) -> tuple | None:
+    """Equal for tensors that are the same view of one storage; None for a tensor without elements."""
     return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
 
 

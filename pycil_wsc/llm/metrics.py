@@ -1,15 +1,15 @@
-"""Scores of generated text, 0 to 1, and what is reported of a sequence of tasks.
+"""Scores of generated text, 0 to 1, and summaries over a sequence of tasks.
 
-Each metric exists twice: ``"trace"`` as TRACE computes it, quirks included but without its crashes, so that numbers
-compare with the published ones; ``"fixed"`` as it should be. TRACE reports Py150 and 20Minuten in percent: here both
+Each metric exists twice: ``"trace"`` as TRACE computes it, with its quirks but without its crashes, so that numbers are
+comparable with the published ones; ``"fixed"`` as it should be. TRACE reports Py150 and 20Minuten in percent; here both
 are divided by 100, as in its averages.
 
 =================== ==================================================== ==============================================
 metric              trace                                                fixed
 =================== ==================================================== ==============================================
-``exact_match``     equal strings, nothing stripped                      but for white space, quotes and final stops
-``choice``          equal first characters                               equal letters alone at the start: "B", "(B)"
-``rouge_l``         ``rouge`` 1.0.1, arguments exchanged (:mod:`.rouge`) ``rouge-score`` (:mod:`.rouge`)
+``exact_match``     equal strings, nothing stripped                      up to white space, quotes, final punctuation
+``choice``          equal first characters                               equal single letter at the start: "B", "(B)"
+``rouge_l``         ``rouge`` 1.0.1, arguments swapped (:mod:`.rouge`)   ``rouge-score`` (:mod:`.rouge`)
 ``edit_similarity`` difflib, rounded to whole percent as by fuzzywuzzy   rapidfuzz's ``ratio``, both stripped
 ``sari``            :mod:`.sari`, the whole prompt as source; an empty   the paragraph as source, stripped; an empty
                     prediction has a score                               prediction scores 0
@@ -34,12 +34,13 @@ if TYPE_CHECKING:  # data.py imports this module
 VERSIONS = ("trace", "fixed")
 LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
 TEXT = re.compile(r"(?:Paragraph|Meeting transcripts):\n(.*)\n\s*(?:Simplification|Summary):\s*\Z", re.DOTALL)
-LEAD = 500  # characters of a transcript that stand for a summary of it
+LEAD = 500  # characters of a transcript that serve as a trivial summary
 SHIFTS = 10
+# ignored by the fixed exact match around and after a text; "-", "%" and a leading "." count
 AROUND, AFTER = (
     " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】",
     ".,;:!?。，；：！？",
-)  # of an exact match: not "-", "%" or a leading "."
+)
 
 
 def score(
@@ -80,7 +81,7 @@ def _exact_match_bare(prediction: str, answer: str, prompt: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """The text without white space, quotes and brackets around it and without punctuation after it."""
+    """The text without surrounding white space, quotes and brackets and without final punctuation."""
     return text.strip(AROUND).rstrip(AROUND + AFTER) or text.strip()
 
 
@@ -104,7 +105,7 @@ def _rouge_l(prediction: str, answer: str, prompt: str) -> float:
 def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
     """fuzzywuzzy's ``ratio`` of the code with literals filled in.
 
-    As TRACE installs it: without python-Levenshtein, so with difflib's heuristic.
+    TRACE installs it without python-Levenshtein; it then uses difflib's heuristic.
     """
     ours, theirs = _with_literals(prediction), _with_literals(answer)
     return round(100 * SequenceMatcher(None, ours, theirs).ratio()) / 100 if ours and theirs else 0.0
@@ -112,7 +113,7 @@ def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
 
 def _indel_ratio(prediction: str, answer: str, prompt: str) -> float:
     """Twice the longest common subsequence over the sum of the lengths, in characters: rapidfuzz's ``fuzz.ratio``."""
-    from rapidfuzz.fuzz import ratio  # here: an extra, wanted by this metric alone
+    from rapidfuzz.fuzz import ratio  # imported here: an extra that only this metric needs
 
     return ratio(*(_with_literals(text).strip() for text in (prediction, answer))) / 100
 
@@ -134,7 +135,7 @@ def _sari_of_paragraph(prediction: str, answer: str, prompt: str) -> float:
 
 
 def _text(prompt: str) -> str:
-    """What is to be simplified or summarised, without TRACE's instruction around it; of other prompts, the whole."""
+    """The text to simplify or summarise, without TRACE's instruction around it; other prompts as a whole."""
     found = TEXT.search(prompt)
     return found[1] if found else prompt
 
@@ -149,7 +150,7 @@ METRICS = {  # name -> (as in TRACE, fixed): functions of (prediction, answer, p
 
 
 def trivial_scores(task: "TaskData", version: str = "trace") -> dict[str, float]:
-    """Scores on the test items of answers that need no model, by name: what a result must beat.
+    """Scores on the test items of answers that need no model, by name: baselines that a result must beat.
 
     ``majority``: the commonest test answer (for ``choice``: its first character), the best that a constant can do.
     ``lead``: the first 500 characters of the text to summarise. ``shuffled``: the answers of other test items, the mean
@@ -171,7 +172,7 @@ def trivial_scores(task: "TaskData", version: str = "trace") -> dict[str, float]
 
 
 def _mean_score(metric: str, predictions: list[str], answers: list[str], prompts: list[str], version: str) -> float:
-    """Of one or more predictions an item: the whole list of items, then the whole list again."""
+    """The mean score of one or more predictions per item; ``predictions`` repeats the list of items."""
     rounds = len(predictions) // len(answers)
     return score(metric, predictions, answers * rounds, prompts * rounds, version)
 

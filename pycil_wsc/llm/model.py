@@ -1,4 +1,4 @@
-"""The language model: from a folder, from the hub, or with random weights; whole or with LoRA's adapters."""
+"""The language model: from a folder, from the hub, or with random weights; with or without LoRA adapters."""
 
 import contextlib
 import inspect
@@ -30,15 +30,15 @@ def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
             try:
                 model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config, empty)
             except (OSError, ValueError, ImportError) as error:
-                raise _clearly(error, config) from None
+                raise _load_error(error, config) from None
         known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
         if len(tokenizer) > known:
             raise UserError(
                 f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {known}; "
-                "they do not belong together"
+                "use the tokeniser that belongs to the model"
             )
         if config.packing and "position_ids" not in inspect.signature(model.forward).parameters:
-            raise UserError(f"llm.packing: {type(model).__name__} takes no position_ids; use false")
+            raise UserError(f"llm.packing: {type(model).__name__} does not accept position_ids; use false")
         if config.gradient_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         if config.lora_rank:
@@ -68,7 +68,7 @@ def tiny_llama(config: LLMConfig, tokenizer: Any) -> LlamaForCausalLM:
 
 
 def own_dtype(config: LLMConfig) -> torch.dtype:
-    """The type in which the model's weights are published: fp32 where its configuration says nothing."""
+    """The dtype of the published weights; fp32 if the model's configuration does not set one."""
     if config.model == TINY:
         return torch.float32
     dtype = AutoConfig.from_pretrained(config.model).dtype
@@ -82,8 +82,8 @@ def _pretrained(config: LLMConfig, empty: bool) -> Any:
     return AutoModelForCausalLM.from_pretrained(config.model, **options)
 
 
-def _clearly(error: Exception, config: LLMConfig) -> UserError:
-    """In one line, what keeps a model from being loaded."""
+def _load_error(error: Exception, config: LLMConfig) -> UserError:
+    """A one-line error for a model that cannot be loaded."""
     reason = str(error).strip().splitlines()[0]
     if "attn" in reason or "ttention" in reason:
         return UserError(f"llm.attn_implementation: {reason}")
@@ -94,14 +94,14 @@ def _clearly(error: Exception, config: LLMConfig) -> UserError:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """{name: parameter} of what is trained; a tied one once."""
+    """{name: parameter} of the trained parameters; tied parameters once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def token_losses(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy in fp32 of each token from ``batch.first`` on: (B, L - first), 0 where nothing is learned.
+    """Cross-entropy in fp32 of each token from ``batch.first`` on: (B, L - first), 0 for tokens without a label.
 
-    Only there logits are computed: they are what takes most memory.
+    Logits, which take most of the memory, are computed for these tokens only.
     """
     labels = batch.labels[:, batch.first :]
     logits = model(input_ids=batch.ids, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits[:, :-1].float()

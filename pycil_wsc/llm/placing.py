@@ -1,6 +1,6 @@
-"""How the processes hold the model: each all of it, or each a part (FSDP).
+"""How the processes hold the model: replicated, or sharded (FSDP).
 
-Either way ``parameters`` are plain tensors with gradients, so that optimiser, consolidation and merges are the same.
+In both cases ``parameters`` are plain tensors with gradients, so that optimiser, consolidation and merges are the same.
 For a sharded model they are this process's rows, in the storage that FSDP gathers from.
 """
 
@@ -33,23 +33,23 @@ class Stored(Protocol):
 
 
 class Losses(nn.Module):
-    """``losses(model, batch)`` as a module's forward pass: what DistributedDataParallel wraps.
+    """``losses(model, batch)`` as the forward pass of a module that DistributedDataParallel can wrap.
 
-    Its parameters are those that are trained; it has no buffers, which would be sent along.
+    Its parameters are the trained ones; it has no buffers, which would be broadcast.
     """
 
     def __init__(self, model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
         super().__init__()
-        self.parts, self.trained = [model], nn.ParameterList(trained)  # in a list the model is no submodule
+        self.parts, self.trained = [model], nn.ParameterList(trained)  # in a list, the model is not a submodule
 
     def forward(self, losses: Callable[[nn.Module, Any], Tensor], batch: Any) -> Tensor:
         return losses(self.parts[0], batch)
 
 
-class Whole:
-    """Every process has the whole model; DistributedDataParallel adds up the gradients while it computes them."""
+class Replicated:
+    """Every process has the whole model; DistributedDataParallel reduces the gradients during the backward pass."""
 
-    peers: Processes | None = None  # those that hold the rest of the parameters
+    peers: Processes | None = None  # the processes that hold the other rows of the parameters
 
     def __init__(self, load: Load, processes: Processes, device: torch.device, precision: str) -> None:
         self.processes, self.device, self.precision = processes, device, precision
@@ -69,33 +69,33 @@ class Whole:
         return DistributedDataParallel(losses, gradient_as_bucket_view=True) if self.processes.count > 1 else losses
 
     def accumulating(self) -> AbstractContextManager[Any]:
-        """Within, a backward pass adds to this process's gradients: it is not its last one of the step."""
+        """A context for all backward passes of a step except the last: gradients are accumulated, not reduced."""
         return self.losses.no_sync() if isinstance(self.losses, DistributedDataParallel) else contextlib.nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Within, the model computes in the run's precision."""
+        """A context in which the model computes in the run's precision."""
         if self.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
     def share(self, groups: Sequence[T]) -> list[tuple[T, float]]:
-        """This process's groups of an optimiser step, with the factor of each one's loss; at least one.
+        """This process's groups of an optimiser step, at least one, each with the factor of its loss.
 
-        The gradients are the mean over processes, so the factor is their number; a process without a group takes the
-        last one with weight 0.
+        Gradients are averaged over processes, so the factor is the number of processes. A process without a group takes
+        the last one with a factor of 0.
         """
         count = float(self.processes.count)
         return [(group, count) for group in self.processes.share(groups)] or [(groups[-1], 0.0)]
 
     def collect_gradients(self) -> None:
-        """After the last backward pass: ``parameters`` have the gradients of all processes."""
+        """Called after the last backward pass; ``parameters`` then have the gradients of all processes."""
 
     def square_norm(self) -> Tensor:
-        """Of the gradients, together."""
+        """The squared norm of all gradients together."""
         return square_norm(self.parameters.values())
 
     def local(self, parameter: nn.Parameter) -> Tensor:
-        """This process's rows of a parameter of the model, in its storage."""
+        """This process's rows of a parameter of the model, sharing its storage."""
         return parameter.detach()
 
     def full(self, parameter: nn.Parameter) -> Tensor:
@@ -107,24 +107,24 @@ class Whole:
         return tensor
 
     def part(self, name: str, stored: Stored) -> Tensor:
-        """The other way round, from a file."""
+        """This process's rows of the whole parameter ``name``, from a file: the inverse of :meth:`whole`."""
         return stored[:].to(self.device)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Of the whole model, where the first process has it."""
+        """The state dict of the whole model; complete in the first process."""
         return self.model.state_dict()
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
 
-class Sharded(Whole):
+class Sharded(Replicated):
     """Every process has some rows of each parameter; layers are gathered when they are computed.
 
-    Only the first process reads the model; it sends each process its rows. In bf16 layers are gathered in bf16, while
-    weights, gradients and moments stay in fp32.
+    Only the first process reads the model; it sends each process its rows. In bf16, layers are gathered in bf16, while
+    weights, gradients and moments remain in fp32.
     """
 
     def __init__(self, load: Load, processes: Processes, device: torch.device, precision: str) -> None:
@@ -142,11 +142,11 @@ class Sharded(Whole):
         )
         for layer in [module for module in model.modules() if type(module).__name__ in layers]:
             fully_shard(layer, mesh=self.mesh, mp_policy=policy)
-        # what is gathered must not outlive a change of the parts
+        # gathered weights must not be used after the rows have changed
         fully_shard(model, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
         model = model.to(self.device) if self.processes.first else model.to_empty(device=self.device)
         set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-        for buffer in model.buffers():  # such as the rotary frequencies, which no state dict has
+        for buffer in model.buffers():  # such as the rotary frequencies, which are not in the state dict
             distributed.broadcast(buffer, src=0)
         return model
 
@@ -160,9 +160,9 @@ class Sharded(Whole):
         return contextlib.nullcontext()  # FSDP casts
 
     def share(self, groups: Sequence[T]) -> list[tuple[T, float]]:
-        """Equally many per process, as they gather layers together: the last is repeated with weight 0 if needed."""
+        """As many for each process, since they gather layers together; the last is repeated with a factor of 0."""
         count = self.processes.count
-        # FSDP gives the mean over processes
+        # FSDP averages gradients over processes
         weighted = [(group, float(count)) for group in groups] + [(groups[-1], 0.0)] * (-len(groups) % count)
         return list(self.processes.share(weighted))
 
@@ -188,7 +188,7 @@ class Sharded(Whole):
         return whole.cpu() if self.processes.first else torch.empty(0)
 
     def part(self, name: str, stored: Stored) -> Tensor:
-        """The rows that ``torch.chunk`` gives this process, as FSDP has them."""
+        """The rows that ``torch.chunk`` gives this process, as in FSDP."""
         length, *others = stored.get_shape()
         rows = -(-length // self.processes.count)
         start, end = (min(rank * rows, length) for rank in (self.processes.rank, self.processes.rank + 1))
@@ -214,6 +214,6 @@ class Sharded(Whole):
 
 
 def square_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The sum of the squares of their gradients."""
+    """The sum of the squares of the parameters' gradients."""
     norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     return torch.stack([norm**2 for norm in norms]).sum()

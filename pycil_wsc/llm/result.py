@@ -1,4 +1,4 @@
-"""What a finished run of a language model is: the contents of ``result.json``."""
+"""The contents of ``result.json`` of a language-model run."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def result_of(
     clock: dict[str, float],
     peak_memory: int,
 ) -> dict[str, Any]:
-    """The result of a run, from the rows of ``metrics.jsonl``, its seconds by kind, and its peak memory in bytes."""
+    """The result of a run, from the rows of ``metrics.jsonl``, its times in seconds, and its peak memory in bytes."""
     matrices = {version: [row[version] for row in history] for version in VERSIONS}
     scores = {version: summary(matrix) | {"matrix": matrix} for version, matrix in matrices.items()}
     return {

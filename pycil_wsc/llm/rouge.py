@@ -1,4 +1,4 @@
-"""ROUGE-L (Lin, 2004), F-measure, of a summary against one reference: as two well-known packages compute it."""
+"""ROUGE-L (Lin, 2004), F-measure, of a summary against one reference, as computed by two well-known packages."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def rouge_l(prediction: str, reference: str) -> float:
 
 
 def rouge_l_union(prediction: str, reference: str) -> float:
-    """ROUGE-L of ``rouge`` 1.0.1 on summary level, with the arguments exchanged as TRACE has them, in 0..1.
+    """ROUGE-L of ``rouge`` 1.0.1 at summary level, with the arguments swapped as in TRACE, in 0..1.
 
     Sentences end at full stops, words at white space. For each sentence of the *prediction*, its longest common
     subsequence with each sentence of the reference is taken; their union, as a set of words, is counted against the
@@ -31,12 +31,12 @@ def rouge_l_union(prediction: str, reference: str) -> float:
 
 
 def _sentences(text: str) -> list[list[str]]:
-    """Lists of words. Two full stops with white space between hold a sentence of one empty word, as in ``rouge``."""
+    """Lists of words. White space between two full stops is a sentence of one empty word, as in ``rouge``."""
     return [" ".join(sentence.split()).split(" ") for sentence in text.split(".") if sentence]
 
 
 def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """A longest common subsequence; of several, the one found from the ends by dropping from ``second`` on a tie."""
+    """A longest common subsequence, found from the ends; on a tie, a word of ``second`` is dropped."""
     lengths = [[0] * (len(second) + 1)]
     for word in first:
         above, row = lengths[-1], [0]

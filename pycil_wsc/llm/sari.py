@@ -59,6 +59,6 @@ def _tokens(text: str) -> list[str]:
 
 @cache
 def _tokenizer() -> Callable[[str], str]:
-    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a  # here: an extra, wanted by this metric alone
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a  # imported here: an extra that only this metric needs
 
     return Tokenizer13a()

@@ -1,4 +1,4 @@
-"""From texts to tokens: the tokeniser, what is learned of an item, and batches of items of like length."""
+"""The tokeniser, tokenised examples, and batches of examples of similar length."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,22 @@ from pycil_wsc import seeding
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import TINY
 
-IGNORED = -100  # a label that is not learned, as torch's cross_entropy has it
-PAPERS_MODEL = "Llama-3.2-1B"  # which TRACE's protocol trains on raw prompts
-PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # stand for the texts when a template is taken apart
-TEMPLATE_DATE = "26 Jul 2024"  # Llama's template has the day; a fixed one gives the same tokens every day
+IGNORED = -100  # label of a token without a loss: the default ignore_index of torch's cross_entropy
+PAPERS_MODEL = "Llama-3.2-1B"  # the paper's TRACE protocol trains it on raw prompts
+PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # placeholders at which a chat template is split
+TEMPLATE_DATE = "26 Jul 2024"  # Llama's template contains the date; a fixed date gives the same tokens every day
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+# padding tokens to use if the tokeniser declares none; Llama 3.1 and later have the first
 PAD_NAMES = (
     "<|finetune_right_pad_id|>",
     "<pad>",
     "<|endoftext|>",
-)  # of models whose tokeniser declares none: Llama-3.1 and later have the first
+)
 
 
 @dataclass(frozen=True)
 class Example:
-    """An item as tokens: the framed prompt, the answer, its end. The first ``prompt`` tokens are not learned."""
+    """An item as tokens: the framed prompt, the answer, its end. The first ``prompt`` tokens have no loss."""
 
     ids: tuple[int, ...]
     prompt: int
@@ -37,7 +38,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Frame:
-    """The tokens around a prompt and an answer: ``before`` prompt ``after`` answer ``end``. ``chat``: of a template."""
+    """The tokens around prompt and answer: ``before`` prompt ``after`` answer ``end``. ``chat``: of a chat template."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -46,7 +47,7 @@ class Frame:
 
 
 def load_tokenizer(config: Any, texts: Iterable[str]) -> Any:
-    """The tokeniser of ``config.model``, with all that training needs; for the tiny model one trained on ``texts``."""
+    """The tokeniser of ``config.model``, with end and padding tokens; for the tiny model, one trained on ``texts``."""
     if config.model == TINY:
         return train_tokenizer(texts, config.vocab_size)
     try:
@@ -63,9 +64,8 @@ def load_tokenizer(config: Any, texts: Iterable[str]) -> Any:
         )
     if tokenizer.pad_token_id is None:
         known = tokenizer.get_vocab()
-        tokenizer.pad_token = next(
-            (name for name in PAD_NAMES if name in known), tokenizer.eos_token
-        )  # padding is masked by place, whatever its token
+        # any token will do, since padding is masked by position
+        tokenizer.pad_token = next((name for name in PAD_NAMES if name in known), tokenizer.eos_token)
     return tokenizer
 
 
@@ -86,13 +86,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def frame(tokenizer: Any, config: Any) -> Frame:
-    """The frame of ``config.chat_template``: a user's turn and the start of the answer, or BOS, the prompt and EOS."""
+    """The frame that ``config.chat_template`` selects: that of the chat template, or the raw frame."""
     template = getattr(tokenizer, "chat_template", None)
     wanted = config.chat_template
     if wanted and not template:
         raise UserError(f"llm.chat_template: the tokeniser of '{config.model}' has none; use null or false")
     if wanted or (wanted is None and template and PAPERS_MODEL not in config.model):
-        return _of_chat(tokenizer)
+        return _chat_frame(tokenizer)
     return raw_frame(tokenizer)
 
 
@@ -102,8 +102,8 @@ def raw_frame(tokenizer: Any) -> Frame:
     return Frame(bos, (), (tokenizer.eos_token_id,))
 
 
-def _of_chat(tokenizer: Any) -> Frame:
-    """The template's own text around a user's message and the answer to it, tokenised with its special tokens."""
+def _chat_frame(tokenizer: Any) -> Frame:
+    """The template's text around a user's message and the answer to it, tokenised with its special tokens."""
 
     def rendered(answer: list[dict[str, str]]) -> str:
         messages = [{"role": "user", "content": PROMPT}, *answer]
@@ -124,8 +124,9 @@ def encode(
 ) -> list[Example]:
     """An :class:`Example` of each (prompt, answer) pair, by default in the raw frame.
 
-    Prompt and answer are tokenised separately, so that no token spans both: training then sees what a test sees. A long
-    prompt loses its beginning, a long answer its end; the frame stays. A special token written out in a text is text.
+    Prompt and answer are tokenised separately, so that no token spans both, as in a test. Long prompts lose their
+    beginning, long answers their end; the frame is never cut. The name of a special token within a text is tokenised as
+    text.
     """
     around = around or raw_frame(tokenizer)
     prompts = encode_prompts(tokenizer, [prompt for prompt, _ in items], max_prompt, around)
@@ -140,7 +141,7 @@ def encode(
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[str], max_prompt: int, around: Frame | None = None
 ) -> list[list[int]]:
-    """The tokens that the model sees of each prompt: its end, and what is around it, by default in the raw frame."""
+    """The tokens of each prompt in its frame, by default the raw frame. Long prompts lose their beginning."""
     around = around or raw_frame(tokenizer)
     room = max_prompt - len(around.before) - len(around.after)
     if room < 1:
@@ -173,9 +174,9 @@ def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> lis
 def micro_batches(
     examples: Iterable[Example], tokens: int, padding: float, packing: bool = False
 ) -> list[list[Example]]:
-    """The examples of an optimiser step in groups of like length: lists, each for one forward pass.
+    """The examples of an optimiser step in groups of similar length, one for each forward pass.
 
-    A group has at most ``tokens`` tokens, padding included, of which at most the share ``padding`` is padding; a longer
+    A group has at most ``tokens`` tokens, including padding, which is at most the share ``padding`` of them; a longer
     example is a group of its own. With ``packing`` there is no padding.
     """
     groups: list[list[Example]] = []
@@ -200,7 +201,7 @@ def _packs(group: list[Example], example: Example, tokens: int, padding: float) 
 class Batch:
     """A group as tensors, padded on the right: ``ids`` and ``labels`` (B, L), ``counts`` of labels (B,).
 
-    No label is before ``first``. Padding comes after all that counts, and attention is causal, so it needs no mask.
+    No label is before position ``first``. Padding is on the right and attention is causal, so no mask is needed.
     """
 
     ids: torch.Tensor
@@ -223,11 +224,11 @@ def collate(examples: Sequence[Example], pad: int, device: torch.device | str) -
 
 @dataclass(frozen=True)
 class Packed:
-    """A group as one row without padding: ``ids`` and ``positions`` (1, L), which start at 0 with each item.
+    """A group as one row without padding: ``ids`` and ``positions`` (1, L), which restart at 0 with each item.
 
-    From positions that start again transformers knows that no item attends to another, whatever the attention. The
-    learned tokens are ``labels`` (N,), predicted at the places ``predicted_at`` (N,), of the items ``owners`` (N,);
-    each item has ``counts`` (B,) of them.
+    From positions that restart, transformers infers that items do not attend to each other, with any attention. The
+    learned tokens are ``labels`` (N,), predicted at the indices ``predicted_at`` (N,) of the row; ``owners`` (N,) are
+    their items, ``counts`` (B,) their numbers per item.
     """
 
     ids: torch.Tensor

@@ -34,7 +34,7 @@ START: Position = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0
 
 
 class Run:
-    """One point of the sweep, in its own folder: resumes a stopped one, and ends with ``result.json``.
+    """One run of a sweep, in its own folder: resumes if it was stopped, and ends with ``result.json``.
 
     ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
     """
@@ -42,7 +42,7 @@ class Run:
     def __init__(self, config: LLMConfig, corpus: Corpus, report: Callable[[Progress], None] = print_task) -> None:
         self.config, self.corpus, self.report, self.folder = config, corpus, report, config.run_folder
         self.epochs = [corpus.epochs(config, index) for index in range(len(corpus.tasks))]
-        self.history: list[dict[str, Any]] = []  # what metrics.jsonl holds: a dict per task
+        self.history: list[dict[str, Any]] = []  # the rows of metrics.jsonl, one per task
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0}
         self.peak_memory, self.shown = 0, 0.0
 
@@ -52,7 +52,7 @@ class Run:
         self.log = logging.getLogger("pycil_wsc.following") if rank else open_log(self.folder)
         self._set_up()
         position = self._resume()
-        self.before = self.clock | self.training.counts  # when this command took the run up
+        self.before = self.clock | self.training.counts  # at the start of this command
         self.mark = self.saved = time.perf_counter()
         for index in range(position["task"], len(self.corpus.tasks)):
             if position["stage"] == "train":
@@ -108,7 +108,7 @@ class Run:
         self._checkpoint(START | {"task": index, "stage": "test"})
 
     def _epoch(self, index: int, number: int, first: int, loss: float) -> None:
-        """The steps of an epoch from ``first`` on; ``loss`` is the sum over those before."""
+        """The steps of an epoch from ``first`` on; ``loss`` is the sum over the steps before."""
         epoch = self.epochs[index][number]
         batches = shuffled(len(epoch.examples), self.config.batch_size, self.config.seed, index, number)
         losses = torch.zeros((), device=self.device)
@@ -122,14 +122,14 @@ class Run:
                 done = {"epoch": number + 1} if ended else {"epoch": number, "step": step + 1, "loss": loss}
                 self._checkpoint(START | {"task": index} | done)
         mean = (loss + self._summed(losses)) / len(batches)
-        self._tick("train_seconds")  # the device has done all by now
+        self._tick("train_seconds")  # the device has finished all steps by now
         place, speed = f"task {index + 1}, {epoch.name} {epoch.number + 1}/{epoch.total}", self._speed()
         self.log.info("%s: loss %.4f, %s tokens/s", place, mean, f"{speed:,.0f}")
         if not math.isfinite(mean):
             raise TrainingDiverged(f"the loss became {mean} in {place}; try a lower learning rate")
 
     def _summed(self, losses: Tensor) -> float:
-        """The processes' losses together."""
+        """The sum of the losses over all processes."""
         return self.processes.sum_(losses.clone()).item()
 
     # ---- testing ----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Run:
     def _test(self, index: int, known: bool) -> None:
         """Test on every task so far.
 
-        Answers that an interrupted test left are taken where they are ``known`` to be of these weights.
+        ``known``: answers that an interrupted test has written are of these weights, and are used again.
         """
         scores: dict[str, list[float]] = {version: [] for version in VERSIONS}
         with self.training.tested():
@@ -146,7 +146,7 @@ class Run:
                 wanted, prompts = [item.answer for item in task.test], [item.prompt for item in task.test]
                 for version in VERSIONS:
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
-            self._keep(index)
+            self._save_weights(index)
         self._tick()
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
         name = self.corpus.tasks[index].name
@@ -162,7 +162,7 @@ class Run:
         self._show(index, "tested", line)
 
     def _answers(self, index: int, number: int, known: bool) -> list[str]:
-        """The answers to the test items of task ``number`` after task ``index``; they are kept in ``predictions``."""
+        """The answers to the test items of task ``number`` after task ``index``; also written to ``predictions``."""
         task, path = self.corpus.tasks[number], self._predictions(index, number)
         if self.config.method == "zero_shot" and number < index:  # the same model
             known, path = True, self._predictions(index - 1, number)
@@ -183,7 +183,7 @@ class Run:
 
     def _generate(self, index: int, number: int) -> list[str]:
         task, prompts, count = self.corpus.tasks[number], self.corpus.test_prompts[number], self.processes.count
-        prompts = [*prompts, *prompts[:1] * (-len(prompts) % count)]  # as many for each process
+        prompts = [*prompts, *prompts[:1] * (-len(prompts) % count)]  # the same number for each process
 
         def answered(done: int) -> None:
             total = len(task.test)
@@ -203,8 +203,8 @@ class Run:
         )
         return self.processes.gather(share, len(prompts))[: len(task.test)]
 
-    def _keep(self, index: int) -> None:
-        """The model as a folder for transformers, where it is asked for."""
+    def _save_weights(self, index: int) -> None:
+        """Save the model as a folder for transformers if ``save_weights`` asks for it."""
         if self.config.save_weights == "every" or self.config.save_weights and index + 1 == len(self.corpus.tasks):
             state, training = self.training.placing.state_dict(), self.training
             if self.processes.first:
@@ -226,20 +226,20 @@ class Run:
         if self.processes.first:
             state |= {"peak_memory": self.peak_memory, "identity": self.config.identity()}
             save_state(self.folder / "checkpoint.safetensors", state)
-        self._tick()  # to save is no training
+        self._tick()  # saving does not count as training
         self.saved = time.perf_counter()
 
     def _resume(self) -> Position:
         """The position to resume from."""
         path = self.folder / "checkpoint.safetensors"
         self.processes.from_first(lambda: verify_state(path) if path.exists() else None)
-        # each process reads its part; before they do anything together they must know that all of them can
+        # each process reads its part; first all must agree that they can read it
         with open_state(path) if path.exists() else contextlib.nullcontext() as state:
             position = state["position"] if state else START
             if not self.processes.agree(position):
                 raise UnusableRun(
                     f"{self.folder}: not all processes see the same checkpoint there; "
-                    "name a folder that all machines share with --out"
+                    "give a folder that all machines share with --out"
                 )
             if not state:
                 return position
@@ -258,7 +258,7 @@ class Run:
         return position
 
     def _due(self) -> bool:
-        """Whether it is time for a checkpoint; the processes agree."""
+        """Whether it is time for a checkpoint, in all processes."""
         return self.processes.broadcast(time.perf_counter() - self.saved >= 60 * self.config.checkpoint_minutes)
 
     def _tick(self, *names: str) -> None:
@@ -271,12 +271,12 @@ class Run:
     # ---- progress ---------------------------------------------------------------------------------------------------
 
     def _speed(self) -> float:
-        """Tokens per second of training, since this command took the run up."""
+        """Tokens per second of training, since this command started."""
         seconds = self.clock["train_seconds"] - self.before["train_seconds"]
         return (self.training.counts["tokens"] - self.before["tokens"]) / seconds if seconds else 0.0
 
     def _show(self, index: int, position: str, line: str = "") -> None:
-        """Report where task ``index`` stands, now and then; a ``line`` always."""
+        """Report the progress of task ``index``, at most once per ``INTERVAL``; a ``line`` is always reported."""
         if not line and time.monotonic() - self.shown < INTERVAL:
             return
         self.shown, task = time.monotonic(), f"task {index + 1}/{len(self.corpus.tasks)}"

@@ -1,4 +1,4 @@
-"""The model in training: optimiser steps, the consolidation over them, and the merge after each task."""
+"""Trains the model: optimiser steps, consolidation, and the merge after each task."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +17,17 @@ from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.merged import AdaptedWeights, TrainedWeights
 from pycil_wsc.llm.merging import Merge, merges
 from pycil_wsc.llm.model import load_model, packed_losses, token_losses
-from pycil_wsc.llm.placing import Sharded, Whole
+from pycil_wsc.llm.placing import Replicated, Sharded
 from pycil_wsc.llm.tokens import Example, collate, micro_batches, pack
 
 
 class Training:
-    """``begin_task``, ``begin_epoch`` and the steps of each epoch, ``end_task``; then tests within ``tested``."""
+    """Call ``begin_task``, ``begin_epoch`` and ``step`` for each epoch, then ``end_task``; test within ``tested``."""
 
     def __init__(self, config: LLMConfig, tokenizer: Any, processes: Processes, device: torch.device) -> None:
         self.config, self.device, self.pad = config, device, tokenizer.pad_token_id
         self.precision = _precision(config, device)
-        placing = Sharded if config.shard and processes.count > 1 else Whole
+        placing = Sharded if config.shard and processes.count > 1 else Replicated
         load = partial(load_model, config, tokenizer)
         self.placing = placing(load, processes, device, self.precision)
         self.model, self.parameters = self.placing.model, self.placing.parameters
@@ -42,17 +42,17 @@ class Training:
         self.weights, self.merge = self._merging()
         self.names = {name for name, _ in self.model.named_parameters()}
         self.wsc: WeightSpaceConsolidation | None = None
-        # padding: tokens beside those; answers: tokens with a label
+        # tokens: without padding; answers: tokens with a label
         self.counts = {"steps": 0, "tokens": 0, "padding": 0, "answers": 0}
 
     def begin_task(self, index: int, epochs: Sequence[Epoch]) -> None:
-        """Before task ``index``, which has these ``epochs``: the weights before it are remembered."""
+        """Start task ``index``, which has these ``epochs``; the consolidation stores the current weights."""
         steps = sum(steps_of(epoch, self.config) for epoch in epochs if self._covered(epoch))
         wanted = self.config.method == "wsc" and steps and (index or self.config.wsc.first_task)
         self.wsc = _consolidation(self.config.wsc, _betas(self.config), self.placing, steps) if wanted else None
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Before an epoch: the consolidation follows those that it covers."""
+        """Start an epoch; the consolidation follows the epochs that it covers."""
         if self.wsc and self._covered(epoch):
             self.wsc.detach()
             self.wsc.attach(self.optimizer)
@@ -75,7 +75,7 @@ class Training:
         return loss
 
     def end_task(self) -> None:
-        """The average, or an online merge, becomes the weights; other merges take them in."""
+        """Set the weights to the average or to an online merge; add them to any other merge."""
         if self.wsc:
             self.wsc.finish()
             self.wsc.detach()
@@ -86,7 +86,7 @@ class Training:
                 self.weights.write(self.merge.result())
 
     def tested(self) -> contextlib.AbstractContextManager[None]:
-        """Within, the model has the weights to test: those of a merge, where training does not go on from it."""
+        """A context in which the model has the weights to test: for a merge that is not online, the merged weights."""
         if not self.merge or self.merge.online:
             return contextlib.nullcontext()
         return self.weights.replaced(self.merge.result())
@@ -98,7 +98,7 @@ class Training:
     # ---- saving and resuming ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to resume, of the whole model; the tensors are not copies."""
+        """The state to resume from, of the whole model; tensors are not copied."""
         parts = {"wsc": self.wsc and self.wsc.state_dict(), "merge": self.merge and self.merge.state_dict()}
         model = {name: parameter.detach() for name, parameter in self.parameters.items()}
         state = {"model": model, "optimizer": self.optimizer.state_dict(), **parts}
@@ -112,7 +112,7 @@ class Training:
         if self.merge and parts["merge"]:
             self.merge.load_state_dict(parts["merge"])
             if self.merge.online and self.merge.count:
-                self.weights.write(self.merge.result())  # what an adapter's layers go on from
+                self.weights.write(self.merge.result())  # the merged weights below the adapters
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(parts["model"][name])
@@ -120,11 +120,11 @@ class Training:
         if parts["wsc"]:
             self.begin_task(index, epochs)
             assert self.wsc
-            # of a sharded model the shapes are this process's
+            # of a sharded model, the shapes are those of this process's rows
             self.wsc.load_state_dict(parts["wsc"] | {"shapes": self.wsc.state_dict()["shapes"]})
 
     def _by_parameter(self, change: Callable[[str, Any], Tensor], state: Any, path: tuple[Any, ...] = ()) -> Any:
-        """``state`` with ``change(name, tensor)`` for each tensor of a parameter, found by key or optimiser index."""
+        """Replace each tensor of a parameter, found by key or optimiser index, by ``change(name, tensor)``."""
         if isinstance(state, dict):
             return {key: self._by_parameter(change, value, (*path, key)) for key, value in state.items()}
         if hasattr(state, "get_shape") or isinstance(state, Tensor) and state.dim():
@@ -134,7 +134,7 @@ class Training:
             return change(name, state)
         return state
 
-    # ---- one step, and what each task needs -------------------------------------------------------------------------
+    # ---- steps ------------------------------------------------------------------------------------------------------
 
     def _covered(self, epoch: Epoch) -> bool:
         return epoch.replay or self.config.wsc.covers == "all"
@@ -150,7 +150,7 @@ class Training:
         return loss.detach() if factor else 0.0
 
     def _losses(self, group: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """The loss of each item, summed over its learned tokens, and how many those are: (B,) each."""
+        """The loss of each item, summed over its learned tokens, and their number: (B,) each."""
         if self.config.packing:
             packed = pack(group, self.device)
             with self.placing.autocast():
@@ -160,7 +160,7 @@ class Training:
             return self.placing.losses(token_losses, batch).sum(1), batch.counts
 
     def _clip(self) -> None:
-        """As torch's ``clip_grad_norm_``, over all parts of the model."""
+        """Like torch's ``clip_grad_norm_``, over all parts of the model."""
         factor = (self.config.clip / (self.placing.square_norm().sqrt() + 1e-6)).clamp(max=1.0)
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         torch._foreach_mul_(gradients, factor)
@@ -172,7 +172,7 @@ class Training:
             self.counts[name] += more
 
     def _merging(self) -> tuple[TrainedWeights, Merge | None]:
-        """What the method merges, and the running merge; None for a method that merges nothing."""
+        """The weights that the method merges, and the running merge; None for a method without merging."""
         config, peers = self.config, self.placing.peers
         options: dict[str, dict[str, Any]] = {
             "avg_offline": {},
@@ -188,14 +188,14 @@ class Training:
 
 
 def _precision(config: LLMConfig, device: torch.device) -> str:
-    """``"fp32"`` or ``"bf16"``; what a CPU has time for is faster in fp32."""
+    """``"fp32"`` or ``"bf16"``. On a CPU, ``auto`` is fp32, which is faster for models of a feasible size."""
     if config.precision == "auto" and device.type == "cpu":
         return "fp32"
     return resolved_precision(config.precision, device)
 
 
 def steps_of(epoch: Epoch, config: LLMConfig) -> int:
-    """Optimiser steps of an epoch."""
+    """The number of optimiser steps of an epoch."""
     return -(-len(epoch.examples) // config.batch_size)
 
 
@@ -204,8 +204,8 @@ def _betas(config: LLMConfig) -> Betas:
     return first, second
 
 
-def _consolidation(options: Consolidation, betas: Betas, placing: Whole, steps: int) -> WeightSpaceConsolidation:
-    """A consolidation over ``steps`` optimiser steps, with the present weights as those before the task."""
+def _consolidation(options: Consolidation, betas: Betas, placing: Replicated, steps: int) -> WeightSpaceConsolidation:
+    """A consolidation over ``steps`` optimiser steps, with the current weights as those before the task."""
     warmup, momentum = int(options.warmup * steps), options.reset_momentum
     resets = {"blend": Blend(options.blend, momentum=momentum), "revert": Revert(momentum=momentum), "none": None}
     average = Average(options.average_every, options.average_start, options.average_count, options.average_last)

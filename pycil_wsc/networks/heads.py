@@ -7,10 +7,10 @@ from torch import nn
 
 
 class IncrementalHead(nn.Linear):
-    """A linear classifier whose old rows survive growth exactly.
+    """A linear classifier that grows without changing its old rows.
 
-    What is new is uniform in +-sqrt(3 / in_features) with zero bias: Kaiming's bound for a linear output, as in PyCIL,
-    which is 1.73 times ``nn.Linear``'s.
+    New weights are uniform in +-sqrt(3 / in_features) with zero bias: Kaiming's bound for a linear output, as in PyCIL,
+    which is 1.73 times that of ``nn.Linear``.
     """
 
     def __init__(self, in_features: int, out_features: int = 0):
@@ -23,19 +23,19 @@ class IncrementalHead(nn.Linear):
 
     @torch.no_grad()
     def grow(self, num_classes: int, in_features: int | None = None) -> None:
-        """Grow to ``num_classes`` rows, and to ``in_features`` columns if given; what was there stays to the bit."""
+        """Grow to ``num_classes`` rows, and to ``in_features`` columns if given; old weights are kept exactly."""
         rows, columns = self.out_features, self.in_features
-        wide = in_features or columns
-        bound = math.sqrt(3 / wide)
+        width = in_features or columns
+        bound = math.sqrt(3 / width)
         below, beside = (
             torch.empty(shape, dtype=self.weight.dtype)
             .uniform_(-bound, bound)
             .to(self.weight.device)  # the same on every device
-            for shape in ((num_classes - rows, wide), (rows, wide - columns))
+            for shape in ((num_classes - rows, width), (rows, width - columns))
         )
         self.weight = nn.Parameter(torch.cat([torch.cat([self.weight, beside], 1), below]))
         self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(num_classes - rows)]))
-        self.out_features, self.in_features = num_classes, wide
+        self.out_features, self.in_features = num_classes, width
 
     @torch.no_grad()
     def align(self, num_old: int, factor: float = 1.0) -> None:

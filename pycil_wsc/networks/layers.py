@@ -1,4 +1,4 @@
-"""A backbone's layers in order, for rates that fall with depth, and its parts that do not learn."""
+"""The layers of a backbone in order, for layer-wise learning rates, and its frozen parts."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +10,9 @@ from pycil_wsc.networks import timm_models
 
 
 def layer_groups(part: nn.Module) -> list[list[nn.Parameter]]:
-    """The parameters of a backbone, or of a part of it, by layer from the input on.
+    """The parameters of a backbone, or of a part of it, grouped by layer from the input on.
 
-    timm's models say themselves what their layers are; those of others are their children.
+    timm's models define their layers; the layers of other modules are their children.
     """
     if hasattr(part, "group_matcher"):
         return timm_models.layer_groups(part)
@@ -21,16 +21,16 @@ def layer_groups(part: nn.Module) -> list[list[nn.Parameter]]:
 
 
 def depths(parts: Iterable[nn.Module]) -> dict[nn.Parameter, int]:
-    """How far below the head each parameter of ``parts`` is, which follow one another from the input on: 1 is next."""
+    """The distance of each parameter of the consecutive ``parts`` from the head, in layers; 1 is next to the head."""
     groups = [group for part in parts for group in layer_groups(part)]
     return {parameter: len(groups) - index for index, group in enumerate(groups) for parameter in group}
 
 
 def mark_frozen(backbone: nn.Module, names: Iterable[str]) -> None:
-    """Mark the parts of ``backbone`` that never learn, in a way that its copies and its split parts have too.
+    """Mark the frozen parts of ``backbone``. Its copies and split parts keep the marks.
 
-    ``names``: of modules or parameters, as ``named_modules()`` and ``named_parameters()`` have them, or ``backbone``
-    for all. :class:`UserError` names one that the backbone does not have.
+    ``names``: names of modules or parameters, as in ``named_modules()`` and ``named_parameters()``, or ``backbone`` for
+    all. Raises :class:`UserError` for an unknown name.
     """
     modules, parameters = dict(backbone.named_modules()), dict(backbone.named_parameters())
     for name in names:
@@ -50,14 +50,14 @@ def mark_frozen(backbone: nn.Module, names: Iterable[str]) -> None:
 
 
 def freeze(network: nn.Module) -> None:
-    """What is marked in ``network`` gets no gradient."""
+    """Turn off gradients of the parameters that are marked in ``network``."""
     for module in network.modules():
         for name in getattr(module, "frozen_parameters", ()):
             module.get_parameter(name).requires_grad_(False)
 
 
-def rest(network: nn.Module) -> None:
-    """Evaluation mode for the modules that are frozen as a whole: batch norm keeps its statistics."""
+def eval_frozen(network: nn.Module) -> None:
+    """Set modules that are frozen as a whole to evaluation mode, so that batch norm keeps its statistics."""
     for module in network.modules():
         if getattr(module, "frozen", False):
             module.training = False

@@ -1,4 +1,4 @@
-"""Networks whose heads grow with the tasks, and those that grow new backbones too."""
+"""Networks whose heads grow with the tasks, some of which also add backbones."""
 
 import copy
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from pycil_wsc.networks.timm_models import is_timm, timm_backbone
 from pycil_wsc.registry import backbones, check_backbone_options
 
 
-def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({}), **timms: Any) -> Any:
-    """The backbone ``name`` with the keyword arguments ``options``; a UserError says what is wrong with them.
+def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({}), **timm_options: Any) -> Any:
+    """The backbone ``name`` with the keyword arguments ``options``. Raises :class:`UserError` if these are wrong.
 
-    ``timms``: what models of timm take beside them, see :func:`~.timm_models.timm_backbone`.
+    ``timm_options``: further arguments for timm's models, see :func:`~.timm_models.timm_backbone`.
     """
     if is_timm(name):
-        return timm_backbone(name, options, **timms)
+        return timm_backbone(name, options, **timm_options)
     check_backbone_options(name, options)
     try:
         return backbones[name](**options)
@@ -30,7 +30,7 @@ def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({}), 
 
 
 class IncrementalNet(nn.Module):
-    """A backbone, and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
+    """A backbone and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
 
     def __init__(self, backbone: Any):
         super().__init__()
@@ -39,18 +39,18 @@ class IncrementalNet(nn.Module):
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)
-        layers.rest(self)
+        layers.eval_frozen(self)
         return self
 
     def grow(self, num_classes: int) -> None:
         self.head.grow(num_classes)
 
     def first_parts(self) -> list[nn.Module]:
-        """What the first task trains, in the same order for every network: the backbone's parts, the head."""
+        """The modules that the first task trains, in the same order for every network: parts of the backbone, head."""
         return [self.backbone, self.head]
 
     def depths(self) -> dict[nn.Parameter, int]:
-        """Layers from each parameter of the backbone to the head, which is not in it."""
+        """The distance of each parameter of the backbone from the head, in layers; without the head's parameters."""
         return layers.depths([self.backbone])
 
     def extract(self, images: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class IncrementalNet(nn.Module):
 
 
 class BiasCorrectedNet(IncrementalNet):
-    """A scale and a shift for the logits of each task, 1 and 0 at first (Wu et al., 2019)."""
+    """Adds a learned scale and shift of the logits of each task, initially 1 and 0 (Wu et al., 2019)."""
 
     def __init__(self, backbone: Any):
         super().__init__(backbone)
@@ -84,10 +84,10 @@ class BiasCorrectedNet(IncrementalNet):
 
 
 class ExpandingNet(nn.Module):
-    """A new block for each task over a shared trunk, one head over all features and an auxiliary one over the newest.
+    """A shared trunk, a new block for each task, a head over all features and an auxiliary head over the newest block.
 
-    Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the backbone's last stage (MEMO). A
-    new block starts as a copy of the one before it. Parts whose parameters do not learn stay in evaluation mode.
+    Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the last stage of the backbone
+    (MEMO). A new block starts as a copy of the previous one. Frozen parts stay in evaluation mode.
     """
 
     def __init__(self, backbone: Any, share_trunk: bool = False):
@@ -99,9 +99,7 @@ class ExpandingNet(nn.Module):
         self.aux_head: IncrementalHead | None = None
 
     def grow(self, num_classes: int, aux_classes: int) -> None:
-        """Make room for ``num_classes`` in all, in a new block unless the head is empty, and renew the auxiliary
-        head.
-        """
+        """Grow to ``num_classes`` in total, with a new block unless it is the first task, and a new auxiliary head."""
         if self.head.out_features:
             self.blocks.append(copy.deepcopy(self.blocks[-1]).requires_grad_(True))
         self.head.grow(num_classes, self.out_dim * len(self.blocks))
@@ -111,13 +109,13 @@ class ExpandingNet(nn.Module):
         return [self.trunk, self.blocks[0], self.head]
 
     def depths(self) -> dict[nn.Parameter, int]:
-        """Layers from each parameter of trunk and blocks to the heads, which are not in it."""
+        """The distance of each parameter of trunk and blocks from the heads, in layers; without those of the heads."""
         return {
             parameter: depth for block in self.blocks for parameter, depth in layers.depths([self.trunk, block]).items()
         }
 
     def extract(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, blocks x d) features, the oldest block's first."""
+        """(B, 3, H, W) -> (B, blocks x d) features, from the oldest block to the newest."""
         shared = self.trunk(images)
         return torch.cat([block(shared) for block in self.blocks], 1)
 
@@ -126,7 +124,7 @@ class ExpandingNet(nn.Module):
         return self.head(features)
 
     def classify_newest(self, features: Tensor) -> Tensor:
-        """Features -> (B, aux_classes) logits from the newest block's share of them."""
+        """Features -> (B, aux_classes) logits from the features of the newest block."""
         assert self.aux_head is not None
         return self.aux_head(features[:, -self.out_dim :])
 
@@ -137,14 +135,14 @@ class ExpandingNet(nn.Module):
         super().train(mode)
         for part in [self.trunk, *self.blocks]:
             part.train(mode and any(p.requires_grad for p in part.parameters()))
-        layers.rest(self)
+        layers.eval_frozen(self)
         return self
 
 
 def inner_units(network: nn.Module) -> list[tuple[str, str, str]]:
     """Names of (layer, batch norm, next layer) for units with one incoming and one outgoing layer.
 
-    In a residual network those are inside the basic blocks.
+    In a residual network, these are inside the basic blocks.
     """
     return [
         (f"{place}.conv1", f"{place}.bn1", f"{place}.conv2")

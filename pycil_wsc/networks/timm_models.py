@@ -1,4 +1,4 @@
-"""Backbones of timm, by its names: ``timm:efficientnet_lite0``. Needs ``pip install timm``."""
+"""timm's models as backbones, by timm's names: ``timm:efficientnet_lite0``. Needs ``pip install timm``."""
 
 import functools
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import nn
 from pycil_wsc.errors import UserError, did_you_mean
 
 PREFIX = "timm:"
-CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # what training scripts keep weights under
+CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts save weights
 
 
 def is_timm(convnet_type: str) -> bool:
@@ -19,7 +19,7 @@ def is_timm(convnet_type: str) -> bool:
 
 
 def check_name(convnet_type: str) -> None:
-    """:class:`UserError` unless timm is installed and knows the model."""
+    """Raise :class:`UserError` unless timm is installed and has the model."""
     timm, name = _timm(), convnet_type.removeprefix(PREFIX)
     if not timm.is_model(name):
         raise UserError(f"convnet_type: timm {timm.__version__} has no model '{name}'{_near(name, timm)}")
@@ -53,13 +53,13 @@ def timm_backbone(
     Args:
         convnet_type: ``timm:`` and the model's name.
         options: keyword arguments of ``timm.create_model``.
-        pretrained: false: random weights; true: timm's own, downloaded; else a file of timm's names, ``.safetensors``
-            or ``torch.save``'s, with or without a classifier.
-        image_size: side of the images, which models with position embeddings are made for.
-        grad_checkpointing: compute activations anew in the backward pass rather than keep them.
+        pretrained: False for random weights, True to download timm's, or a file of weights under timm's names, saved as
+            ``.safetensors`` or by ``torch.save``, with or without a classifier.
+        image_size: side of the images; models with position embeddings are built for it.
+        grad_checkpointing: recompute activations in the backward pass instead of keeping them.
 
     Raises:
-        UserError: timm, the model or the weights are not there or do not fit.
+        UserError: timm, the model or the weights are missing or do not fit.
     """
     check_name(convnet_type)
     timm, name = _timm(), convnet_type.removeprefix(PREFIX)
@@ -83,7 +83,7 @@ def timm_backbone(
 
 
 def read_weights(path: str) -> dict[str, torch.Tensor]:
-    """The tensors of a ``.safetensors`` file, or of one made by ``torch.save``, which is read without its code."""
+    """The tensors of a ``.safetensors`` file, or of one by ``torch.save``, loaded with ``weights_only=True``."""
     try:
         if Path(path).suffix == ".safetensors":
             from safetensors.torch import load_file  # comes with timm
@@ -94,7 +94,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
         raise UserError(
             f"pretrained: {path} cannot be read ({error.strerror or error}); give true, or a file"
         ) from None
-    except Exception as error:  # of whichever format
+    except Exception as error:  # its type depends on the format
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"pretrained: {path} is not a file of weights ({reason}); {_FITTING}") from None
     state = next((state[key] for key in CONTAINERS if isinstance(state, dict) and key in state), state)
@@ -104,7 +104,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
 
 
 def layer_groups(model: Any) -> list[list[nn.Parameter]]:
-    """The parameters by layer, from the input on, as timm's own layer decay groups them."""
+    """The parameters by layer, from the input on, grouped as for timm's layer decay."""
     from timm.models import group_parameters
 
     layers: Any = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
@@ -133,16 +133,16 @@ def _near(name, timm):
 
 
 def _trained(model):
-    """The names of what training changes: parameters, and batch norm's statistics."""
+    """The names of the tensors that training changes: parameters and batch-norm statistics."""
     names = [name for name, _ in model.named_parameters()]
     return names + [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
 
 
 def _problem(name, pretrained, error):
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    reason = lines[min(1, len(lines) - 1)]  # of a state that does not fit the first line says only that
+    reason = lines[min(1, len(lines) - 1)]  # the first line only says that the state does not fit
     if isinstance(pretrained, str) and "size mismatch" in str(error):
         return f"pretrained: {pretrained} is of another model than timm's '{name}' ({reason})"
     if pretrained is True and not isinstance(error, TypeError):
         return f"pretrained: no weights for timm's '{name}' ({reason}); connect to the internet, or give a file"
-    return f"convnet_type: timm cannot make '{name}' ({lines[0]}); correct convnet_options, or choose another model"
+    return f"convnet_type: timm cannot create '{name}' ({lines[0]}); correct convnet_options, or choose another model"

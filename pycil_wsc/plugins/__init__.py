@@ -1,1 +1,1 @@
-"""The consolidation inside other training loops; nothing in the package imports these modules."""
+"""Weight Space Consolidation in other training loops. Nothing in the package imports these modules."""

@@ -1,4 +1,4 @@
-"""Weight Space Consolidation for ``transformers.Trainer``: a callback. Needs requirements-hf.txt."""
+"""A callback of ``transformers.Trainer`` for Weight Space Consolidation. Needs requirements-hf.txt."""
 
 import contextlib
 import logging
@@ -23,28 +23,27 @@ class WSCCallback(TrainerCallback):
     >>> trainer.train()  # doctest: +SKIP
     >>> trainer.save_model()  # the average  # doctest: +SKIP
 
-    Its state is saved with each checkpoint, and ``train(resume_from_checkpoint=...)`` resumes exactly. The checkpoints
-    themselves hold the weights as they were, and from the reset on the average beside them, in ``average/``, for
-    ``from_pretrained``; it becomes the weights when training ends. One callback may serve
-    several tasks in turn, each with a new ``Trainer``. If the learning rate falls to 0, the average is of weights that
-    no longer move: prefer a constant one.
+    Its state is saved with each checkpoint, and ``train(resume_from_checkpoint=...)`` resumes exactly. Checkpoints hold
+    the current weights and, after the reset, also the average, in ``average/`` for ``from_pretrained``. The average
+    becomes the weights when training ends. One callback may be used for several tasks in turn, each with a new
+    ``Trainer``. Prefer a constant learning rate: if it decays to 0, the averaged weights hardly differ.
 
-    In the first task of a model that starts from random weights leave the callback out: there are no weights to
+    Leave the callback out in the first task of a model that starts from random weights: there are no weights to
     preserve yet.
 
-    With FSDP2 (``fsdp=True``, or from ``accelerate launch``) elements are ranked over all processes together. What is
-    saved is whole: it can be resumed with any number of processes.
+    With FSDP2 (``fsdp=True``, or from ``accelerate launch``) elements are ranked over all processes together. The saved
+    state is not sharded: training can be resumed with any number of processes.
 
     Args:
         warmup: share of the optimiser steps before the reset.
-        importance: what weights are ranked by. The default reads the moments of the Trainer's Adam, which takes no
+        importance: the score to rank weights by. The default reads the moments of the Trainer's Adam, which takes no
             memory; ``moment_score()`` works with any optimiser.
         average: when the weights are averaged, in optimiser steps.
-        evaluate_average: evaluations in the course of training, from the reset on, are of the average.
-        options: of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``.
+        evaluate_average: after the reset, evaluate the average during training.
+        options: options of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``.
 
     Raises:
-        ValueError, TypeError: an option is out of range, or the Trainer is set up for what cannot be averaged.
+        ValueError, TypeError: an option is out of range, or the Trainer's settings do not support averaging.
         RuntimeError: the checkpoint to resume from was saved without this callback.
     """
 
@@ -61,7 +60,7 @@ class WSCCallback(TrainerCallback):
         self.warmup, self.options = warmup, {"importance": importance, "average": average} | options
         self.wsc: WeightSpaceConsolidation | None = None
         self.evaluate_average, self._evaluation = evaluate_average, contextlib.ExitStack()
-        # Bad options raise now, not when training begins.
+        # Bad options raise here, not when training begins.
         WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1000, **self.options)
 
     def on_train_begin(
@@ -75,7 +74,7 @@ class WSCCallback(TrainerCallback):
     ) -> None:
         _check(args, model)
         if self.wsc:
-            self.wsc.detach()  # of a training that was interrupted
+            self.wsc.detach()  # from interrupted training
         steps = int(self.warmup * state.max_steps)
         if self.options.get("reset", True) is not None:
             steps = max(1, steps)
@@ -83,7 +82,7 @@ class WSCCallback(TrainerCallback):
         self.wsc.check_fits(state.max_steps)
         if state.global_step:
             self.wsc.load_state_dict(_saved(args, state.global_step))
-        self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it and steps the inner one
+        self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
@@ -126,7 +125,7 @@ class WSCCallback(TrainerCallback):
 
     @contextlib.contextmanager
     def _applied(self, model: Any) -> Iterator[None]:
-        """Within, the model's weights are the average."""
+        """A context in which the model's weights are the average."""
         assert self.wsc
         _drop_gathered(model)
         with self.wsc.applied():
@@ -155,13 +154,13 @@ def _check(args, model):
     if args.load_best_model_at_end:
         raise ValueError("load_best_model_at_end=True would replace the average by a checkpoint: leave it out")
     if args.deepspeed or getattr(args, "deepspeed_plugin", None):
-        raise ValueError("WSCCallback does not know DeepSpeed's parameters: use FSDP2 (fsdp=True) instead")
+        raise ValueError("WSCCallback does not support DeepSpeed: use FSDP2 (fsdp=True) instead")
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError("WSCCallback needs FSDP2, not FSDP1: set fsdp_config={'version': 2}")
 
 
 def _drop_gathered(model):
-    """Let the layers that FSDP2 keeps gathered after a forward pass be gathered again from the present weights."""
+    """Free the layers that FSDP2 keeps gathered after a forward pass, to gather them again from the current weights."""
     for module in model.modules():
         if hasattr(module, "reshard") and hasattr(module, "unshard"):  # an FSDPModule
             module.reshard()
@@ -179,13 +178,13 @@ def _folder(args, step):
 
 
 def _saved(args, step):
-    places = [_folder(args, step) / FILE]
+    paths = [_folder(args, step) / FILE]
     if isinstance(args.resume_from_checkpoint, str):
-        places.insert(0, Path(args.resume_from_checkpoint) / FILE)
-    for place in places:
-        if place.is_file():
-            return torch.load(place, map_location="cpu", weights_only=True)
+        paths.insert(0, Path(args.resume_from_checkpoint) / FILE)
+    for path in paths:
+        if path.is_file():
+            return torch.load(path, map_location="cpu", weights_only=True)
     raise RuntimeError(
-        f"training is to resume at step {step}, but {places[-1]} does not exist: that checkpoint was saved without "
-        "WSCCallback, or lies elsewhere (then name it as TrainingArguments(resume_from_checkpoint=...) too)"
+        f"cannot resume at step {step}: {paths[-1]} does not exist. The checkpoint was saved without WSCCallback, or "
+        "is elsewhere (then also set TrainingArguments(resume_from_checkpoint=...) to its folder)"
     )

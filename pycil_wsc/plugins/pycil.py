@@ -1,15 +1,14 @@
-"""Weight Space Consolidation inside a stock PyCIL checkout, in which nothing is changed.
+"""Weight Space Consolidation in an unmodified PyCIL checkout.
 
     python -m pycil_wsc.plugins.pycil --pycil ~/PyCIL --config wsc.json
 
 The JSON file is one of PyCIL's. Its ``model_name`` may also be ``wsc`` (PyCIL's Replay, consolidated) or
 ``wsc_<learner>`` for any of PyCIL's learners that trains one network per task: ``wsc_icarl``, ``wsc_wa``, ``wsc_bic``,
-... Options are ``"wsc.retain": 0.2`` or ``"wsc": {"retain": 0.2}``, with the names and meanings of the keys ``wsc.*``
-in the README. Data and logs are where PyCIL has them: in ``data`` and ``logs`` of the folder in which the command is
-run.
+... Options are written ``"wsc.retain": 0.2`` or ``"wsc": {"retain": 0.2}``; they have the names and meanings of the
+keys ``wsc.*`` in docs/configuration.md. As in PyCIL, data and logs are in ``data`` and ``logs`` of the current folder.
 
-PyCIL's checkout comes first on ``sys.path``: its ``utils`` and ``convs`` are found there, whatever the current folder
-has.
+PyCIL's checkout comes first on ``sys.path``, so its ``utils`` and ``convs`` are imported whatever the current folder
+contains.
 """
 
 import argparse
@@ -38,10 +37,10 @@ from pycil_wsc.consolidation import (
 )
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 
-MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's
-PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's names for the training of a later task
+MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's top-level modules
+PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's methods that train a later task
 UNFIT = dict.fromkeys(("beefiso", "der", "foster", "memo", "rmm-foster", "tagfex"), "has no single network") | {
-    "fetril": "trains no more than its head after the first task",
+    "fetril": "trains only its head after the first task",
     "ssre": "expands and compresses its network in each task",
 }
 CHOICES = {
@@ -54,13 +53,13 @@ CHOICES = {
 
 
 class BadInput(Exception):
-    """What the user can fix, in one line."""
+    """An error that the user can fix, described in one line."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pycil", required=True, type=Path, metavar="FOLDER", help="a checkout of PyCIL")
-    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="JSON file of PyCIL's kind")
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="a JSON file in PyCIL's format")
     args = parser.parse_args(argv)
     try:
         run(args.pycil, args.config)
@@ -71,21 +70,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(checkout: Path, config: Path) -> None:
-    """Run PyCIL's ``trainer.train`` on the JSON file ``config``, its factory knowing the consolidated learners too."""
+    """Run PyCIL's ``trainer.train`` on the JSON file ``config``, with the consolidated learners in its factory."""
     args, settings = load(config)
     enter(checkout)
     factory: Any
     factory, trainer = importlib.import_module("utils.factory"), importlib.import_module("trainer")
     factory.get_model = with_consolidation(factory.get_model, settings)
-    factory.get_model(
-        args["model_name"], args | {"device": [torch.device("cpu")]}
-    )  # fail early, before any data is loaded
+    # fail early, before any data is loaded
+    factory.get_model(args["model_name"], args | {"device": [torch.device("cpu")]})
     trainer.train({"config": str(config)} | args)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys ``wsc.*``, as in the README: those that need no more than a training loop."""
+    """The keys ``wsc.*`` that are available in PyCIL, with the meanings of docs/configuration.md."""
 
     warmup: float = 0.25
     retain: float = 0.2
@@ -106,7 +104,7 @@ class Settings:
     average_count: str = "late"
     average_power: float = 32.0
     average_last: bool = True
-    average_lr: float | str | None = "initial"  # "initial": the rate that the task began with, PyCIL's lrate
+    average_lr: float | str | None = "initial"  # "initial": the learning rate at the start of the task, PyCIL's lrate
     average_anneal: int = 5
     bn_update: str = "recompute"
     first_task: bool = False
@@ -116,9 +114,8 @@ class Settings:
 
     def in_steps(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         """Arguments of :class:`WeightSpaceConsolidation` for ``epochs`` epochs of ``per_epoch`` optimiser steps."""
-        warmup = self.warmup_epochs(epochs) * per_epoch or int(
-            self.warmup * epochs * per_epoch
-        )  # less than an epoch: in steps
+        # whole epochs, or less than one
+        warmup = self.warmup_epochs(epochs) * per_epoch or int(self.warmup * epochs * per_epoch)
         common = {
             "every": {"once": None, "epoch": per_epoch, "iteration": 1}[self.reset_every],
             "momentum": self.reset_momentum,
@@ -146,14 +143,14 @@ class Settings:
 
 
 def with_consolidation(get_model: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
-    """PyCIL's ``get_model``, with ``wsc`` and ``wsc_<learner>`` beside its own names."""
+    """PyCIL's ``get_model``, which also accepts ``wsc`` and ``wsc_<learner>``."""
 
     def get(name: str, args: dict[str, Any]) -> Any:
         base = "replay" if name.lower() == "wsc" else name.lower().removeprefix("wsc_")
         if base == name.lower():
-            return _made(get_model, name, base, args)
+            return _make(get_model, name, base, args)
         _refuse(name, base, UNFIT.get(base))
-        learner = _made(get_model, name, base, args)
+        learner = _make(get_model, name, base, args)
         _refuse(name, base, _unfit(learner))
         learner.__class__ = consolidated(type(learner), settings)
         return learner
@@ -161,12 +158,12 @@ def with_consolidation(get_model: Callable[..., Any], settings: Settings) -> Cal
     return get
 
 
-def _made(get_model, name, base, args):
+def _make(get_model, name, base, args):
     try:
         return get_model(base, args)
     except AssertionError:
         raise BadInput(
-            f"model_name: '{name}' is no learner of this checkout; "
+            f"model_name: '{name}' is not a learner of this checkout; "
             "give one of PyCIL's names, wsc, or wsc_<PyCIL's name>"
         ) from None
     except KeyError as error:
@@ -178,7 +175,7 @@ def _made(get_model, name, base, args):
 def _refuse(name, base, reason):
     if reason:
         raise BadInput(
-            f"model_name: '{name}': PyCIL's {base} {reason}; WSC goes with learners such as replay, icarl, wa, bic, lwf"
+            f"model_name: '{name}': PyCIL's {base} {reason}; use WSC with learners such as replay, icarl, wa, bic, lwf"
         )
 
 
@@ -190,16 +187,16 @@ def _unfit(learner):
 
 
 def consolidated(learner_class: type, settings: Settings) -> type:
-    """A subclass whose training of a task is followed by a consolidation: before exemplars, alignment and test."""
+    """A subclass that trains each task with a consolidation, finished before exemplars, alignment and test."""
     phases = {
-        phase: _followed(getattr(learner_class, phase), settings)
+        phase: _with_consolidation(getattr(learner_class, phase), settings)
         for phase in ("_init_train", *PHASES)
         if hasattr(learner_class, phase)
     }
     return type(f"WSC{learner_class.__name__}", (learner_class,), phases)
 
 
-def _followed(train, settings):
+def _with_consolidation(train, settings):
     @functools.wraps(train)
     def phase(
         self: Any,
@@ -211,7 +208,7 @@ def _followed(train, settings):
         **named: Any,
     ) -> Any:
         first = self._cur_task == 0 and not settings.first_task
-        later = getattr(self, "_wsc_task", None) == self._cur_task  # bias correction, balanced fine-tuning: as they are
+        later = getattr(self, "_wsc_task", None) == self._cur_task  # bias correction, balanced fine-tuning: unchanged
         if first or later:
             return train(self, train_loader, test_loader, optimizer, scheduler, *rest, **named)
         self._wsc_task = self._cur_task
@@ -262,7 +259,7 @@ def _epochs(train, learner, args, named):
 
 
 def _old_rows(learner):
-    """{name: mask} of the head: False for the rows of new classes, which a split head has in its second part."""
+    """{name: mask} of the head: False for the rows of new classes, which are the second part of a split head."""
     known, masks = learner._known_classes, {}
     for name, p in learner._network.named_parameters():
         if name.removeprefix("module.").startswith("fc.fc2."):
@@ -273,9 +270,9 @@ def _old_rows(learner):
 
 
 class HeldRate:
-    """Stands in for a scheduler that is stepped after each epoch: from epoch ``start`` on the rate goes over to
-    ``value`` along half a cosine in ``anneal`` epochs and is held there. ``value="initial"``: the rate at the
-    beginning. A rate of 0 stays 0.
+    """Replaces a scheduler that is stepped after each epoch: from epoch ``start`` on, the learning rate follows half a
+    cosine to ``value`` in ``anneal`` epochs and then stays constant. ``value="initial"``: the initial rate. A rate of 0
+    stays 0.
     """
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, start: int, value: float | str, anneal: int):
@@ -301,15 +298,15 @@ class HeldRate:
 
 
 def enter(checkout: Path) -> None:
-    """From here on ``utils``, ``convs``, ``models`` and ``trainer`` are PyCIL's. Nothing is written into the checkout.
+    """Make ``utils``, ``convs``, ``models`` and ``trainer`` import as PyCIL's. Writes nothing into the checkout.
 
-    The checkout comes first on ``sys.path``, before a current folder that may have modules of these names, and those
-    imported already are forgotten.
+    Puts the checkout first on ``sys.path``, before the current folder, which may have modules of these names, and
+    unloads such modules if they are imported already.
     """
     for needed in "trainer.py", "utils/factory.py", "models/base.py":
         if not (checkout / needed).is_file():
             raise BadInput(
-                f"--pycil {checkout}: no checkout of PyCIL, as it has no {needed}; "
+                f"--pycil {checkout}: not a checkout of PyCIL, as it has no {needed}; "
                 "git clone https://github.com/LAMDA-CL/PyCIL"
             )
     sys.dont_write_bytecode = True
@@ -319,15 +316,15 @@ def enter(checkout: Path) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], Settings]:
-    """-> PyCIL's arguments, and the :class:`Settings` that the file gives beside them."""
+    """Read a JSON file: PyCIL's arguments, and the :class:`Settings` of the consolidation."""
     try:
         raw = json.loads(path.read_text())
     except OSError as error:
-        raise BadInput(f"--config {path}: cannot be read ({error.strerror}); name an existing JSON file") from None
+        raise BadInput(f"--config {path}: cannot be read ({error.strerror}); give an existing JSON file") from None
     except ValueError as error:
         raise BadInput(f"--config {path}: not valid JSON ({error}); correct the file") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("model_name"), str):
-        raise BadInput(f'--config {path}: expected a JSON object with a "model_name"; take one of PyCIL\'s exps/*.json')
+        raise BadInput(f'--config {path}: expected a JSON object with a "model_name"; use one of PyCIL\'s exps/*.json')
     inner = raw.pop("wsc", {})
     if not isinstance(inner, dict):
         raise BadInput(f'--config {path}: "wsc" must be an object of options, such as {{"retain": 0.2}}')
@@ -360,14 +357,14 @@ def _checked(name: str, value: Any) -> Any:
     else:
         good = _typed(value, type(default)) and _in_range(name, value)
     if not good:
-        raise BadInput(f"{name}={value!r} cannot be; the default is {default!r}")
+        raise BadInput(f"{name}={value!r} is not allowed; the default is {default!r}")
     if value not in CHOICES.get(name, [value]):
         raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")
     return tuple(value) if isinstance(value, list) else value
 
 
 def _typed(value: Any, kind: type) -> bool:
-    """Whether ``value``, as JSON has it, can be a ``kind``."""
+    """Whether a JSON ``value`` has the type ``kind``."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return {
         bool: isinstance(value, bool),

@@ -27,9 +27,9 @@ class BasicBlock(nn.Module):
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         if self.stride > 1:
-            x = F.avg_pool2d(x, 1, self.stride)  # every second pixel; in one operator, forward and backward
+            x = F.avg_pool2d(x, 1, self.stride)  # every second pixel, in a single operator
         if self.new_channels:
-            x = F.pad(x, (0, 0, 0, 0, 0, self.new_channels))  # zero channels after the real ones
+            x = F.pad(x, (0, 0, 0, 0, 0, self.new_channels))  # append zero channels
         return F.relu(out + x, inplace=True)
 
 
@@ -49,7 +49,7 @@ class GlobalAverage(nn.Module):
 class CifarResNet(nn.Module):
     """(B, 3, H, W) normalised images -> (B, 4 * width) features; H and W at least 4 (32 for CIFAR).
 
-    ``depth`` is 6 n + 2 for n blocks in each stage; ``width`` the channels of the first stage.
+    ``depth`` is 6 n + 2 for n blocks in each stage; ``width`` is the number of channels of the first stage.
     """
 
     def __init__(self, depth: int, width: int = 16):
@@ -73,7 +73,7 @@ class CifarResNet(nn.Module):
         return self.pool(self.stage3(self.stage2(self.stage1(self.stem(x)))))
 
     def split(self) -> tuple[nn.Module, nn.Module]:
-        """(shared trunk, block of one task), as MEMO has it: 112,016 and 351,488 of ResNet-32's parameters."""
+        """(shared trunk, block of one task), as in MEMO: 112,016 and 351,488 of ResNet-32's parameters."""
         return nn.Sequential(self.stem, self.stage1, self.stage2), nn.Sequential(self.stage3, self.pool)
 
 

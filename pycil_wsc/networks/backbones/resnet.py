@@ -1,4 +1,4 @@
-"""ResNet-18 as torchvision has it, without its classifier, with an explicit choice of stem."""
+"""torchvision's ResNet-18 without its classifier, with an explicit choice of stem."""
 
 from torch import Tensor, nn
 from torchvision.models import resnet18 as torchvision_resnet18
@@ -46,7 +46,7 @@ class ResNet18(nn.Module):
         return self.pool(self.stage4(self.stage3(self.stage2(self.stage1(self.stem(x))))))
 
     def split(self) -> tuple[nn.Module, nn.Module]:
-        """(shared trunk, block of one task), as MEMO has it: the last stage, 8,393,728 parameters, is the block."""
+        """(shared trunk, block of one task), as in MEMO: the block is the last stage, with 8,393,728 parameters."""
         return nn.Sequential(self.stem, self.stage1, self.stage2, self.stage3), nn.Sequential(self.stage4, self.pool)
 
 
