@@ -3,9 +3,9 @@
     python benchmarks/keep_up_to_date.py --data data/tinyimagenet100 --out results/keep-up-to-date-cpu.json
 
 ``--data``: ``{train,val}/<class>/*.JPEG``. January has 8 classes with 60 images each; each later month 4 new classes
-with 100; in March 40 new images of each of January's classes come too. After each month the learner is tested on the
-validation images of all classes so far. Costs are of learning alone; processor time counts, so that other work on the
-machine does not.
+with 100; March also has 40 new images of each of January's classes. After each month the learner is tested on the
+validation images of all classes so far. Only learning is timed, in CPU seconds, which other work on the machine hardly
+affects.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WAYS = {
     "Replay, all images kept": {"name": "replay", "memory_per_class": "all"},
     "WSC, 20 images per class": {"name": "wsc", "memory_per_class": 20, "wsc": WSC},
 }
-MONTHS = {  # classes by number, and which of their images
+MONTHS = {  # (classes by number, slice of their images)
     "january": [(range(8), slice(60))],
     "february": [(range(8, 12), slice(None))],
     "march": [(range(12, 16), slice(None)), (range(8), slice(60, None))],
@@ -61,7 +61,7 @@ def main():
 
 
 def lay_out(data: Path, folder: Path) -> dict[str, dict[str, int]]:
-    """``folder/<month>/<class>`` and ``folder/test``, with links to the images; images and classes of each month."""
+    """Link the images into ``folder/<month>/<class>`` and ``folder/test``; returns the counts of each month."""
     classes, counts = sorted(os.listdir(data / "train"))[:20], {}
     for month, parts in MONTHS.items():
         for numbers, some in parts:
@@ -81,7 +81,7 @@ def link(images: list[Path], folder: Path) -> None:
 
 
 def measured(folder: Path, way: dict, epochs: list[int], seed: int) -> dict:
-    """Accuracy after each month and what the months cost."""
+    """Accuracy after each month, and the cost of each month."""
     first, later = epochs
     keys = {name: value for name, value in way.items() if name != "name"} | {"init_epoch": first, "seed": seed}
     learner = Learner(way["name"], epochs=first if way["name"] == "joint" else later, **KEYS, **keys)

@@ -5,8 +5,8 @@
 
 A Llama of the given sizes (default: those of Llama-3.2-1B) with random weights learns one task of random tokens:
 ``--steps`` optimiser steps of ``--items`` sequences. The methods alternate, ``--repeats`` times. All steps count as
-the replay epoch, so WSC is active in all of them. On a processor that has other work, ``tokens_per_cpu_second`` counts
-the time that this process had.
+the replay epoch, so WSC is active in all of them. ``tokens_per_cpu_second`` counts the CPU time of this process, for a
+machine that has other work.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_siz
 
 
 class Vocabulary:
-    """What the model needs of a tokeniser."""
+    """The attributes of a tokeniser that the model needs."""
 
     bos_token_id, eos_token_id, pad_token_id = 0, 1, 2
 

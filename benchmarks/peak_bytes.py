@@ -1,4 +1,4 @@
-"""The most memory that tensors take at any time, counted where they are made."""
+"""Peak memory of tensors, counted when operators return them."""
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -7,11 +7,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the storages that operators return for as long as they live, on any device: ``peak`` bytes at most."""
+    """Counts the live storages that operators have returned, on any device; ``peak`` is their maximum, in bytes."""
 
     def __init__(self):
         super().__init__()
-        self.storages, self.total, self.peak = {}, 0, 0  # total: of all listed, some of which may be freed
+        self.storages, self.total, self.peak = {}, 0, 0  # total: of all in storages, freed or not
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -26,6 +26,6 @@ class PeakBytes(TorchDispatchMode):
 
     def _add(self, storage):
         ref, size = self.storages.get(storage._cdata, (None, 0))
-        if ref is None or ref.expired():  # the address may have been another's
+        if ref is None or ref.expired():  # the address of a freed storage may be used again
             self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
             self.total += storage.nbytes() - size

@@ -2,9 +2,9 @@
 
     python benchmarks/peak_memory.py --out results/peak-memory-cpu.json
 
-Each phase of each task is replaced by four steps on a batch of random CIFAR-shaped images. Counted are the batch,
+Each phase of each task is replaced by four steps on a batch of random CIFAR-shaped images. The peak includes the batch,
 activations, gradients, the optimiser's state and, for WSC, the previous weights, the moments and the average. On the
-CPU the tensors that operators return are counted while they are alive; on a GPU it is torch's peak less what was
+CPU, the tensors that operators return are counted while they are alive; on a GPU, it is torch's peak minus the memory
 allocated before training. The methods have PyCIL's hyperparameters; tasks have ten classes.
 """
 

@@ -18,7 +18,7 @@ class Roofline(TorchDispatchMode):
     counts as read again, so a machine whose caches hold the activations can be faster than this.
 
     Args:
-        operations_per_second: of matrix products, at the step's precision.
+        operations_per_second: rate of matrix products, at the step's precision.
         bytes_per_second: memory bandwidth, reads and writes together.
     """
 

@@ -96,7 +96,7 @@ def timed_run(name, dataset, args):
         learner.learn = learn
         result = run.execute()
         seconds["task"] = now(learner.device) - seconds.pop("start")
-    seconds["training"] -= seconds["checkpoints"]  # an epoch may end with one; those after the tasks are few
+    seconds["training"] -= seconds["checkpoints"]  # written at the end of epochs; only a few are written elsewhere
     seconds["overhead"] = seconds["task"] - seconds["training"]
     return result, {part: value / (args.tasks - 1) for part, value in seconds.items()}
 

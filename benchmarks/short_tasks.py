@@ -1,12 +1,12 @@
-"""Accuracy of WSC against Replay in an own loop, for tasks of few and of many epochs.
+"""Accuracy of WSC against Replay in a custom training loop, for tasks of few and of many epochs.
 
     OMP_NUM_THREADS=1 python benchmarks/short_tasks.py --out results/short_tasks/digits_validation.csv
 
 scikit-learn's digits in five tasks of two classes, with a small multilayer perceptron that is trained further on each
 task's images and five exemplars of each old class. All seeds of all methods train side by side as one stack of
-networks; each has a :class:`WeightSpaceConsolidation` of its own. The test images are the same for every seed. The
-other images are split by the seed into those to train on and those held out; choices are made on the latter
-(``--tested-on validation``). A row has the accuracies of all seeds: means over the tasks, of all classes seen so far.
+networks; each has its own :class:`WeightSpaceConsolidation`. The test images are the same for every seed. The other
+images are split by the seed into training and held-out images; defaults are chosen on the latter (``--tested-on
+validation``). A row has the accuracies of all seeds: means over the tasks, of all classes seen so far.
 """
 
 import argparse
@@ -34,7 +34,7 @@ EPOCHS = (2, 4, 8, 20, 50, 100)
 
 @dataclass(frozen=True)
 class Loop:
-    """How an own loop trains."""
+    """The settings of a training loop."""
 
     hidden: tuple[int, ...] = (128,)
     batch: int = 32
@@ -49,7 +49,7 @@ class Loop:
         return torch.optim.SGD(params, lr=self.rate, momentum=0.9, foreach=True)
 
     def factor(self, done: float) -> float:
-        """Of the learning rate, when a share ``done`` of the task's steps is done."""
+        """The factor of the learning rate after a share ``done`` of the task's steps."""
         return (1 + np.cos(np.pi * done)) / 2 if self.cosine else 1.0
 
 
@@ -71,12 +71,12 @@ def wsc(**options: object) -> Callable[[int, int], Options]:
 
 
 def by_epochs(every: int, **options: object) -> Callable[[int, int], Options]:
-    """The same with an average every so many epochs."""
+    """:func:`wsc` with a sample of the average every ``every`` epochs."""
     return lambda epochs, length: wsc(average=Average(every=every * length, **options))(epochs, length)  # type: ignore
 
 
 def reset_from(steps: int, **options: object) -> Callable[[int, int], Options]:
-    """The same without a reset where the warm-up is shorter."""
+    """:func:`wsc` without a reset if the warm-up has fewer than ``steps`` steps."""
 
     def chosen(epochs, length):
         given = wsc(**options)(epochs, length)
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--epochs", nargs="+", type=int, default=EPOCHS)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--tested-on", choices=("validation", "test"), default="validation")
-    parser.add_argument("--out", type=Path, required=True, help="CSV file; what it has already is kept")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file; rows are appended")
     args = parser.parse_args()
     torch.set_num_threads(1)
     new = not args.out.exists()
@@ -164,7 +164,7 @@ def learn(loop: Loop, methods: list[str], epochs: int, seeds: int, tested_on: st
 
 
 class Networks:
-    """A stack of networks, [method, seed, ...]; with one seed all methods begin with the same weights."""
+    """A stack of networks, [method, seed, ...]; with the same seed, all methods start from the same weights."""
 
     def __init__(self, loop: Loop, methods: int, seeds: int):
         self.loop, self.shape = loop, (methods, seeds)
@@ -228,7 +228,7 @@ class Stacked(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = False) -> None:
         for layer in self.layers:
             assert layer.grad is not None
-            layer.grad.zero_()  # in place: the parts look into it
+            layer.grad.zero_()  # in place: the gradients of the parts are views of it
 
     def step(self, closure=None):
         self.inner.step()
@@ -245,7 +245,7 @@ def class_order(seed: int) -> np.ndarray:
 
 
 def test_images(targets: np.ndarray) -> Tensor:
-    """[class, image]: the last of each class, for all seeds the same."""
+    """[class, image]: the last images of each class, the same for all seeds."""
     return torch.from_numpy(np.stack([np.flatnonzero(targets == c)[-TEST:] for c in range(CLASSES)]))
 
 

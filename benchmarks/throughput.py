@@ -15,8 +15,8 @@
 
 The floor is the time the step's operators need at the rates of a large matrix product and a large copy, also measured
 here (``roofline.py``). For each method an epoch of every phase of its last task is timed. The images are random; pixel
-values do not affect the speed. Reported are medians and ranges over the repeats, and ratios of the medians. On the CPU
-freed memory is kept, as in a run; this speeds up all variants, the plain loop too.
+values do not affect the speed. The record has medians and ranges over the repeats, and ratios of the medians. On the
+CPU, freed memory is kept, as in a run; this speeds up all variants, including the plain loop.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def compared(name, dataset, device, args):
 
 
 def side_by_side(name, dataset, args):
-    """Total images per second of several processes; a repeat starts at once for all and ends with the slowest."""
+    """Total images per second of several processes; they start each repeat together, and the slowest ends it."""
     context, number = multiprocessing.get_context("spawn"), args.side_by_side
     start, spans = context.Barrier(number), context.SimpleQueue()
     spawn(one_of_several, (name, dataset, args, max(1, os.cpu_count() // number), start, spans), number)
@@ -371,8 +371,8 @@ class PilImages(TorchDataset):
     def __len__(self):
         return len(self.indices)
 
-    def __getitem__(self, place):
-        index = self.indices[place]
+    def __getitem__(self, number):
+        index = self.indices[number]
         image = (
             Image.fromarray(self.split.images[index])
             if self.split.in_memory

@@ -1,4 +1,4 @@
-"""A Griffe extension: what our docstrings have in reStructuredText becomes Markdown, for the API reference."""
+"""A Griffe extension that converts docstrings from reStructuredText to Markdown, for the API reference."""
 
 import re
 

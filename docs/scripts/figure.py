@@ -29,7 +29,7 @@ def points():
 
 
 def gains(trials=TRIALS):
-    """{loop: {epochs: {method: [mean accuracy over Replay's, its standard error]}}}; of Replay the accuracy itself."""
+    """{loop: {epochs: {method: [mean gain over Replay, its standard error]}}}; for Replay, the accuracy itself."""
     rows = list(csv.DictReader(trials.read_text().splitlines()))
     accuracies = {
         (row["loop"], int(row["epochs"]), row["method"]): [float(v) for name, v in row.items() if name.isdigit()]
@@ -54,7 +54,7 @@ def pyplot():
 
 
 def save(figure, path, shown):
-    """As SVG; what it shows is in the file's description too, as JSON."""
+    """Save as SVG, with the data shown as JSON in the file's description."""
     description = json.dumps(shown, sort_keys=True)
     figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": description}, facecolor="white")
     pyplot().close(figure)
@@ -96,15 +96,15 @@ def draw(path):
 
 
 def panel(axis, memory, values):
-    """One memory size. Labels stand to the right of their points, but on the left where the cost is Replay's."""
-    places = {"left": [], "right": []}
+    """One memory size. Labels are to the right of their points, or to the left if the cost is Replay's."""
+    labels = {"left": [], "right": []}
     for name, (cost, accuracy) in sorted(values.items(), key=lambda item: item[1][1]):
         side = "left" if cost == 1 and name != "joint" else "right"
         height = accuracy
-        for other_cost, other_height in places[side]:  # labels of neighbours are moved apart
+        for other_cost, other_height in labels[side]:  # move labels of neighbours apart
             if abs(other_cost - cost) < 0.5 and height - other_height < 2.6:
                 height = other_height + 2.6
-        places[side].append((cost, height))
+        labels[side].append((cost, height))
         style = {"color": WSC, "fontweight": "bold"} if name == "wsc" else {"color": OTHER}
         axis.plot(cost, accuracy, "o", color=style["color"], markersize=8 if name == "wsc" else 6)
         offset, align = (-0.08, "right") if side == "left" else (0.08, "left")

@@ -1,5 +1,5 @@
-"""Write what is generated in docs/: the tables of keys, from their declarations, those of language models' runs, from
-their records, and the figures.
+"""Write the generated parts of docs/: the tables of keys, from their declarations, the tables of language-model runs,
+from their records, and the figures.
 
 python docs/scripts/generate.py
 """
@@ -22,7 +22,7 @@ HEADER = ("key", "default", "values", "meaning")
 
 
 def table(name):
-    """The Markdown table of keys that stands between the marks of ``name``."""
+    """The Markdown table of keys between the marks of ``name``."""
     from pycil_wsc.config.options import KEYS
     from pycil_wsc.keys import declared
 
@@ -55,7 +55,7 @@ def row(key):
 
 
 def limits(key):
-    """The values that a key may have, as far as it declares them."""
+    """The allowed values of a key, as far as it declares them."""
     if key.choices:
         return ", ".join(f"`{json.dumps(choice)}`" for choice in key.choices)
     bounds = (("≥", key.low), ("≤", key.high), (">", key.above), ("<", key.below))
@@ -71,15 +71,15 @@ def rows(header, lines):
 
 
 def page(name):
-    """The page ``docs/<name>.md`` with its tables made anew."""
+    """The page ``docs/<name>.md`` with its tables generated again."""
     text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    marks = {f"keys: {mark}": table for mark, place in PAGES.items() if place == name}
-    marks |= {f"records: {mark}": recorded for mark, place in RECORDS.items() if place == name}
-    for mark, made in marks.items():
+    marks = {f"keys: {mark}": table for mark, on_page in PAGES.items() if on_page == name}
+    marks |= {f"records: {mark}": recorded for mark, on_page in RECORDS.items() if on_page == name}
+    for mark, make in marks.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
-        new = made(mark.partition(": ")[2])
-        text, places = re.subn(pattern, lambda match: match[1] + new + match[2], text, flags=re.DOTALL)
-        assert places == 1, f"docs/{name}.md has {places} places for the table '{mark}'"
+        new = make(mark.partition(": ")[2])
+        text, count = re.subn(pattern, lambda match: match[1] + new + match[2], text, flags=re.DOTALL)
+        assert count == 1, f"docs/{name}.md has {count} marks for the table '{mark}'"
     return text
 
 

@@ -27,8 +27,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def outside(text: str, path: str, repository: str | None) -> str:
     """The Markdown for a link to ``path``, which starts at the repository's root."""
-    place = path.partition("#")[0]
-    if not (DOCS.parent / place).exists():
+    file = path.partition("#")[0]
+    if not (DOCS.parent / file).exists():
         raise FileNotFoundError(f"a link in docs/ points to {path}, which is not in the repository")
     return f"[{text}]({repository.rstrip('/')}/blob/main/{path})" if repository else text
 

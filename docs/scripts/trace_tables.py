@@ -1,4 +1,4 @@
-"""The tables of docs/language_models.md that show runs, from their records in results/."""
+"""The tables of runs in docs/language_models.md, from their records in results/."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,11 @@ def records(folder: str) -> list[dict[str, Any]]:
     """The results in results/``folder``: full training before LoRA, methods in the paper's order, then seeds."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS / folder).glob("*.json")]
 
-    def place(record: dict[str, Any]) -> tuple[Any, ...]:
+    def order(record: dict[str, Any]) -> tuple[Any, ...]:
         config = record["config"]
         return config.get("llm.lora_rank", 0), METHODS.index(config["llm.method"]), config["seed"], config["llm.lr"]
 
-    return sorted(found, key=place)
+    return sorted(found, key=order)
 
 
 def runs(folder: str) -> list[tuple[str, ...]]:
@@ -29,7 +29,7 @@ def runs(folder: str) -> list[tuple[str, ...]]:
 
 
 def _without_learning(record: dict[str, Any]) -> tuple[str, ...]:
-    """The best of the answers that need no learning."""
+    """The best trivial answers, which need no learning."""
     best = {
         version: [max(each.values()) for each in record["trivial"][version].values()] for version in ("trace", "fixed")
     }
@@ -46,7 +46,7 @@ def _run(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def choices(folder: str) -> list[tuple[str, ...]]:
-    """Header and rows: what was tried to choose the learning rate and the epochs."""
+    """Header and rows: the runs by which the learning rate and the epochs were chosen."""
     found = records(folder)
     header = ("learning rate", "items", "epochs", *found[0]["tasks"], "average", "tokens per second")
     return [header, *map(_choice, found)]
@@ -54,8 +54,8 @@ def choices(folder: str) -> list[tuple[str, ...]]:
 
 def _choice(record: dict[str, Any]) -> tuple[str, ...]:
     config, trace = record["config"], record["scores"]["trace"]
-    what = (f"{config['llm.lr']:g}", str(config["llm.train_items"]), str(config["llm.epochs"][0]))
-    return (*what, *map(_percent, (*trace["matrix"][-1], trace["last_average"])), f"{record['tokens_per_second']:.0f}")
+    tried = (f"{config['llm.lr']:g}", str(config["llm.train_items"]), str(config["llm.epochs"][0]))
+    return (*tried, *map(_percent, (*trace["matrix"][-1], trace["last_average"])), f"{record['tokens_per_second']:.0f}")
 
 
 def _percent(share: float) -> str:
