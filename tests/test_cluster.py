@@ -263,7 +263,7 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
 
     def kill(progress):
         if progress.position.startswith("task 2/3"):
-            sorted(multiprocessing.active_children(), key=lambda process: process.pid)[1].kill()
+            sorted(multiprocessing.active_children(), key=lambda process: process.pid or 0)[1].kill()
 
     outcome = attempt_in_processes(job, 2, 1, kill)
     folder = job.config.run_folder
