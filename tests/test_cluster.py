@@ -36,14 +36,15 @@ def in_all(settings):
 
 
 @pytest.fixture
-def two_nodes():
-    """A cluster of two nodes with a core each; the second is the one to kill."""
+def two_nodes(request):
+    """A cluster of two nodes with a core each, or as many as the parameter says; the second is the one to kill."""
     pytest.importorskip("ray", reason="needs Ray: pip install -r requirements-cluster.txt")
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cores = getattr(request, "param", 1)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": cores})
     second = nodes.add_node(
-        num_cpus=1, node_ip_address="127.0.0.2"
+        num_cpus=cores, node_ip_address="127.0.0.2"
     )  # the driver joins the node with its own address, the first
     yield nodes, second
     nodes.shutdown()
@@ -256,6 +257,21 @@ def test_ray_gives_each_run_two_processes(settings, tmp_path, undisturbed, capsy
     ((folder, result),) = results(settings).items()
     assert agrees_with_one_process(result, undisturbed) and "2 processes" in (folder / "log.txt").read_text()
     assert not {"checkpoint.pt", "failed.json"} & {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("two_nodes", [2], indirect=True)
+@pytest.mark.slow
+def test_the_processes_of_a_killed_node_go_on_elsewhere(two_nodes, settings, tmp_path, capsys):
+    nodes, second = two_nodes
+    settings |= CALM | {"seed": [1, 2], "init_epoch": 100}
+    killer = threading.Thread(target=kill_when, args=(0, 2, settings, nodes, second), daemon=True)
+    killer.start()
+    assert main(["--config", write(tmp_path, settings), "--ray", nodes.address, "--gpus-per-run", "2"]) == 0
+    killer.join(timeout=60)
+    assert not killer.is_alive() and len(results(settings)) == 2
+    output = capsys.readouterr().out
+    assert output.count("resumes with train epoch") == 1 and "FAILED" not in output
+    assert not {path.name for path in Path(settings["out"]).rglob("*")} & {"checkpoint.pt", "failed.json"}
 
 
 def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, tmp_path, undisturbed):
