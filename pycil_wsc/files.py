@@ -16,16 +16,20 @@ from pycil_wsc.errors import UserError
 RESULT_SCHEMA = 1  # of result.json: counts up when a reader of the version before would misread it
 
 
-def write_atomically(path: str | Path, content: bytes | str) -> None:
-    """Write ``content`` to ``path``. What stood there stays whole if the disk is full or the process dies."""
+def write_atomically(path: str | Path, content: bytes | str, durable: bool = True) -> None:
+    """Write ``content`` to ``path``. What stood there stays whole if the disk is full or the process dies.
+
+    ``durable``: also if the power fails, for which the disk is waited for. Otherwise an empty file may then be left.
+    """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
         try:

@@ -1,6 +1,7 @@
 """Small copies of image files: made once, of the right size and content, and never in the place of the files."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
+from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.kind import for_training
@@ -59,6 +61,25 @@ def test_copies_are_made_once_and_again_when_a_file_is_newer(dataset, folder, tm
     resized(dataset, tmp_path, 1)
     changed = [path for path, stamp in zip(paths, stamps) if os.stat(path).st_mtime_ns != stamp]
     assert len(changed) == 1 and Image.open(changed[0]).getpixel((30, 30))[1] < 10
+
+
+def test_an_empty_file_that_a_power_failure_left_is_made_again(dataset, tmp_path):
+    whole = resized(dataset, tmp_path, 1).train.images
+    copies = [copy for copy in (tmp_path / "resized").rglob("train/**/*.jpg.jpg") if copy.stat().st_size > 1]
+    before = {copy: copy.read_bytes() for copy in copies}
+    for copy in copies:
+        copy.write_bytes(b"")
+    assert np.array_equal(resized(dataset, tmp_path, 1).train.images, whole)
+    assert before == {copy: copy.read_bytes() for copy in copies} and len(copies) == 4
+
+
+def test_names_that_are_not_normalised_have_their_copies(folder, tmp_path):
+    paths = [f"{folder}/./train/a/wide.jpg", f"{folder}//train/b/wide.jpg", f"{folder}/val/a/high.jpg"]
+    labels = ["a", "b", "a"]
+    dataset = replace(read_source((paths, labels)), info=load_dataset(f"folder:{folder}", ".", 64).info)
+    copies = resized(dataset, tmp_path, 1).train.images
+    assert len({os.path.realpath(copy) for copy in copies}) == 3
+    assert all(Image.open(copy).size != Image.open(path).size for copy, path in zip(copies, paths))
 
 
 def test_a_broken_file_is_named_and_the_rest_kept(dataset, folder, tmp_path):

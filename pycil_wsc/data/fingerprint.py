@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pycil_wsc.data.image_files import common_folder
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
@@ -29,7 +30,7 @@ def fingerprint(train: Split, test: Split) -> dict[str, Any]:
     Raises a :class:`UserError` that names an image file if it does not exist.
     """
     digest = hashlib.sha256()
-    base = None if train.in_memory else os.path.commonpath([*train.images, *test.images])
+    base = None if train.in_memory else common_folder([*train.images.tolist(), *test.images.tolist()])
     for split in (train, test):
         digest.update(repr(split.images.shape).encode())
         digest.update(split.targets.astype("<i8").tobytes())

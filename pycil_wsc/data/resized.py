@@ -14,12 +14,17 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.image_files import common_folder, decode
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 
+<<<<<<< HEAD
 QUALITY = 95  # of the JPEG copies
+=======
+QUALITY = 95  # of the JPEG files
+SMALL = b"\n"  # in place of the copy of an image that is small enough; a power failure may leave files that are empty
+>>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
 
 
 def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
@@ -38,14 +43,21 @@ def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
     return replace(dataset, **{part: replace(split, images=copies[part]) for part, split in splits.items()})
 
 
+<<<<<<< HEAD
 def cache_folder(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, Path]:
     """The common parent folder of the image files, and the folder below ``root`` that caches them."""
     base = Path(os.path.commonpath([*dataset.train.images, *dataset.test.images]))
+=======
+def places(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, Path]:
+    """The folder that all image files are in, and the one below ``root`` for what is made of them."""
+    base = Path(common_folder([*dataset.train.images.tolist(), *dataset.test.images.tolist()]))
+>>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
     digest = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:8]
     return base, Path(root, "resized", f"{base.name}-{digest}-{side}")
 
 
 def copied(paths: np.ndarray, base: Path, folder: Path, side: int, workers: int) -> np.ndarray:
+<<<<<<< HEAD
     """The files to read instead of ``paths``, an array of str."""
     wanted = [folder / f"{Path(path).relative_to(base)}.jpg" for path in paths]
     with locked(folder):
@@ -65,19 +77,59 @@ def copied(paths: np.ndarray, base: Path, folder: Path, side: int, workers: int)
                         pool.shutdown(cancel_futures=True)
                         raise UserError(problem)
     return np.array([str(copy) if copy.stat().st_size else path for path, copy in zip(paths, wanted)])
+=======
+    """The files to read in place of ``paths``, an array of str."""
+    pairs = [(path, f"{folder}/{_below(path, str(base))}.jpg") for path in paths.tolist()]
+    files = [_usable(*pair) for pair in pairs]
+    if None in files:
+        with locked(folder):  # meanwhile another process may have made them
+            _copy_all([pair for pair in pairs if _usable(*pair) is None], folder, side, workers)
+        files = [_usable(*pair) for pair in pairs]
+    return np.array([file or path for file, (path, _) in zip(files, pairs)], dtype=str)
+>>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
 
 
-def _fresh(path, copy):
-    return copy.exists() and copy.stat().st_mtime_ns >= os.stat(path).st_mtime_ns
+def _below(path, base):
+    start = os.path.join(base, "")
+    return path.removeprefix(start) if path.startswith(start) else Path(path).relative_to(base)
+
+
+def _usable(path, copy):
+    """The file to read in place of ``path``: its copy, or itself if it is small enough. None: there is no copy, or an
+    older one.
+    """
+    try:
+        status = os.stat(copy)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not status.st_size or status.st_mtime_ns < os.stat(path).st_mtime_ns:
+        return None
+    return copy if status.st_size > len(SMALL) else path
+
+
+def _copy_all(pairs, folder, side, workers):
+    if not pairs:
+        return
+    logging.getLogger("pycil_wsc").info("%s: copying %d images with a short side of %d", folder, len(pairs), side)
+    with ProcessPoolExecutor(max(1, workers), get_context("spawn")) as pool:
+        copying = pool.map(partial(_copy, side=side), pairs, chunksize=32)
+        for problem in tqdm(copying, "resizing images", len(pairs), leave=False):
+            if problem:
+                pool.shutdown(cancel_futures=True)
+                raise UserError(problem)
 
 
 def _copy(pair, side):
+<<<<<<< HEAD
     """Write one copy, or an empty file if the image is small enough. Returns an error message or None."""
+=======
+    """Write one copy, or that the image is small enough. Returns what went wrong, or None."""
+>>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
     path, copy = pair
     try:
         image = decode(path)
         if min(image.size) <= side:
-            write_atomically(copy, b"")
+            write_atomically(copy, SMALL, durable=False)
             return None
         scale = side / min(image.size)
         small = image.resize(
@@ -85,6 +137,6 @@ def _copy(pair, side):
         )  # as the test transform does
         encoded = io.BytesIO()
         small.save(encoded, "JPEG", quality=QUALITY)
-        write_atomically(copy, encoded.getvalue())
+        write_atomically(copy, encoded.getvalue(), durable=False)
     except UserError as error:
         return str(error)
