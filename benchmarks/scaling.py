@@ -1,11 +1,12 @@
 """Images per second of one run in several processes (gloo, one thread each), and in one process with several threads.
 
     python benchmarks/scaling.py --out results/scaling-cpu.json
-    python benchmarks/scaling.py --shape imagenet --batch-size 32 --steps 4 --out results/scaling-imagenet-cpu.json
+    python benchmarks/scaling.py --shapes cifar --processes 1 2 --threads 2 --steps 2
 
 Each process trains Replay's first task on its part of one fixed batch of random images. *alone* is the same step
 without the other processes: no gradients are summed and batch norm sees the part. The rest of a step is communication,
-and waiting for the slowest. Also counted is what a process sends in a step.
+and waiting for the slowest. *Over perfect* is the speed over that of one process times their number, which more
+processes than cores cannot reach. Also counted is what a process sends in a step.
 """
 
 import argparse
@@ -33,27 +34,35 @@ from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.engine.processes import ALONE, Processes
 
 SHAPES = {"cifar": ("resnet32", 32), "imagenet": ("resnet18", 224)}
+SIZES = {"cifar": {"batch_size": 128, "steps": 12}, "imagenet": {"batch_size": 32, "steps": 3}}
 CLASSES, WARM_UP = 10, 2
 CPU = torch.device("cpu")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="cifar")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--shapes", choices=SHAPES, nargs="+", default=list(SHAPES))
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="beside one")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2, 4], help="of one process, beside one")
+    parser.add_argument("--batch-size", type=int, help="of all processes together, for each shape")
+    parser.add_argument("--steps", type=int, help="that are timed, for each shape")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    record = {"shape": args.shape, "batch_size": args.batch_size, "steps": args.steps}
-    record["processes"] = {count: in_processes(count, 1, args) for count in args.processes}
-    record["threads"] = {threads: in_processes(1, threads, args) for threads in args.threads}
-    for kind, measured in (("process", record["processes"]), ("thread", record["threads"])):
-        for count, result in measured.items():
-            share = f", communication {result['communication']:.0%}" if result["communication"] else ""
-            print(f"{count} {kind}(es): {result['images_per_second']:,.1f} images per second{share}")
+    given = {name: value for name in ("batch_size", "steps") if (value := getattr(args, name))}
+    record = {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()}
+    record["shapes"] = {}
+    for shape in args.shapes:
+        sizes = SIZES[shape] | given
+        job = argparse.Namespace(shape=shape, precision=args.precision, **sizes)
+        one = in_processes(1, 1, job)
+        measured = {"processes": {count: in_processes(count, 1, job) for count in args.processes}}
+        measured["threads"] = {threads: in_processes(1, threads, job) for threads in args.threads}
+        for kind in measured.values():
+            for count, result in kind.items():
+                result["over_perfect"] = result["images_per_second"] / (count * one["images_per_second"])
+        record["shapes"][shape] = sizes | {"one": one} | measured
+        print(shape, json.dumps(record["shapes"][shape], indent=2), flush=True)
     write(record | origin(CPU), args.out)
 
 
@@ -94,7 +103,7 @@ def work(rank, count, threads, port, folder, args):
     with patch.object(distributed, "all_reduce", counted):
         passes(*batch)
     learner.processes = ALONE
-    alone = seconds(learner.passes(phase), phase, batch, args.steps)
+    alone = seconds(learner.passes(phase), phase, batch, args.steps) if count > 1 else together
     gradients = sum(
         p.grad.nbytes for group in phase.optimizer.param_groups for p in group["params"] if p.grad is not None
     )

@@ -1,6 +1,7 @@
 """Two processes on one class-incremental run give what one gives: gloo on the CPU."""
 
 import contextlib
+import copy
 import io
 import os
 import signal
@@ -12,10 +13,16 @@ import pytest
 import torch
 from small_processes import commanded, in_two_processes
 from small_runs import SETTINGS, results, small_data, without_measurements, write
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.loader import Source
+from pycil_wsc.engine.processes import Processes
+from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.files import load_tensors
+from pycil_wsc.learners.scoring import _score_by_data
 from pycil_wsc.runs.run import Run
 
 SMALL = SETTINGS | {
@@ -35,6 +42,7 @@ CASES = {
     "bic-per-class": {"model_name": "bic", "validation": "per_class", "split_ratio": 0.5},
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
     "fisher": {"wsc.importance": "fisher", "wsc.average_unit": "iteration"},
+    "hessian": {"wsc.importance": "hessian"},
     "continual-backprop": {"wsc.reset": "continual_backprop"},
     "icarl+wsc": {"model_name": "icarl", "consolidate": True, "wsc.reset": "shrink_perturb"},
     "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
@@ -48,7 +56,8 @@ def outcomes(cases, data, out):
     for name, keys in cases.items():
         config = resolve(SMALL | {"dataset": f"npz:{data}", "out": f"{out}/{name}"} | keys)
         run = Run(config, dataset, lambda progress: None)
-        result = run.execute()
+        with counted_images() as images:
+            result = run.execute()
         weights = {key: value for key, value in run.learner.state_dict().items() if isinstance(value, torch.Tensor)}
         ended[name] = {
             "losses": np.concatenate(result["train_loss"]),
@@ -57,8 +66,23 @@ def outcomes(cases, data, out):
             "exemplars": {label: kept.tolist() for label, kept in run.learner.memory.classes.items()},
             "weights": {key: value.numpy() for key, value in weights.items()},
             "records": run.records.lines,
+            "images": sum(images),
         }
     return ended
+
+
+@contextlib.contextmanager
+def counted_images():
+    """The sizes of all batches that this process takes, for whatever purpose."""
+    sizes, batches = [], Source.batches
+
+    def counting(source, *arguments, **keys):
+        for images, targets in batches(source, *arguments, **keys):
+            sizes.append(len(images))
+            yield images, targets
+
+    with patch.object(Source, "batches", counting):
+        yield sizes
 
 
 def nearly(value, wanted):
@@ -70,12 +94,15 @@ def nearly(value, wanted):
     return value == (pytest.approx(wanted, rel=1e-2, abs=1e-3) if isinstance(wanted, float) else wanted)
 
 
+OWN = {"own batch norm": {"model_name": "wsc", "seed": 1994, "wsc.bn_update": "average", "sync_batch_norm": False}}
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """The outcomes of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("torchrun")
     data = small_data(folder / "data.npz", per_class=11)
-    two = in_two_processes(outcomes, CASES, data, folder / "two", seconds=900)
+    two = in_two_processes(outcomes, CASES | OWN, data, folder / "two", seconds=900)
     return outcomes(CASES, data, folder / "one"), *two
 
 
@@ -85,10 +112,91 @@ def test_two_processes_give_what_one_gives(name, both):
     np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4)
     assert first["curves"] == one["curves"] and first["exemplars"] == one["exemplars"]
     assert first["flops"] == one["flops"] and nearly(first["records"], one["records"])
+    assert first["images"] + second["images"] == one["images"], "no process does what another does too"
     assert first["weights"].keys() == one["weights"].keys()
     for key, value in one["weights"].items():
         np.testing.assert_allclose(first["weights"][key], value, rtol=1e-3, atol=1e-4, err_msg=key)
         np.testing.assert_array_equal(first["weights"][key], second["weights"][key], err_msg=key)
+
+
+def small_network():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    return nn.Sequential(*layers), torch.randn(5, 3, 6, 6), torch.tensor([0, 1, 2, 0, 1])
+
+
+def trained_on_own_parts():
+    """Gradients and buffers after steps of five images and of one, of which the second process has none."""
+    network, images, targets = small_network()
+    processes, steps = Processes(), []
+
+    def loss(images, targets):
+        logits = network(images)
+        return cross_entropy(logits, targets), logits
+
+    optimizer = torch.optim.SGD(network.parameters())
+    passes = SharedPasses(loss, optimizer, processes, sync_batch_norm=False)
+    for size in 5, 1:
+        rows = slice(processes.rank, size, processes.count)
+        passes(images[rows], targets[rows])
+        gradients = [parameter.grad.numpy().copy() for parameter in network.parameters()]
+        steps.append((gradients, [buffer.numpy().copy() for buffer in network.buffers()]))
+        optimizer.zero_grad()
+    return steps
+
+
+def test_without_synced_batch_norm_each_process_normalises_its_own_part():
+    """Against torch's batch norm on each part: gradients and running statistics weigh it by its images."""
+    first, second = in_two_processes(trained_on_own_parts)
+    network, images, targets = small_network()
+    for size, (gradients, buffers), others in zip((5, 1), first, second, strict=True):
+        parts, before = [slice(rank, size, 2) for rank in range(2)], copy.deepcopy(network)
+        wanted_gradients, statistics = 0, 0
+        for rows in parts[:size]:
+            network, share = copy.deepcopy(before), len(images[rows]) / size
+            loss = cross_entropy(network(images[rows]), targets[rows])
+            wanted_gradients = wanted_gradients + share * flat(torch.autograd.grad(loss, list(network.parameters())))
+            statistics = statistics + share * flat([network[1].running_mean, network[1].running_var])
+        np.testing.assert_allclose(flat(map(torch.from_numpy, gradients)), wanted_gradients, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(flat(map(torch.from_numpy, buffers[:2])), statistics, rtol=1e-5, atol=1e-6)
+        assert all(map(np.array_equal, buffers, others[1])), "all processes hold the same"
+        network[1].running_mean[:], network[1].running_var[:] = statistics.chunk(2)
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def test_a_run_without_synced_batch_norm_is_another_in_two_processes_but_one_network(both):
+    one, (first, second) = both[0]["wsc"], [outcome["own batch norm"] for outcome in both[1:]]
+    assert np.abs(first["losses"] / one["losses"] - 1).max() > 1e-2
+    for key, value in first["weights"].items():
+        np.testing.assert_array_equal(value, second["weights"][key], err_msg=key)
+
+
+def scores_of_data(data, out):
+    """By importance and number of samples: scores of the untrained network's elements, and the passes that they took.
+
+    Three samples are a batch of the first process's, and none of the second's.
+    """
+    found, dataset = {}, load_dataset(f"npz:{data}", ".")
+    for name, samples in (("fisher", None), ("hessian", None), ("hessian", 3)):
+        keys = {"dataset": f"npz:{data}", "out": str(out), "wsc.importance": name, "wsc.importance_samples": samples}
+        learner = Run(resolve(SMALL | keys), dataset).learner
+        learner.grow_for(task := learner.manager.tasks[0])
+        parameters = dict(learner.network.named_parameters())
+        scores = _score_by_data(learner, task, parameters, {})
+        found[name, samples] = flat(scores.values()).numpy(), learner.scoring["importance_passes"]
+    return found
+
+
+def test_scores_that_pass_over_the_data_are_those_of_one_process(tmp_path):
+    data = small_data(tmp_path / "data.npz", per_class=11)
+    one = scores_of_data(data, tmp_path)
+    for others in in_two_processes(scores_of_data, data, tmp_path):
+        for case, (scores, passes) in one.items():
+            np.testing.assert_allclose(others[case][0], scores, rtol=1e-3, atol=1e-5 * scores.max(), err_msg=str(case))
+            assert others[case][1] == passes
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pycil_wsc.analysis.observer import Observer
 from pycil_wsc.registry import register_analysis
 
+Part = tuple[list[Tensor], int]  # the sums over images for each layer, and the number of images
 RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
 
 
@@ -24,8 +25,11 @@ class Dormant(Observer):
     samples = 2000
 
     def task_trained(self, task: Any) -> dict[str, Any]:
+        processes, batches = self.learner.processes, self.shared_batches(self.sample(task, self.samples))
         layers = mean_activations(
-            self.learner.predict, (images for images, _ in self.batches(self.sample(task, self.samples)))
+            self.learner.predict,
+            (images for images, _ in batches),
+            lambda part: processes.gather([part], processes.count),
         )
         dormant = [units <= self.threshold * units.mean() for units in layers]
         number = sum(len(units) for units in layers)
@@ -39,15 +43,24 @@ class Dormant(Observer):
 
 
 @torch.no_grad()
-def mean_activations(network: Callable[[Tensor], Any], batches: Iterable[Tensor]) -> list[Tensor]:
-    """The mean output of each channel, float64 (channels,), for each application of ReLU in ``network``."""
+def mean_activations(
+    network: Callable[[Tensor], Any],
+    batches: Iterable[Tensor],
+    gathered: Callable[[Part], list[Part]] = lambda part: [part],
+) -> list[Tensor]:
+    """The mean output of each channel, float64 (channels,), for each application of ReLU in ``network``.
+
+    ``gathered`` returns the parts of all processes, given this one's. A process may have no batches.
+    """
     totals, images_seen = [], 0
     for images in batches:
         with Activations() as activations:
             network(images)
         totals = [total + sums for total, sums in zip(totals, activations.sums)] if totals else activations.sums
         images_seen += len(images)
-    return [total / images_seen for total in totals]
+    parts = gathered(([total.cpu() for total in totals], images_seen))
+    images_seen = sum(images for _, images in parts)
+    return [sum(sums) / images_seen for sums in zip(*(totals for totals, _ in parts if totals), strict=True)]
 
 
 class Activations(TorchDispatchMode):

@@ -45,9 +45,9 @@ class Gradients(Observer):
         """The gradient of the mean loss over these training samples: float64 (trainable parameters,)."""
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=self.learner.device)
-        for images, targets in self.batches(indices):
+        for images, targets in self.shared_batches(indices):
             gradients = torch.autograd.grad(
                 self.summed_loss(images, targets), parameters, materialize_grads=True, allow_unused=True
             )
             total += torch.cat([gradient.reshape(-1) for gradient in gradients])
-        return total / len(indices)
+        return self.learner.processes.sum_(total) / len(indices)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.data.loader import ALL, Share
+
 
 class Observer:
     """Observes a learner through its tasks. During each call, the learner is in evaluation mode.
@@ -33,11 +35,16 @@ class Observer:
         """Called after training, before exemplars are chosen. Returns the task's record, of JSON values."""
         raise NotImplementedError
 
-    def batches(self, indices: np.ndarray) -> Iterable[tuple[Tensor, Tensor]]:
-        """Batches (images, targets) of these training samples, with the test transform."""
-        return self.learner.train_source.batches(
-            indices, self.learner.manager.train_targets, self.learner.config.batch_size
+    def batches(self, indices: np.ndarray, share: Share = ALL) -> Iterable[tuple[Tensor, Tensor]]:
+        """Batches (images, targets) of these training samples, with the test transform; ``share``: which of them."""
+        learner = self.learner
+        return learner.train_source.batches(
+            indices, learner.manager.train_targets, learner.config.batch_size, share=share
         )
+
+    def shared_batches(self, indices: np.ndarray) -> Iterable[tuple[Tensor, Tensor]]:
+        """This process's share of :meth:`batches`, which may be empty. ``learner.processes.sum`` adds up the results."""
+        return self.batches(indices, self.learner.processes.share_of_batches)
 
     def sample(self, task: Any, number: int) -> np.ndarray:
         """At most ``number`` of the task's samples and the exemplars, evenly spaced over the classes: indices (n,)."""
@@ -55,8 +62,9 @@ class Observer:
 
     @torch.no_grad()
     def mean_loss(self, indices: np.ndarray) -> float:
-        """Mean cross-entropy on these training samples, in nats."""
-        return sum(self.summed_loss(*batch).item() for batch in self.batches(indices)) / len(indices)
+        """Mean cross-entropy on these training samples, in nats; each process computes its share."""
+        loss = sum(self.summed_loss(*batch).item() for batch in self.shared_batches(indices))
+        return self.learner.processes.sum(torch.tensor(loss, dtype=torch.float64)).item() / len(indices)
 
 
 def finite(number: float) -> float | None:

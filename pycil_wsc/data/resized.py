@@ -19,12 +19,8 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 
-<<<<<<< HEAD
 QUALITY = 95  # of the JPEG copies
-=======
-QUALITY = 95  # of the JPEG files
-SMALL = b"\n"  # in place of the copy of an image that is small enough; a power failure may leave files that are empty
->>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
+SMALL = b"\n"  # instead of the copy of an image that is small enough; a power failure may leave empty files
 
 
 def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
@@ -43,42 +39,15 @@ def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
     return replace(dataset, **{part: replace(split, images=copies[part]) for part, split in splits.items()})
 
 
-<<<<<<< HEAD
 def cache_folder(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, Path]:
     """The common parent folder of the image files, and the folder below ``root`` that caches them."""
-    base = Path(os.path.commonpath([*dataset.train.images, *dataset.test.images]))
-=======
-def places(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, Path]:
-    """The folder that all image files are in, and the one below ``root`` for what is made of them."""
     base = Path(common_folder([*dataset.train.images.tolist(), *dataset.test.images.tolist()]))
->>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
     digest = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:8]
     return base, Path(root, "resized", f"{base.name}-{digest}-{side}")
 
 
 def copied(paths: np.ndarray, base: Path, folder: Path, side: int, workers: int) -> np.ndarray:
-<<<<<<< HEAD
     """The files to read instead of ``paths``, an array of str."""
-    wanted = [folder / f"{Path(path).relative_to(base)}.jpg" for path in paths]
-    with locked(folder):
-        missing = [(path, copy) for path, copy in zip(paths, wanted) if not _fresh(path, copy)]
-        if missing:
-            logging.getLogger("pycil_wsc").info(
-                "%s: copying %d images with a short side of %d", folder, len(missing), side
-            )
-            with ProcessPoolExecutor(max(1, workers), get_context("spawn")) as pool:
-                for problem in tqdm(
-                    pool.map(partial(_copy, side=side), missing, chunksize=32),
-                    "resizing images",
-                    len(missing),
-                    leave=False,
-                ):
-                    if problem:
-                        pool.shutdown(cancel_futures=True)
-                        raise UserError(problem)
-    return np.array([str(copy) if copy.stat().st_size else path for path, copy in zip(paths, wanted)])
-=======
-    """The files to read in place of ``paths``, an array of str."""
     pairs = [(path, f"{folder}/{_below(path, str(base))}.jpg") for path in paths.tolist()]
     files = [_usable(*pair) for pair in pairs]
     if None in files:
@@ -86,7 +55,6 @@ def copied(paths: np.ndarray, base: Path, folder: Path, side: int, workers: int)
             _copy_all([pair for pair in pairs if _usable(*pair) is None], folder, side, workers)
         files = [_usable(*pair) for pair in pairs]
     return np.array([file or path for file, (path, _) in zip(files, pairs)], dtype=str)
->>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
 
 
 def _below(path, base):
@@ -95,8 +63,8 @@ def _below(path, base):
 
 
 def _usable(path, copy):
-    """The file to read in place of ``path``: its copy, or itself if it is small enough. None: there is no copy, or an
-    older one.
+    """The file to read instead of ``path``: its copy, or itself if it is small enough. None if the copy is missing or
+    older.
     """
     try:
         status = os.stat(copy)
@@ -120,11 +88,7 @@ def _copy_all(pairs, folder, side, workers):
 
 
 def _copy(pair, side):
-<<<<<<< HEAD
-    """Write one copy, or an empty file if the image is small enough. Returns an error message or None."""
-=======
-    """Write one copy, or that the image is small enough. Returns what went wrong, or None."""
->>>>>>> c32a95c (Copies of image files are made without waiting for the disk at each, and compared in less time)
+    """Write one copy, or a marker if the image is small enough. Returns an error message or None."""
     path, copy = pair
     try:
         image = decode(path)

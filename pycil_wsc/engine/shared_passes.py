@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.recorded_passes import Passes
-from pycil_wsc.engine.synced_batch_norm import synced_batch_norm
+from pycil_wsc.engine.synced_batch_norm import OwnBatchNorm, SyncedBatchNorm
 
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) -> (mean loss, logits)
 
@@ -33,10 +33,11 @@ class SharedPasses(Passes):
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         whole = self.processes.sum(torch.tensor(float(len(images)), device=images.device))
-        with synced_batch_norm(self.processes, self.sync_batch_norm):
+        share = len(images) / whole
+        with SyncedBatchNorm() if self.sync_batch_norm else OwnBatchNorm(share):
             loss, logits = self.shared(images, targets)
-        part = loss * (len(images) / whole)
-        (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes
+            part = loss * share
+            (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes
         right = (logits.argmax(1) == targets).sum()
         return part.detach() if len(images) else torch.zeros_like(whole), right
 

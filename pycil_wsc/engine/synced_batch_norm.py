@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from pycil_wsc.engine.processes import Processes
 
 
-def synced_batch_norm(processes: Processes, wanted: bool = True) -> AbstractContextManager[Any]:
-    """:class:`SyncedBatchNorm` if there are several ``processes`` and it is ``wanted``, else an empty context."""
-    return SyncedBatchNorm() if wanted and processes.count > 1 else nullcontext()
+def synced_batch_norm(processes: Processes) -> AbstractContextManager[Any]:
+    """:class:`SyncedBatchNorm` if there are several ``processes``, else an empty context."""
+    return SyncedBatchNorm() if processes.count > 1 else nullcontext()
 
 
 class SyncedBatchNorm(TorchFunctionMode):
@@ -33,6 +33,35 @@ class SyncedBatchNorm(TorchFunctionMode):
         if function is batch_norm:
             return _batch_norm(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
+
+
+class OwnBatchNorm(TorchFunctionMode):
+    """Within it each process normalises by its own part of a batch, of which it has ``share`` (of 1) of the images.
+
+    At its end, after the backward pass, the running statistics become the mean over the processes, by their shares:
+    all hold the same. All processes must compute the same layers.
+    """
+
+    def __init__(self, share: Tensor) -> None:
+        super().__init__()
+        self.share, self.running = share, {}
+
+    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is batch_norm:
+            self._note(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _note(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+        if training and running_mean is not None:
+            self.running |= {id(statistic): statistic for statistic in (running_mean, running_var)}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self.running and error[0] is None:
+            statistics = list(self.running.values())
+            together = self.share * torch.cat(statistics)
+            distributed.all_reduce(together)
+            torch._foreach_copy_(statistics, list(together.split([len(each) for each in statistics])))
 
 
 def _batch_norm(

@@ -7,19 +7,25 @@ import torch
 from torch import Tensor, nn
 
 from pycil_wsc.consolidation import fisher_diagonal, hessian_diagonal
+from pycil_wsc.learners.scoring import UnaugmentedBatches
 from pycil_wsc.registry import register_importance
 
 Tensors = Mapping[str, Tensor]
 
 
 @register_importance("fisher")
-def fisher(network: nn.Module, params: Tensors, previous: Tensors, batches: Any, options: Any) -> Tensors:
+def fisher(
+    network: nn.Module, params: Tensors, previous: Tensors, batches: UnaugmentedBatches, options: Any
+) -> Tensors:
     """The diagonal of the empirical Fisher information: the mean of each sample's squared gradient of log p(y | x)."""
-    return fisher_diagonal(network, params, batches)
+    return batches.mean(fisher_diagonal(network, params, batches.shared()))
 
 
 @register_importance("hessian")
-def hessian(network: nn.Module, params: Tensors, previous: Tensors, batches: Any, options: Any) -> Tensors:
+def hessian(
+    network: nn.Module, params: Tensors, previous: Tensors, batches: UnaugmentedBatches, options: Any
+) -> Tensors:
     """The absolute diagonal of the loss's Hessian: Hutchinson's estimate with ``wsc.probes`` random vectors."""
-    estimate = hessian_diagonal(network, params, batches, options.probes, torch.Generator().manual_seed(batches.seed))
+    generator = torch.Generator().manual_seed(batches.seed)
+    estimate = batches.mean(hessian_diagonal(network, params, batches.shared(), options.probes, generator))
     return {name: value.abs() for name, value in estimate.items()}

@@ -16,6 +16,7 @@ from pycil_wsc.consolidation import Importance, drift_score
 from pycil_wsc.consolidation.importance import MOMENT_SCORES, as_importance
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
+from pycil_wsc.data.loader import ALL
 from pycil_wsc.data.tasks import Task
 
 if TYPE_CHECKING:
@@ -53,22 +54,42 @@ class UnaugmentedBatches:
     """Iterable, any number of times, over the task's training data and the memory, without augmentation.
 
     ``wsc.importance_samples`` limits the number of samples, which are drawn with ``seed``. ``images``: the number of
-    images yielded so far.
+    images that all processes have passed over so far. A mean over samples is shared out among them by
+    ``batches.mean(score(batches.shared()))``.
     """
 
     def __init__(self, learner: "Consolidated", task: Task):
-        self.learner, self.images = learner, 0
+        self.learner, self.images, self.own = learner, 0, 0
         resets = learner.consolidation.resets if learner.consolidation else 0
         self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, resets)
         indices, wanted = learner.training_indices(task), learner.config.wsc.importance_samples
         self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        learner = self.learner
-        source, targets = learner.train_source, learner.manager.train_targets
-        for images, labels in source.batches(self.indices, targets, learner.config.batch_size):
+        for images, labels in self._batches(ALL):
             self.images += len(images)
             yield images, labels
+
+    def shared(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of the batches, perhaps none."""
+        self.images, self.own = self.images + len(self.indices), 0
+        for images, labels in self._batches(self.learner.processes.share_of_batches):
+            self.own += len(images)
+            yield images, labels
+
+    def mean(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean over all samples; ``own`` is that over this process's, which it has just passed over."""
+        processes, weight = self.learner.processes, self.own / len(self.indices)
+        if processes.count == 1:
+            return dict(own)
+        return {
+            name: processes.sum_(weight * value if weight else torch.zeros_like(value)) for name, value in own.items()
+        }
+
+    def _batches(self, share):
+        learner = self.learner
+        targets, size = learner.manager.train_targets, learner.config.batch_size
+        return learner.train_source.batches(self.indices, targets, size, share=share)
 
 
 class Timed:
