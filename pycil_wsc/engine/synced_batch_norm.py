@@ -36,10 +36,10 @@ class SyncedBatchNorm(TorchFunctionMode):
 
 
 class OwnBatchNorm(TorchFunctionMode):
-    """Within it each process normalises by its own part of a batch, of which it has ``share`` (of 1) of the images.
+    """A context in which each process normalises its own part of a batch, with ``share`` (0 to 1) of its images.
 
-    At its end, after the backward pass, the running statistics become the mean over the processes, by their shares:
-    all hold the same. All processes must compute the same layers.
+    When it ends, after the backward pass, the running statistics are replaced by their mean over the processes,
+    weighted by ``share``, so that all processes hold the same. All processes must compute the same layers.
     """
 
     def __init__(self, share: Tensor) -> None:
