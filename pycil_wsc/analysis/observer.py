@@ -43,7 +43,7 @@ class Observer:
         )
 
     def shared_batches(self, indices: np.ndarray) -> Iterable[tuple[Tensor, Tensor]]:
-        """This process's share of :meth:`batches`, which may be empty. ``learner.processes.sum`` adds up the results."""
+        """This process's share of :meth:`batches`, which may be empty. ``learner.processes.sum`` adds up results."""
         return self.batches(indices, self.learner.processes.share_of_batches)
 
     def sample(self, task: Any, number: int) -> np.ndarray:
