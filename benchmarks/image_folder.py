@@ -8,7 +8,8 @@ image is encoded (40x32 to 80x64 pixels); its files differ in a comment. They ar
 others, but take 4 kB each on the disk in place of 110.
 
 With each value of ``cache_images`` the command line is started twice, at first without what the value keeps, and ends
-after its first training step (ResNet-32, images of side 32). Reported are the seconds until then, of which
+after its first training step (ResNet-32, images of side 32). Reported are the seconds until then, and the CPU seconds
+of all processes but the workers that decode for the step, of which
 
 * imports: until the command line begins;
 * listing: the walk through the folder;
@@ -16,8 +17,8 @@ after its first training step (ResNet-32, images of side 32). Reported are the s
 * cache: what ``cache_images`` keeps is made, or compared with the files;
 * step: from the beginning of the first epoch, workers included, to the end of its first step.
 
-The CPU seconds are those of all processes but the workers that decode. Memory is the most that the main process has
-had until then, and what it and these workers have at the first step, pages that they share being counted once.
+Memory is the most that the main process has had until then, and what it and the workers have at the first step, pages
+that they share being counted once.
 """
 
 import argparse
@@ -48,7 +49,7 @@ SETTINGS |= {"device": "cpu", "cache_first_task": False, "batch_size": 128}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=130_000, help="training files in the folder")
-    parser.add_argument("--caches", nargs="+", choices=CACHES, default=list(CACHES), help="values of cache_images")
+    parser.add_argument("--caches", nargs="+", choices=CACHES, default=["false", "true", "memory"])
     parser.add_argument("--workers", type=int, default=2, help="processes that decode")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "made_imagenet"), help="kept")
     parser.add_argument("--out", type=Path)
@@ -131,7 +132,7 @@ def first_step(config, out):
     from pycil_wsc.engine.environment import peak_memory
     from pycil_wsc.runs.command import main as command
 
-    cpu, peaks, seconds = torch.device("cpu"), [], defaultdict(float, imports=time.time() - BEGUN)
+    device, peaks, spent = torch.device("cpu"), [], defaultdict(lambda: [0.0, 0.0], imports=clock())
     run, reset = pycil_wsc.runs.run, pycil_wsc.runs.run.reset_peak_memory
 
     def reset_peak(device):
@@ -139,38 +140,45 @@ def first_step(config, out):
         reset(device)
 
     def epoch_begins(run, *_):
-        seconds["step"] -= time.time()
+        spent["step"] = clock()
 
     def step_ended(run, *_):
-        now = time.time()
-        seconds["step"] += now
-        measured = {"start": now - BEGUN} | seconds
-        cpu_seconds = sum(os.times()[:4])
-        memory = {"peak_memory_bytes": max(*peaks, peak_memory(cpu)), "all_memory_bytes": proportional_memory()}
-        Path(out).write_text(json.dumps({"seconds": measured, "cpu_seconds": cpu_seconds} | memory))
+        spent["start"] = clock()
+        spent["step"] = [now - then for now, then in zip(spent["start"], spent["step"])]
+        measured = {
+            kind: {name: both[number] for name, both in spent.items()}
+            for number, kind in enumerate(("seconds", "cpu_seconds"))
+        }
+        memory = {"peak_memory_bytes": max(*peaks, peak_memory(device)), "all_memory_bytes": proportional_memory()}
+        Path(out).write_text(json.dumps(measured | memory))
         raise KeyboardInterrupt
 
     with (
         patch.object(run, "reset_peak_memory", reset_peak),
         patch.object(run.Run, "phase_started", epoch_begins),
         patch.object(run.Run, "step", step_ended),
-        timed(seconds, "listing", pycil_wsc.data.datasets, "read_folder"),
-        timed(seconds, "fingerprint", pycil_wsc.data.datasets, "fingerprint"),
-        timed(seconds, "cache", pycil_wsc.runs.kind, "for_training"),
+        timed(spent, "listing", pycil_wsc.data.datasets, "read_folder"),
+        timed(spent, "fingerprint", pycil_wsc.data.datasets, "fingerprint"),
+        timed(spent, "cache", pycil_wsc.runs.kind, "for_training"),
     ):
         return command(["--config", config])
 
 
-def timed(seconds, name, module, function):
-    """A context in which ``seconds[name]`` counts the time spent in a function of ``module``."""
+def clock():
+    """Seconds since this process began, and CPU seconds of it and of its processes that have ended."""
+    return [time.time() - BEGUN, sum(os.times()[:4])]
+
+
+def timed(spent, name, module, function):
+    """A context in which ``spent[name]`` adds up the two clocks' time in a function of ``module``."""
     work = getattr(module, function)
 
     def counted(*arguments):
-        begun = time.time()
+        begun = clock()
         try:
             return work(*arguments)
         finally:
-            seconds[name] += time.time() - begun
+            spent[name] = [total + now - then for total, now, then in zip(spent[name], clock(), begun)]
 
     return patch.object(module, function, counted)
 

@@ -1,5 +1,5 @@
-"""Write the generated parts of docs/: the tables of keys, from their declarations, the tables of language-model runs,
-from their records, and the figures.
+"""Write the generated parts of docs/: the tables of keys, from their declarations, the tables of language-model runs
+and of some speeds, from their records, and the figures.
 
 python docs/scripts/generate.py
 """
@@ -11,11 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
-CONFIGURATION, LANGUAGE_MODELS = "configuration", "language_models"
+CONFIGURATION, LANGUAGE_MODELS, SPEED = "configuration", "language_models", "speed"
 PAGES = dict.fromkeys(("run", "training", "wsc", "defaults", "methods"), CONFIGURATION) | {
     "language models": LANGUAGE_MODELS
 }
 RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
+RECORDS |= {"scaling-cpu": SPEED, "image-folder-cpu": SPEED}
+GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
 
 
 HEADER = ("key", "default", "values", "meaning")
@@ -83,16 +85,20 @@ def page(name):
     return text
 
 
-def recorded(folder):
-    """The Markdown table of the runs in results/``folder``."""
-    import trace_tables  # beside this file
+def recorded(name):
+    """The Markdown table of the record results/``name``.json, or of the runs in the folder of that name."""
+    import speed_tables  # beside this file, as is
+    import trace_tables
 
-    lines = (trace_tables.choices if folder.endswith("_tune") else trace_tables.runs)(folder)
+    if name in speed_tables.TABLES:
+        lines = speed_tables.rows(name)
+    else:
+        lines = (trace_tables.choices if name.endswith("_tune") else trace_tables.runs)(name)
     return rows(lines[0], lines[1:]) if lines else "None yet.\n"
 
 
 def main():
-    for name in set(PAGES.values()):
+    for name in GENERATED:
         (ROOT / "docs" / f"{name}.md").write_text(page(name), encoding="utf-8")
     import figure  # beside this file
 
