@@ -80,7 +80,7 @@ def in_processes(count, threads, args):
         "images_per_second": args.batch_size / step,
         "step_seconds": step,
         "alone_seconds": alone,
-        "communication": 1 - alone / step if count > 1 else 0.0,
+        "communication": max(0.0, 1 - alone / step),
     } | counted
 
 

@@ -213,6 +213,54 @@ def rows_after(page, mark):
     return header, rows
 
 
+def generated(mark):
+    """(header, rows) of a generated table on the page of speeds; None if it says that there is none."""
+    between = SPEED.read_text().partition(f"<!-- records: {mark} -->\n")[2].partition("<!-- end -->")[0]
+    return None if between == "None yet.\n" else rows_after(SPEED, f"<!-- records: {mark} -->")
+
+
+def test_the_table_of_scaling_is_the_record():
+    """Speeds, perfect scaling and communication from the seconds of a step, with the other processes and alone."""
+    path, table = ROOT / "results/scaling-cpu.json", generated("scaling-cpu")
+    assert path.exists() == (table is not None)
+    if table is None:
+        return
+    shapes, found = json.loads(path.read_text())["shapes"], {}
+    names = {"CIFAR, ResNet-32": "cifar", "ImageNet, ResNet-18": "imagenet"}
+    for name, size, number, *cells in table[1]:
+        shape = shapes[names[name]]
+        rate = int(size) / shape["one"]["step_seconds"]
+        assert shape["batch_size"] == int(size)
+        if number == "1":
+            assert says(cells[0], rate) and cells[1:] == ["1.00", "", "", ""]
+            continue
+        together, threads = shape["processes"][number], shape["threads"][number]
+        speeds = [int(size) / each["step_seconds"] for each in (together, threads)]
+        over = [speed / (int(number) * rate) for speed in speeds]
+        share = max(0, 1 - together["alone_seconds"] / together["step_seconds"])
+        assert says(" ".join(cells), speeds[0], over[0], 100 * share, speeds[1], over[1])
+        found.setdefault(name, []).append(number)
+    assert found == {name: ["2", "4"] for name in names}
+
+
+def test_the_table_of_the_start_on_many_files_is_the_record():
+    path, table = ROOT / "results/image-folder-cpu.json", generated("image-folder-cpu")
+    assert path.exists() == (table is not None)
+    if table is None:
+        return
+    caches = json.loads(path.read_text())["caches"]
+    assert [tuple(row[:2]) for row in table[1]] == [
+        (f"`{name if name in ('false', 'true') else json.dumps(name)}`", start)
+        for name in caches
+        for start in caches[name]
+    ]
+    for (name, start, *cells), each in zip(table[1], (each for starts in caches.values() for each in starts.values())):
+        cpu, mib = each["cpu_seconds"], 2**20
+        parts = [cpu[part] for part in ("start", "imports", "listing", "fingerprint", "cache", "step")]
+        memory = each["peak_memory_bytes"] / mib, each["all_memory_bytes"] / mib
+        assert says(" ".join(cells), each["seconds"]["start"], *parts, *memory), (name, start)
+
+
 def test_the_table_of_language_models_is_the_records():
     header, rows = rows_after(ROOT / "docs/language_models.md", "](../results/trace_small_model).")
     assert {row[0] for row in rows} == {path.stem for path in (ROOT / "results/trace_small_model").glob("*.json")}
