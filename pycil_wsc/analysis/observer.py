@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.data.loader import ALL, Share
-
 
 class Observer:
     """Observes a learner through its tasks. During each call, the learner is in evaluation mode.
@@ -35,16 +33,19 @@ class Observer:
         """Called after training, before exemplars are chosen. Returns the task's record, of JSON values."""
         raise NotImplementedError
 
-    def batches(self, indices: np.ndarray, share: Share = ALL) -> Iterable[tuple[Tensor, Tensor]]:
-        """Batches (images, targets) of these training samples, with the test transform; ``share``: which of them."""
+    def batches(self, indices: np.ndarray, **options: Any) -> Iterable[tuple[Tensor, Tensor]]:
+        """Batches (images, targets) of these training samples, with the test transform.
+
+        ``options`` are those of :meth:`pycil_wsc.data.loader.Source.batches`.
+        """
         learner = self.learner
         return learner.train_source.batches(
-            indices, learner.manager.train_targets, learner.config.batch_size, share=share
+            indices, learner.manager.train_targets, learner.config.batch_size, **options
         )
 
     def shared_batches(self, indices: np.ndarray) -> Iterable[tuple[Tensor, Tensor]]:
         """This process's share of :meth:`batches`, which may be empty. ``learner.processes.sum`` adds up results."""
-        return self.batches(indices, self.learner.processes.share_of_batches)
+        return self.batches(indices, share=self.learner.processes.share_of_batches)
 
     def sample(self, task: Any, number: int) -> np.ndarray:
         """At most ``number`` of the task's samples and the exemplars, evenly spaced over the classes: indices (n,)."""

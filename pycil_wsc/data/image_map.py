@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from multiprocessing import get_context
@@ -94,9 +95,10 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
     with locked(folder):
         if (known := _read(index, key)) is None:
             index.unlink(missing_ok=True)  # it will no longer match the file of images
-            sizes = _sizes(paths, side, workers)
-            known = np.concatenate([[0], np.cumsum(sizes.prod(1))]), sizes
-            _write(paths, path, *known, v2.Resize(side, v2.InterpolationMode(interpolation)), workers)
+            with ProcessPoolExecutor(workers, get_context("spawn")) if workers else nullcontext() as pool:
+                sizes = _sizes(paths, side, pool)
+                known = np.concatenate([[0], np.cumsum(sizes.prod(1))]), sizes
+                _write(paths, path, *known, v2.Resize(side, v2.InterpolationMode(interpolation)), pool)
             _write_index(index, key, *known)
     starts, sizes = known
     return ImageMap(path, starts[:-1], sizes)
@@ -126,13 +128,13 @@ def _write_index(index, key, starts, sizes):
     write_atomically(index, buffer.getvalue())
 
 
-def _sizes(paths, side, workers):
+def _sizes(paths, side, pool):
     """Height and width of each image after resizing: int64 (N, 2)."""
-    parts = _in_processes(partial(_sizes_of, side=side), paths, workers, "reading sizes of images")
+    parts = _in_processes(partial(_sizes_of, side=side), paths, pool, "reading sizes of images")
     return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
 
-def _write(paths, path, starts, sizes, resize, workers):
+def _write(paths, path, starts, sizes, resize, pool):
     """Decode all images into ``path``."""
     total, free = 3 * int(starts[-1]), shutil.disk_usage(path.parent).free
     if total > free:
@@ -145,28 +147,28 @@ def _write(paths, path, starts, sizes, resize, workers):
     with open(partial_file, "wb") as file:
         file.truncate(total)
     numbered = np.array(list(zip(paths.tolist(), starts[:-1].tolist())), dtype=object)
-    for _ in _in_processes(
-        partial(_decode_into, file=partial_file, resize=resize), numbered, workers, "decoding images"
-    ):
+    decode_part = partial(_decode_into, file=partial_file, resize=resize)
+    for _ in _in_processes(decode_part, numbered, pool, "decoding images"):
         pass
+    with open(partial_file, "r+b") as file:
+        os.fsync(file.fileno())  # before the index says that it is complete
     os.replace(partial_file, path)
 
 
-def _in_processes(work, items, workers, description):
-    """Yield ``work(part)`` for each ``CHUNK`` of ``items``, in order, from ``workers`` processes (0: this process).
+def _in_processes(work, items, pool, description):
+    """Yield ``work(part)`` for each ``CHUNK`` of ``items``, in order, from the processes of ``pool`` (None: this one).
 
     Raises a :class:`UserError` that a process raised.
     """
     parts = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    if not workers:
+    if pool is None:
         yield from map(work, parts)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        try:
-            yield from tqdm(pool.map(work, parts), desc=description, total=len(parts), leave=False)
-        except UserError:
-            pool.shutdown(cancel_futures=True)
-            raise
+    try:
+        yield from tqdm(pool.map(work, parts), desc=description, total=len(parts), leave=False)
+    except UserError:
+        pool.shutdown(cancel_futures=True)
+        raise
 
 
 def _sizes_of(paths, side):
