@@ -142,7 +142,7 @@ def test_other_settings_or_images_in_the_folder_of_the_work_are_refused(months, 
 def test_two_processes_do_not_share_a_folder(months, tmp_path):
     with pycil_wsc.files.locked(tmp_path / "work"):
         context = multiprocessing.get_context("fork")
-        with context.Pool(1) as pool, pytest.raises(UserError, match="another process is at work in it"):
+        with context.Pool(1) as pool, pytest.raises(UserError, match="is in use by another process"):
             pool.apply(learned, (months[0],), {"out": tmp_path / "work"})
 
 
@@ -247,7 +247,7 @@ def test_what_is_saved_outlives_the_images_where_they_are_copied(tmp_path):
     assert torch.equal(ours, theirs) and other._held.train.images[0].startswith(
         str(tmp_path / "elsewhere" / "exemplars")
     )
-    with pytest.raises(UserError, match="is not there any more, one of 8 such files of exemplars; bring them back"):
+    with pytest.raises(UserError, match="no longer exists, one of 8 missing files of exemplars; restore them"):
         Learner.load(tmp_path / "names", quiet=True).learn(tasks[1])
 
 
@@ -282,7 +282,7 @@ def test_a_folder_that_is_not_whole_is_one_line(name, months, tmp_path):
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b"", b"[]"):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match="shelf: is not a whole saved learner"):
+        with pytest.raises(UserError, match="shelf: is not a complete saved learner"):
             Learner.load(tmp_path / "shelf")
     path.unlink()
     with pytest.raises(UserError, match="shelf: (no saved learner there|cannot be read)"):
@@ -313,7 +313,7 @@ def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):
     learner.learn(months[1])
     learner.save(tmp_path / "shelf")
     assert_same(Learner.load(tmp_path / "shelf"), learner)
-    with pytest.raises(UserError, match="holds other things than a learner"):
+    with pytest.raises(UserError, match="has other contents than a learner"):
         learner.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.npz", "1.npz", "2.npz", "shelf"]
 
@@ -322,10 +322,10 @@ def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):
 
 GREY = np.zeros((2, 8, 8), np.float32)
 REFUSED = {
-    "tasks: is a key of experiments from JSON; leave it out": lambda: Learner("wsc", tasks=["npz:a.npz"]),
+    "tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner("wsc", tasks=["npz:a.npz"]),
     "unknown key 'epoch'; did you mean 'epochs'?": lambda: Learner("wsc", epoch=3),
     "unknown model_name 'wcs'; did you mean 'wsc'?": lambda: Learner("wcs"),
-    "nothing was learned yet; call learn first": lambda: Learner("wsc").predict(GREY),
+    "nothing has been learned yet; call learn first": lambda: Learner("wsc").predict(GREY),
     "images: float32 of shape (2, 8, 8); give uint8 (N, side, side, 3)": lambda: Learner().learn((GREY, [0, 1])),
     "(images, labels): 2 images and 1 labels": lambda: Learner().learn((GREY.astype(np.uint8), ["cat"])),
     "labels: 0.5 is neither a string nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
@@ -349,7 +349,7 @@ def test_what_was_never_learned_is_left_out_of_the_test_and_counted(months):
     images, names = arrays(months[1], "test")
     found = learner.evaluate((images, names))
     assert (found["images"], found["unknown"], list(found["classes"])) == (10, 10, ["cat"])
-    with pytest.raises(UserError, match="has no image of a class that was learned"):
+    with pytest.raises(UserError, match="has no image of a learned class"):
         learner.evaluate((images[names == "bee"], names[names == "bee"]))
 
 

@@ -210,7 +210,7 @@ def test_weights_that_cannot_be_loaded_are_one_line(run, tmp_path):
     assert "nowhere: no such folder" in one_line(pycil_wsc.load, tmp_path / "nowhere")
     bare = run()
     bare.execute()
-    assert "no weights were kept of this finished run; move the folder away" in one_line(pycil_wsc.load, bare.folder)
+    assert "this finished run did not save its weights; move the folder away" in one_line(pycil_wsc.load, bare.folder)
     (bare.folder / "result.json").unlink()
     assert "no weights there (yet)" in one_line(pycil_wsc.load, bare.folder)
     kept = run(save_weights=True, seed=1)
@@ -226,7 +226,7 @@ def test_weights_that_cannot_be_loaded_are_one_line(run, tmp_path):
     path.write_bytes(whole)
     state = torch.load(path, weights_only=True)
     torch.save(state | {"config": state["config"] | {"convnet_type": "resnet20"}}, path)
-    assert "do not fit the learner 'replay'" in one_line(pycil_wsc.load, kept.folder)
+    assert "do not match the learner 'replay'" in one_line(pycil_wsc.load, kept.folder)
     torch.save(state | {"config": state["config"] | {"model_name": "repaly"}}, path)
     assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept.folder)
 

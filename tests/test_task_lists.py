@@ -179,7 +179,7 @@ def test_folders_of_classes_are_tested_on_a_part_that_is_held_out(tmp_path, caps
     tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["cat", "bee"], 2)]
     keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1}
     assert main(["--config", write(tmp_path, listed(tmp_path, tasks, **keys))]) == 2
-    assert "january: no test images; lay the images out as" in capsys.readouterr().err
+    assert "january: no test images; arrange the images as" in capsys.readouterr().err
     _, result = run(tmp_path, tasks, **keys, validation_split=0.25)
     assert result["class_names"] == ["ant", "cat", "bee"] and result["tested_on"] == "validation"
     assert np.array(result["confusion"]).sum(1).tolist() == [1, 2, 1]

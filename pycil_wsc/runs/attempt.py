@@ -1,4 +1,4 @@
-"""An attempt at a run: the same in this process, in a worker process and on a cluster node."""
+"""One attempt at a run, in this process, a worker process or on a cluster node."""
 
 import functools
 import time
@@ -29,7 +29,7 @@ TRACEBACK_LINES = 20
 class Job:
     """Run ``number`` of the ``total`` runs of a sweep.
 
-    ``wait``: if another process is working on the run, wait for it rather than give up.
+    ``wait``: if another process is working on the run, wait for it instead of giving up.
     """
 
     number: int
@@ -40,26 +40,26 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The run in a line of the overview."""
+        """The run's name in the overview."""
         folder = self.config.run_folder
         return f"[{self.number}/{self.total}] {self.config.method} {folder.parent.name} seed {self.config.seed}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: with a ``result``, the reason of a ``failure``, or an ``error`` that affects every run.
+    """The outcome of an attempt: a ``result``, the reason of a ``failure``, or an ``error`` that affects every run.
 
     All three are empty if another process is working on the run.
     """
 
     result: dict | None = None
     failure: str = ""
-    again: bool = False  # another attempt may end better
+    again: bool = False  # another attempt may succeed
     error: str = ""
 
 
 def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) -> Outcome:
-    """Work on a run until it ends. One process at a time works in a run's folder; a finished run is not trained again.
+    """Execute a run. One process at a time works in a run's folder; a finished run is not trained again.
 
     ``data`` is a :class:`Datasets`; ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
     """
@@ -72,12 +72,8 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
                 follow = recorded(report, folder, kind.plan(job.config, dataset))
                 announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
                 result = kind.execute(job.config, dataset, follow)
-            for name in (
-                "failed.json",
-                RECORD,
-                REDONE,
-                *kind.leftovers(job.config),
-            ):  # of a process killed at the very end
+            # a process killed right after writing its result leaves these files
+            for name in ("failed.json", RECORD, REDONE, *kind.leftovers(job.config)):
                 (folder / name).unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:
@@ -87,12 +83,12 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
     except UserError as error:
         return Outcome(error=str(error))
     except Exception as error:
-        what = " ".join(str(error).split())
-        return failed(job, f"{type(error).__name__}: {what} (traceback in log.txt)", error=error)
+        message = " ".join(str(error).split())
+        return failed(job, f"{type(error).__name__}: {message} (traceback in log.txt)", error=error)
 
 
 def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:
-    """The outcome of a failed attempt, recorded in ``failed.json`` and, with the traceback of ``error``, in the log."""
+    """Record a failed attempt in ``failed.json`` and, with the traceback of ``error``, in the log."""
     folder, trace = job.config.run_folder, "".join(traceback.format_exception(error)) if error else ""
     record = {"reason": reason, "traceback": trace.splitlines()[-TRACEBACK_LINES:], "attempt": job.attempt}
     record |= {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": commit()}
@@ -107,8 +103,8 @@ def failed(job: Job, reason: str, again: bool = True, error: Exception | None = 
 def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
     """The ``result.json`` of a finished run, or None.
 
-    Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or with other data. Results
-    of earlier versions and of language models do not name their data; they are accepted.
+    Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
+    earlier versions and of language models have no fingerprint of their data; they are accepted.
     """
     path = config.run_folder / "result.json"
     if not path.exists() or registry.kinds[config.kind].extends(config):
@@ -118,22 +114,22 @@ def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
         raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
     if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
         raise UnusableRun(
-            f"{path}: was made with other data ({difference}); move it away to run this with the present ones"
+            f"{path}: was made with other data ({difference}); move it away to run this with the present data"
         )
     return result
 
 
 class Datasets:
-    """The data of runs of all kinds, read once for all runs that use them."""
+    """The data of runs of all kinds, read once and shared by the runs that use them."""
 
     def __init__(self) -> None:
         self._loader = functools.cache(lambda kind: registry.kinds[kind].loader())
 
     def forget(self) -> None:
-        """Free the data: a process that only plans runs does not train on them."""
+        """Free the data, which a process that only plans runs no longer needs."""
         self._loader.cache_clear()
         return_freed_memory()
 
     def of(self, config: Any) -> Any:
-        """The data that the run of ``config`` is trained and tested on."""
+        """The data of the run with this ``config``."""
         return self._loader(config.kind)(config)

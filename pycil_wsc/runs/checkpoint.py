@@ -11,10 +11,9 @@ PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "
 
 
 def read_checkpoint(path: Path, config: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-    """The contents of ``path``, or None where there is no such file.
+    """Read the checkpoint ``path``; returns None if there is no such file.
 
-    :class:`UnusableRun` if it is damaged, or was made with another configuration or with other data than those of the
-    run.
+    Raises :class:`UnusableRun` if it is damaged, or was made with another configuration or other data.
     """
     again = "delete it to start this run again"
     try:
@@ -30,5 +29,5 @@ def read_checkpoint(path: Path, config: Any, data: dict[str, Any]) -> dict[str, 
     if not config.continues(state.get("identity") or {}):
         raise UnusableRun(f"{path}: was made with other settings; {again}")
     if difference := changed(state.get("data"), data):
-        raise UnusableRun(f"{path}: was made with other data ({difference}); bring those back, or {again}")
+        raise UnusableRun(f"{path}: was made with other data ({difference}); restore them, or {again}")
     return state

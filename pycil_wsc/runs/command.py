@@ -28,14 +28,14 @@ The same command started again resumes what was stopped and skips what is finish
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports an error in one line."""
+    """An argument parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {one_line(message)}; see --help\n")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command line."""
+    """Parse the command line."""
     parser = Parser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--config",
@@ -88,7 +88,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--redo",
         action="store_true",
-        help="do finished runs again, after a change of code or defaults; their results become result.old.json",
+        help="repeat finished runs, after a change of code or defaults; previous results become result.old.json",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
     parser.add_argument(
@@ -97,7 +97,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="with --dry-run: train a few steps of each method and phase, and estimate the hours on this machine",
     )
     parser.add_argument(
-        "--status", action="store_true", help="say which runs are done, running, waiting or failed, and stop"
+        "--status", action="store_true", help="show which runs are done, running, waiting or failed, and stop"
     )
     args = parser.parse_args(argv)
     if args.redo and (args.dry_run or args.status):
@@ -108,28 +108,28 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: that of the sweep, or 2 for bad input."""
+    """Run the command line. Returns the exit code: that of the sweep, or 2 for invalid input."""
     logging.raiseExceptions = False  # a log line that cannot be written does not stop the run
     with best_effort_output():
         if argv is None:
             on_signals(_leave)
         args = parse(argv)
         try:
-            return _refusing(lambda: _run(args, as_program=argv is None))
+            return _exit_code(lambda: _run(args, as_program=argv is None))
         except KeyboardInterrupt:
             print(STOPPED, file=sys.stderr)
             return 130
 
 
 def _leave(number: int, frame: Any) -> None:
-    """Handle a signal while modules are imported: an exception would surface there as another one, with a traceback."""
+    """Handle a signal during imports, where an exception would turn into another one, with a traceback."""
     with contextlib.suppress(OSError):
         os.write(2, f"{STOPPED}\n".encode())
     os._exit(130)
 
 
 def _run(args: argparse.Namespace, as_program: bool) -> int:
-    from pycil_wsc.config.loading import load, parse_override  # after parsing: --help need not wait for torch
+    from pycil_wsc.config.loading import load, parse_override  # imported late: --help does not need torch
     from pycil_wsc.runs.sweep import dry_run, sweep
 
     overrides: dict[str, Any] = dict(map(parse_override, args.set))
@@ -153,7 +153,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
 
 
 def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Namespace) -> int:
-    """Do ``task()`` in the processes that ``torchrun`` started."""
+    """Call ``task()`` in the processes that ``torchrun`` started."""
     from pycil_wsc.errors import UserError
     from pycil_wsc.runs.together import together
 
@@ -161,13 +161,13 @@ def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Na
         raise UserError(
             "torchrun: its processes train one run after another together; for --workers or --ray use python"
         )
-    return together(configs, lambda: _refusing(task))
+    return together(configs, lambda: _exit_code(task))
 
 
-def _refusing(task: Callable[[], int]) -> int:
-    """The exit code of ``task()``, or 2 for a :class:`UserError`, which is printed in one line.
+def _exit_code(task: Callable[[], int]) -> int:
+    """Return the exit code of ``task()``, or 2 for a :class:`UserError`, which is printed in one line.
 
-    Of several processes the first of a machine prints it.
+    With several processes, only the first on each machine prints it.
     """
     from pycil_wsc.errors import UserError
 

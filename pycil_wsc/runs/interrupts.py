@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which clusters send: either stops the sweep, at the latest when it next shows its progress."""
+"""Handling of Ctrl-C and of SIGTERM, which clusters send. Both stop the sweep, at the latest at its next progress."""
 
 import signal
 import sys
@@ -9,30 +9,30 @@ _received = False
 
 
 def on_signals(handler: Callable[[int, Any], Any]) -> None:
-    """Handle both signals. A job in the background of a shell goes on ignoring Ctrl-C."""
+    """Install a handler for both signals. A signal that is ignored, as Ctrl-C in a background job, stays ignored."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def interrupt(number: int, frame: Any) -> None:
-    """The handler of a running sweep: raise KeyboardInterrupt, here and in :func:`check`.
+    """The signal handler during a sweep: raise KeyboardInterrupt here, and again in :func:`check`.
 
-    Once is not enough: Python drops an exception that is raised within a finaliser or the callback of a weak reference.
+    Python drops an exception raised in a finaliser or in the callback of a weak reference, hence the second time.
     """
     global _received
     if not _received:
-        sys.unraisablehook = _say_unless_interrupted
+        sys.unraisablehook = _report_unless_interrupted
     _received = True
     raise KeyboardInterrupt
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if a signal has asked for it."""
+    """Raise KeyboardInterrupt if a signal was received."""
     if _received:
         raise KeyboardInterrupt
 
 
-def _say_unless_interrupted(unraisable: Any) -> None:
+def _report_unless_interrupted(unraisable: Any) -> None:
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)

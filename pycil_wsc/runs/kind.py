@@ -1,4 +1,4 @@
-"""Class-incremental learning as a kind of run."""
+"""The kind of run for class-incremental learning."""
 
 import dataclasses
 import functools
@@ -53,8 +53,9 @@ class ClassIncremental(Kind):
 
         def load_for(config: Config) -> Dataset:
             if config.tasks:
-                return joined([tested(as_asked(read(name, config.data_root), config)) for name in config.tasks])
-            return as_asked(load(config.dataset, config.data_root, config.image_size), config)
+                parts = [as_configured(read(name, config.data_root), config) for name in config.tasks]
+                return joined([with_test_images(part) for part in parts])
+            return as_configured(load(config.dataset, config.data_root, config.image_size), config)
 
         return load_for
 
@@ -69,7 +70,7 @@ class ClassIncremental(Kind):
         if config.batch_size < count:
             raise UserError(
                 f"batch_size: {config.batch_size} images are too few for the {count} processes that share them; "
-                "start fewer, or raise it"
+                "start fewer processes, or raise batch_size"
             )
 
     def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class ClassIncremental(Kind):
             return False
         try:
             recorded = resolve_recorded(read_result(config.run_folder / "result.json")["config"]).identity()
-        except UserError:  # reported where the result is needed
+        except UserError:  # reported when the result is needed
             return False
         return recorded != config.identity() and config.continues(recorded)
 
@@ -95,25 +96,25 @@ class ClassIncremental(Kind):
         return unrecorded(config)
 
 
-def as_asked(dataset: Dataset, config: Config) -> Dataset:
-    """``dataset`` with the size, augmentation, classes and held-out part that ``config`` asks for.
+def as_configured(dataset: Dataset, config: Config) -> Dataset:
+    """``dataset`` with the image size, augmentation, classes and held-out part that ``config`` specifies.
 
-    A model of timm has size, normalisation and interpolation as its weights were trained.
+    For a timm model, the default size, the normalisation and the interpolation are those of its pre-training.
     """
-    asked: dict[str, Any] = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
+    changes: dict[str, Any] = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
     if is_timm(config.convnet_type):
-        facts = data_config(config.convnet_type)
-        dataset = sized(dataset, config.image_size or facts["image_size"])
-        asked |= {name: facts[name] for name in ("mean", "std", "interpolation")}
+        pretraining = data_config(config.convnet_type)
+        dataset = sized(dataset, config.image_size or pretraining["image_size"])
+        changes |= {name: pretraining[name] for name in ("mean", "std", "interpolation")}
     elif config.image_size:
         dataset = sized(dataset, config.image_size)
-    dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **asked))
+    dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **changes))
     dataset = only(dataset, config.classes) if config.classes else dataset
     return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
 
 
 def counted(config: Config, dataset: Dataset) -> Config:
-    """``config`` with the ``memory_size`` that is meant by ``memory_bytes``, if those are given."""
+    """``config`` with the ``memory_size`` that follows from ``memory_bytes``, if that is given."""
     if config.memory_bytes is None:
         return config
     train = dataset.train
@@ -124,18 +125,18 @@ def counted(config: Config, dataset: Dataset) -> Config:
     return dataclasses.replace(config, memory_size=int(config.memory_bytes // size))
 
 
-def tested(task: Dataset) -> Dataset:
-    """``task``, if it has test images."""
+def with_test_images(task: Dataset) -> Dataset:
+    """Return ``task``; raise a :class:`UserError` if it has no test images."""
     if not len(task.test):
         raise UserError(
-            f"{task.info.name}: no test images; lay the images out as PATH/{{train,val}}/<class>/*.jpg, or set "
+            f"{task.info.name}: no test images; arrange the images as PATH/{{train,val}}/<class>/*.jpg, or set "
             "validation_split"
         )
     return task
 
 
 def for_training(dataset: Dataset, config: Config) -> Dataset:
-    """The same with small copies of image files, or what these decode to, if ``config`` asks for them."""
+    """``dataset`` with its image files replaced by decoded images or small copies, depending on ``cache_images``."""
     if config.cache_images in ("memory", "device"):
         return decoded(dataset, config.data_root, config.num_workers, config.cache_images == "device")
     return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset

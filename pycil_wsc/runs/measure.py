@@ -1,4 +1,4 @@
-"""How long training takes on this machine: a few steps of each method and phase, timed in the loop of real runs."""
+"""Estimates training time on this machine from a few steps of each method and phase, timed in the real loop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,10 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.runs.planning import plan_of
 
-WARM_UP, TIMED = 5, 5  # steps of a phase: until caches are full and a CUDA graph is recorded, and those that count
-UNFELT = {  # keys that a step's time does not depend on, beside those that decide names and files
-    *(
-        "seed",
-        "shuffle",
-        "memory_size",
-        "memory_per_class",
-        "memory_bytes",
-        "exemplars",
-        "validation_split",
-        "nme",
-        "momentum",
-    ),
+WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA graph), then timed
+IRRELEVANT = {  # keys that do not affect the time of a step, in addition to those that decide names and files
+    *("seed", "shuffle", "memory_size", "memory_per_class", "memory_bytes", "exemplars", "validation_split"),
+    *("nme", "momentum"),
     *("init_lr", "init_milestones", "init_lr_decay", "init_weight_decay", "scheduler"),
     *("lrate", "milestones", "lrate_decay", "weight_decay"),
     *("wsc.retain", "wsc.blend", "wsc.betas", "wsc.warmup"),
@@ -45,31 +36,30 @@ UNFELT = {  # keys that a step's time does not depend on, beside those that deci
 
 
 def measurer() -> Callable[[Config, Dataset], float]:
-    """A function from a configuration and its data to the seconds that the training of a whole run takes here.
+    """A function that estimates the training time of a whole run, in seconds, from its configuration and data.
 
-    Runs whose steps take equally long share a measurement. Tests, the choice of exemplars, resets and saving are not
-    measured.
+    Runs whose steps take equally long share a measurement. Testing, the choice of exemplars, resets and saving are not
+    included.
     """
-    known: dict[str, list[float]] = {}
+    measured: dict[str, list[float]] = {}
 
     def seconds(config: Config, dataset: Dataset) -> float:
-        felt = {name: value for name, value in config.to_dict().items() if _is_felt(name, config)}
-        same = json.dumps(felt, sort_keys=True)
-        if same not in known:
-            known[same] = _measured(config, dataset)
-        return sum(
-            images * each for images, each in zip(plan_of(config, tasks_of(dataset, config)), known[same], strict=True)
-        )
+        relevant = {name: value for name, value in config.to_dict().items() if _is_relevant(name, config)}
+        key = json.dumps(relevant, sort_keys=True)
+        if key not in measured:
+            measured[key] = _measured(config, dataset)
+        plan = plan_of(config, tasks_of(dataset, config))
+        return sum(images * each for images, each in zip(plan, measured[key], strict=True))
 
     return seconds
 
 
-def _is_felt(name: str, config: Config) -> bool:
-    return name not in UNFELT and config.keys[name].decides not in ("name", "files")
+def _is_relevant(name: str, config: Config) -> bool:
+    return name not in IRRELEVANT and config.keys[name].decides not in ("name", "files")
 
 
 def _measured(config: Config, dataset: Dataset) -> list[float]:
-    """Seconds per training image of each task. Prints the speeds."""
+    """Measure and print the speed; returns seconds per training image for each task."""
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(config.threads or threads)
@@ -77,8 +67,8 @@ def _measured(config: Config, dataset: Dataset) -> list[float]:
     except UserError:
         raise
     except Exception as error:  # such as a GPU without enough memory
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"--measure: {config.method} cannot be trained here ({what})") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"--measure: {config.method} cannot be trained here ({message})") from error
     finally:
         torch.set_num_threads(threads)
     print(f"measured {config.method}: {watch}", flush=True)
@@ -88,7 +78,7 @@ def _measured(config: Config, dataset: Dataset) -> list[float]:
 def measure(config: Config, dataset: Dataset) -> Stopwatch:
     """Train a few steps of each phase of the first, the second and the last task.
 
-    The data, the networks and the batches are those of the run; exemplars are chosen at random, which is sooner done.
+    Data, networks and batches are those of the run, but exemplars are chosen at random, which is faster than herding.
     Nothing is written.
     """
     if config.exemplars == "herding":
@@ -99,7 +89,7 @@ def measure(config: Config, dataset: Dataset) -> Stopwatch:
     manager = tasks_of(dataset, config)
     source = open_source(dataset.info, dataset.train, device, config.num_workers)
     learner = truncated(config.learner)(config, manager, source, device)
-    decoded_ahead = 0 if dataset.train.in_memory else 2 * config.num_workers  # batches, when the first step begins
+    decoded_ahead = 0 if dataset.train.in_memory else 2 * config.num_workers  # batches ready before the first step
     watch = Stopwatch(learner, WARM_UP + decoded_ahead)
     for task in manager.tasks:
         chosen = task.index in (0, 1, len(manager.tasks) - 1)
@@ -110,15 +100,15 @@ def measure(config: Config, dataset: Dataset) -> Stopwatch:
 
 @functools.cache
 def truncated(learner: type[BaseLearner]) -> Any:
-    """The class ``learner``, whose phases end after ``most_steps`` steps."""
+    """A subclass of ``learner`` whose phases end after ``most_steps`` steps."""
     return type(f"Truncated{learner.__name__}", (Truncated, learner), {})
 
 
 class Truncated(BaseLearner):
-    """Mixed in before a learner: each phase takes at most ``most_steps`` steps, unless an epoch has fewer batches.
+    """A mixin for learners that shortens each phase to ``most_steps`` steps.
 
-    Then it takes as many whole epochs as reach that. ``planned`` are the images that each phase would train on, by
-    task.
+    If an epoch has fewer batches, a phase has as many whole epochs as reach that number of steps. ``planned``: task ->
+    the number of images that each of its phases would train on.
     """
 
     most_steps = 0
@@ -141,11 +131,11 @@ class Truncated(BaseLearner):
         return phase.epochs * min(self.num_batches(len(phase.indices)), self.most_steps)
 
     def end_task(self, task: Task) -> None:
-        """Nothing: a task of a few steps is not to be finished."""
+        """Do nothing: the task is not trained to its end."""
 
 
 class Stopwatch:
-    """Follows a :class:`Truncated` learner as a run does, and times the steps of each phase after ``warm_up``."""
+    """Receives the events of a :class:`Truncated` learner and times the steps of each phase after ``warm_up``."""
 
     def __init__(self, learner: Truncated, warm_up: int) -> None:
         self.learner, self.warm_up = learner, warm_up
@@ -157,36 +147,36 @@ class Stopwatch:
     def task_trained(self, task: Task) -> None: ...
 
     def phase_started(self, task: Task, phase: Phase, first: int) -> None:
-        self.steps, self.images, self.begun = 0, 0, self._now()
-        self.uncounted = min(self.warm_up, self.learner.steps_of(phase) - 1)
+        self.steps, self.images, self.started = 0, 0, self._now()
+        self.untimed = min(self.warm_up, self.learner.steps_of(phase) - 1)
 
     def step(self, images: int) -> None:
         self.steps += 1
-        if self.steps > self.uncounted:
+        if self.steps > self.untimed:
             self.images += images
-        elif self.steps == self.uncounted:
-            self.begun = self._now()
+        elif self.steps == self.untimed:
+            self.started = self._now()
 
     def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         if self.images:
-            self.speeds[task.index, number] = (self._now() - self.begun) / self.images
+            self.speeds[task.index, number] = (self._now() - self.started) / self.images
             self.names[task.index, number] = phase.name
 
     def seconds_per_image(self) -> list[float]:
-        """For each task, over all its phases. Between measured tasks, a phase's time is on a straight line."""
+        """Seconds per image for each task, over all its phases; interpolated linearly between measured tasks."""
         return [
             sum(images * self._speed(task, number) for number, images in enumerate(phases)) / sum(phases)
             for task, phases in self.learner.planned.items()
         ]
 
     def _speed(self, task: int, number: int) -> float:
-        known = {at: speed for (at, phase), speed in self.speeds.items() if phase == number and bool(at) == bool(task)}
-        if not known:  # a phase that none of the measured tasks has
+        measured = {t: speed for (t, phase), speed in self.speeds.items() if phase == number and bool(t) == bool(task)}
+        if not measured:  # no measured task has this phase
             return self._speed(task, 0)
-        return float(np.interp(task, list(known), list(known.values())))
+        return float(np.interp(task, list(measured), list(measured.values())))
 
     def _now(self) -> float:
-        """The time at which the device has done all that it was given."""
+        """The time after all work queued on the device is done."""
         if self.learner.device.type == "cuda":
             torch.cuda.synchronize(self.learner.device)
         return time.perf_counter()

@@ -1,4 +1,4 @@
-"""The cost of a run, known before it begins: training images of each task."""
+"""Computes the cost of a run in advance: the number of training images of each task."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,17 +13,18 @@ from pycil_wsc.seeding import derived_seed
 
 
 def planned_images(config: Config, manager: TaskSequence) -> int:
-    """Training images of a whole run, from its schedule: what ``images_trained`` will be."""
+    """The number of training images of a whole run: the final value of ``images_trained``."""
     return sum(plan_of(config, manager))
 
 
 def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | None = None) -> list[int]:
-    """Training images of each task; a :class:`UserError` for a task that the method cannot learn.
+    """The number of training images of each task.
 
-    ``start``: as :class:`pycil_wsc.runs.run.Run` has it. What was trained before it counts as planned.
+    ``start``: as in :class:`pycil_wsc.runs.run.Run`; images of earlier tasks count as planned. Raises a
+    :class:`UserError` if the method cannot learn a task.
     """
     learner, plan = config.learner, []
-    strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, without a network
+    strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, but needs no network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
     if start:
         memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
@@ -41,12 +42,12 @@ def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | No
 
 
 def check_plan(plan: list[int], learner: Any, task: Task) -> None:
-    """Raise a :class:`WrongPlan` unless ``learner`` took, up to ``task``, as many images as planned."""
+    """Raise a :class:`WrongPlan` unless ``learner`` has trained on as many images as planned up to ``task``."""
     plan = plan[: task.index + 1]
     if learner.images_trained != sum(plan):
         trained = learner.images_trained - sum(plan[:-1])
         raise WrongPlan(
-            f"the learner '{learner.config.method}' trained on {trained:,} images in task {task.index + 1}, and"
-            f" {plan[-1]:,} were planned; its class must name the epochs of every phase in epoch_keys"
+            f"the learner '{learner.config.method}' trained on {trained:,} images in task {task.index + 1}, but"
+            f" {plan[-1]:,} were planned; its class must list the epochs of every phase in epoch_keys"
             f" ({', '.join(learner.epoch_keys)}), or override planned_images"
         )

@@ -1,4 +1,4 @@
-"""Live progress: runs report a few times a second, and the overview of the sweep shows it."""
+"""Live progress: runs report it several times a second, and the overview of the sweep displays it."""
 
 import logging
 import sys
@@ -19,7 +19,7 @@ INTERVAL = 0.25  # seconds
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """The progress of a run.
 
     ``images`` (or tokens, see ``unit``) were processed since the run began; ``speed`` is per second.
     """
@@ -28,14 +28,14 @@ class Progress:
     images: int
     speed: float
     line: str = ""  # a line to print, such as the summary of a task
-    taken: bool = False  # the task was loaded from another run rather than trained
+    loaded: bool = False  # the task was loaded from another run instead of being trained
     unit: str = "images"
 
 
 class TaskBar:
-    """Follows one task.
+    """Reports the progress of one task.
 
-    Calls ``report`` with a :class:`Progress` at each phase's start, at intervals, and with lines to print.
+    Calls ``report`` with a :class:`Progress` at the start of each phase, at intervals, and for each line to print.
     """
 
     def __init__(self, report: Callable[[Progress], None], task: Any, num_tasks: int):
@@ -51,17 +51,17 @@ class TaskBar:
     def step(self, images: int) -> None:
         self.images += images
         self.fresh += images
-        if time.monotonic() - self.told > INTERVAL:
+        if time.monotonic() - self.reported > INTERVAL:
             self._send()
 
     def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
-        """Epoch ``epoch`` ended with this mean loss and training accuracy in percent."""
+        """Epoch ``epoch`` has ended with this mean loss and training accuracy in percent."""
         self.position = f"{self._position(min(epoch + 1, self.epochs - 1))}, loss {loss:.3f}, accuracy {accuracy:.1f}%"
 
-    def take(self, images: int) -> None:
-        """The task was loaded from another run, which had trained it on ``images`` images."""
+    def loaded(self, images: int) -> None:
+        """The task was loaded from another run, which trained it on ``images`` images."""
         self.images = images
-        self._send(taken=True)
+        self._send(loaded=True)
 
     def say(self, line: str) -> None:
         self._send(f"{self.task}  {line}")
@@ -69,55 +69,56 @@ class TaskBar:
     def _position(self, epoch):
         return f"{self.task} {self.phase} epoch {epoch + 1}/{self.epochs}"
 
-    def _send(self, line="", taken=False):
-        self.told = time.monotonic()
-        self.report(Progress(self.position, self.images, self.fresh / max(self.told - self.started, 1e-9), line, taken))
+    def _send(self, line="", loaded=False):
+        self.reported = time.monotonic()
+        speed = self.fresh / max(self.reported - self.started, 1e-9)
+        self.report(Progress(self.position, self.images, speed, line, loaded))
 
 
 def print_task(progress: Progress) -> None:
-    """The ``report`` of a run on its own: a line per task."""
+    """The default ``report`` of a single run: prints one line per task."""
     if progress.line:
         print(progress.line, flush=True)
 
 
 @dataclass
 class Row:
-    """A run in the overview: its planned training images, and those processed."""
+    """A run in the overview, with its numbers of planned and processed training images."""
 
     planned: int
     images: int = 0
-    state: str = "waiting"  # running, done, failed, or retry: failed, and to be tried again
+    state: str = "waiting"  # waiting, running, done, failed, or retry: failed, but will be tried again
     bar: tqdm | None = field(default=None, repr=False)
 
 
 class Overview:
-    """All runs of a sweep.
+    """Displays all runs of a sweep.
 
-    On a terminal a few lines that stay in place; elsewhere a line per task and per finished run. Jobs have a ``number``
-    and a ``title``. The time left is estimated from the remaining images and the speed of the whole sweep so far, which
-    counts only images that this command trained on.
+    On a terminal, progress bars that stay in place; otherwise one line per task and per finished run. Jobs have a
+    ``number`` and a ``title``. The time left is estimated from the remaining images and the average speed of the sweep,
+    which counts only images trained by this command.
     """
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.fresh = 0  # images trained by this command
-        self.begun: float | None = None  # since when
+        self.started: float | None = None  # time of the first progress
         self.live, self.top = sys.stderr.isatty(), None
 
     def add(self, job: Any, planned: int) -> None:
-        """A job that is still to be done, with its cost in training images."""
+        """Add an unfinished job with its cost in training images."""
         self.rows[job.number] = Row(planned)
 
     def skip(self, job: Any) -> None:
-        """A job that was finished before."""
+        """Add a job that was finished before."""
         self.rows[job.number] = Row(0, state="done")
 
     def progress(self, job: Any, progress: Progress) -> None:
         interrupts.check()
         row, now = self.rows[job.number], time.monotonic()
-        if row.state != "running" or progress.taken:
+        if row.state != "running" or progress.loaded:
             row.state, row.images = "running", progress.images
-        self.begun = now if self.begun is None else self.begun
+        self.started = now if self.started is None else self.started
         self.fresh += max(0, progress.images - row.images)
         row.images = progress.images
         if progress.line:
@@ -132,7 +133,7 @@ class Overview:
             self.draw()
 
     def ended(self, job: Any, state: str, line: str) -> None:
-        """A job is ``done``, ``failed``, to ``retry``, or ``waiting`` again."""
+        """Set the state of a job: ``done``, ``failed``, ``retry``, or ``waiting`` again."""
         row = self.rows[job.number]
         row.state = state
         if row.bar is not None:
@@ -148,14 +149,14 @@ class Overview:
         return f"{done}, running {count['running']}, waiting {count['waiting']}, failed {failed}{left}"
 
     def left(self) -> str:
-        """Time to the end of the sweep, or ``?`` while nothing is measured."""
+        """Estimated time to the end of the sweep, or ``?`` if no image was trained yet."""
         images = sum(row.planned - row.images for row in self.rows.values() if row.state not in ("done", "failed"))
-        if self.begun is None or not self.fresh:
+        if self.started is None or not self.fresh:
             return "?"
-        return duration(images * (time.monotonic() - self.begun) / self.fresh)
+        return duration(images * (time.monotonic() - self.started) / self.fresh)
 
     def say(self, line: str) -> None:
-        """Print a line above those that stay in place."""
+        """Print a line above the progress bars."""
         if self.live:
             tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
@@ -179,7 +180,7 @@ class Overview:
 
 
 class Mailbox:
-    """Progress of runs on other machines, until it is fetched."""
+    """Stores the progress of runs on other machines until it is fetched."""
 
     def __init__(self) -> None:
         self.messages = []
@@ -188,8 +189,8 @@ class Mailbox:
         self.messages.append(message)
 
     def take(self) -> list[Any]:
-        taken, self.messages = self.messages, []
-        return taken
+        messages, self.messages = self.messages, []
+        return messages
 
 
 def duration(seconds: float) -> str:
@@ -199,7 +200,7 @@ def duration(seconds: float) -> str:
 
 
 def open_log(folder: Path) -> logging.Logger:
-    """A logger of its own for the run, appending to ``log.txt`` in its folder."""
+    """Create the run's own logger, which appends to ``log.txt`` in its folder."""
     log = logging.getLogger(f"pycil_wsc.run.{folder}")
     log.setLevel(logging.INFO)
     log.propagate = False

@@ -41,11 +41,15 @@ from pycil_wsc.runs.weights_and_biases import WandB
 
 
 class Run:
-    """One point of the sweep, in its own folder. Resumes a stopped run, and ends with ``result.json``.
+    """One run of a sweep, in its own folder. Resumes from a checkpoint if there is one, and writes ``result.json``.
 
-    ``dataset`` is a :class:`pycil_wsc.data.datasets.Dataset`; ``report`` is called with each
-    :class:`pycil_wsc.runs.progress.Progress`. ``folder``: in place of the configuration's. ``start``: the :meth:`state`
-    after earlier tasks, of whose samples ``dataset`` need have none but the exemplars.
+    Args:
+        config: the configuration.
+        dataset: the data set, with the held-out part that ``config`` specifies.
+        report: called with each :class:`pycil_wsc.runs.progress.Progress`.
+        folder: folder of the run's files; None: the configuration's ``run_folder``.
+        start: the :meth:`state` after earlier tasks. ``dataset`` must then have the exemplars of these tasks, but no
+            other samples of them.
     """
 
     def __init__(
@@ -58,11 +62,12 @@ class Run:
     ):
         if dataset.held_out != config.validation_split:
             raise ValueError(
-                "a run's data set must have its held-out part: take it from pycil_wsc.runs.attempt.Datasets"
+                "the data set must have the held-out part that the configuration specifies: "
+                "load it with pycil_wsc.runs.attempt.Datasets"
             )
         self.config, self.dataset, self.report, self.start = config, dataset, report, start
         self.folder = folder or config.run_folder
-        self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)  # made by hand, not loaded
+        self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)
         self.processes = Processes(config.timeout_minutes)
         self.device = self.processes.device(resolved_device(config.device))
         self.manager = tasks_of(dataset, config)
@@ -71,13 +76,13 @@ class Run:
         self.learner = config.learner(config, self.manager, self.train_source, self.device, self.processes)
         self.records = Records(config, self.learner, self.folder)
         self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
-        self.history = []  # what metrics.jsonl holds: a dict per task
-        self.curves = new_curves()  # of the task under way: a value per epoch
-        self.confusion = None  # after the last task: a count for each true and predicted class
+        self.history = []  # the lines of metrics.jsonl: a dict per task
+        self.curves = new_curves()  # of the current task: a value per epoch
+        self.confusion = None  # the confusion matrix after the last task
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.peak_memory = 0
-        self.resumes = False  # from a checkpoint, which has not been reported yet
+        self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
 
     def execute(self) -> dict[str, Any]:
         """Train and test every task; returns the contents of ``result.json``."""
@@ -100,7 +105,7 @@ class Run:
         self.log = open_log(self.folder) if self.processes.first else logging.getLogger("pycil_wsc.following")
         self._write(write_json, "config.json", self.config.to_dict())
         if not self.processes.agree(self.data):
-            raise UnusableRun(f"{self.folder}: not all processes see the same data; give all machines the same files")
+            raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
         first, resume = self._restore()
@@ -129,7 +134,7 @@ class Run:
             self.log.info("%s %s", self.bar.task, summary(self.history[-1]))
 
     def _scalars(self):
-        """What the run's numbers are written to as it goes."""
+        """The writers of the run's scalars."""
         if not self.processes.first:
             return
         if self.config.tensorboard:
@@ -139,7 +144,7 @@ class Run:
             yield WandB(self.folder, self.config.to_dict(), name, self.history, self.curves)
 
     def _learn(self, task, resume):
-        """Learn a task. The first may be loaded from a run that trained it, unless this one has begun it."""
+        """Learn a task. The first task is loaded if another run has trained it and this run has not started it."""
         if task.index or resume or not (self.config.cache_first_task and self.learner.plain_first_task):
             self.learner.learn(task, self, resume)
             return
@@ -148,7 +153,7 @@ class Run:
             trained = None if self.records.watch_epochs else self.processes.broadcast(entry.load())
             self.learner.learn(task, self, trained=trained and trained["learner"])
             if trained:
-                self._take(trained)
+                self._count_loaded(trained)
             else:
                 self._tick()
                 own = {
@@ -158,8 +163,8 @@ class Run:
                 }
                 entry.save({"learner": self.learner.trained_state()} | own)
 
-    def _take(self, trained):
-        """Count the first task as if this run had trained it."""
+    def _count_loaded(self, trained):
+        """Count the loaded first task as if this run had trained it."""
         seconds = trained["clock"]["train_seconds"]
         self.log.info("%s taken from a run that shares it, %.1f s saved", self.bar.task, seconds)
         for name in ("train_seconds", "total_seconds", "saved_seconds"):
@@ -168,9 +173,9 @@ class Run:
         for scalars in self.scalars:
             for epoch, (loss, accuracy) in enumerate(zip(*self.curves.values())):
                 scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
-        self.bar.take(self.learner.images_trained)
+        self.bar.loaded(self.learner.images_trained)
 
-    # ---- what the learner reports to ---------------------------------------------------------------------------------
+    # ---- events reported by the learner ------------------------------------------------------------------------------
 
     def task_started(self, task: Task) -> None:
         self.records.task_started(task)
@@ -220,26 +225,27 @@ class Run:
         self.records.task_trained(task)
 
     def _check(self, finite, what):
-        """``finite``: a flag on the device. A step that spoils everything may be the last: its loss, from before it,
-        tells nothing.
+        """Raise :class:`TrainingDiverged` unless the flag ``finite``, on the device, is set in all processes.
+
+        The loss is not enough: that of the last step is computed before its update.
         """
         if self.processes.sum((~finite).int()).item():
             raise TrainingDiverged(
                 f"{what} are no longer finite numbers after {self.bar.task}; try a lower learning rate"
             )
 
-    # ---- saving and going on -----------------------------------------------------------------------------------------
+    # ---- saving and resuming -----------------------------------------------------------------------------------------
 
     def _checkpoint(self, position, optimizer):
         self._tick()
         self._write(save_tensors, "checkpoint.pt", self.state(position, optimizer))
-        self._tick()  # saving is no training
+        self._tick()  # saving does not count as training
         self.saved_at = self.mark
 
     def state(self, position: Mapping[str, int], optimizer: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All that a run resumes from: tensors, numbers, strings, and lists and dicts of them.
+        """The state to resume from: tensors, numbers, strings, and lists and dicts of these.
 
-        ``position``: the task, phase and epoch to go on with; ``optimizer``: its state, within a task.
+        ``position``: the next task, phase and epoch; ``optimizer``: the optimiser's state, within a task.
         """
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
         state: dict[str, Any] = {"position": position, "learner": self.learner.state_dict(), "optimizer": optimizer}
@@ -254,12 +260,12 @@ class Run:
         return state
 
     def _write(self, write, name, content):
-        """``write(path, content)`` for a file of the run's folder, which all processes share: the first writes it."""
+        """Call ``write(path, content)`` for a file in the run's folder, in the first process only."""
         if self.processes.first:
             write(self.folder / name, content)
 
     def _restore(self):
-        """(index of the task to resume with, the position in it or None)."""
+        """Restore the saved state, if any; returns (index of the next task, the position in it or None)."""
         path = self.folder / "checkpoint.pt"
         found = self.processes.from_first(lambda: read_checkpoint(path, self.config, self.data))
         state = found or self.start
@@ -280,7 +286,7 @@ class Run:
         return sum(len(curves["train_loss"]) for curves in [*self.history, self.curves])
 
     def _tick(self, *names):
-        """Add the time since the last tick to the total, and to the named clocks; returns it, in seconds."""
+        """Add the time since the last tick to the total and to the named clocks; returns it in seconds."""
         now = time.perf_counter()
         seconds, self.mark = now - self.mark, now
         for name in {"total_seconds", *names}:
@@ -290,7 +296,7 @@ class Run:
     # ---- testing -----------------------------------------------------------------------------------------------------
 
     def _test(self, task):
-        """The line of ``metrics.jsonl`` for the task just learned; accuracies where there are test images."""
+        """The line of ``metrics.jsonl`` for the task just learned; has accuracies if there are test images."""
         learner = self.learner
         parameters = sum(p.numel() for p in learner.network.parameters())
         line = {
@@ -305,7 +311,7 @@ class Run:
         return line | self.curves | self.clock
 
     def _accuracies(self, task):
-        """Of the learner, of the nearest mean of exemplars, and of networks beside the learner's own."""
+        """Accuracies of the learner, of the nearest-mean-of-exemplars classifier, and of additional networks."""
         found = predictions(self.learner, self.test_source, task)
         self._check(found.finite, "the test logits")
         targets, tasks = (each[task.test_indices] for each in (self.manager.test_targets, self.manager.test_tasks))
@@ -358,7 +364,7 @@ class Run:
 
 
 def end_of(task: Task) -> dict[str, int]:
-    """The position of a run that has learned ``task``."""
+    """The position of a run after ``task``."""
     return {"task": task.index + 1, "phase": 0, "epoch": 0}
 
 

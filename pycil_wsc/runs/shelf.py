@@ -1,14 +1,15 @@
-"""A learner between two tasks, in a folder: what a machine without the data it learned from can go on with.
+"""Saves a learner between two tasks in a folder, so that it can be trained further without the data of earlier tasks.
 
 =======================  ==========================================================================================
-``learner.json``         the configuration, the class names, how images are prepared, and the state but for its tensors
+``learner.json``         the configuration, the class names, the image transforms, and the state without its tensors
 ``weights.safetensors``  the tensors
-``exemplars.json``       class, task and, of image files, name of each exemplar; names within the folder are relative
-``exemplars.npy``        the exemplars' pixels where they came as arrays: uint8 (n, side, side, 3)
-``exemplars/``           copies of the exemplars' files, if asked for
+``exemplars.json``       class, task and (for image files) name of each exemplar; names within the folder are relative
+``exemplars.npy``        the exemplars' pixels if the images are arrays: uint8 (n, side, side, 3)
+``exemplars/``           copies of the exemplars' files, if requested
 =======================  ==========================================================================================
 
-Nothing in these files is executed. ``learner.json`` has the SHA-256 of itself and of the others but the images.
+Nothing in these files is executed. ``learner.json`` has SHA-256 checksums of itself and of the other files except the
+copied images.
 """
 
 import dataclasses
@@ -31,12 +32,14 @@ from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.runs.weights import checked_info
 
 VERSION = 1
-FILES = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # beside learner.json, which has their checksums
-TENSOR, PAIRS, FLOAT = "$tensor", "$pairs", "$float"  # what JSON has no word for: {TENSOR: name of the tensor}
+FILES = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # learner.json has their checksums
+TENSOR, PAIRS, FLOAT = "$tensor", "$pairs", "$float"  # mark values that JSON lacks, such as {TENSOR: the tensor's name}
 
 
 class Shelved(NamedTuple):
-    """What a folder holds: a configuration's values, the exemplars as a stream without test images, and the state of
+    """The contents of a folder.
+
+    ``config``: the configuration's values; ``held``: the exemplars, as a stream without test images; ``state``: that of
     :meth:`pycil_wsc.runs.run.Run.state`.
     """
 
@@ -46,7 +49,7 @@ class Shelved(NamedTuple):
 
 
 def write(folder: Path, shelved: Shelved, copy_images: bool = False) -> None:
-    """Write the files of a shelf into ``folder``, ``learner.json`` last: a folder that has it is whole."""
+    """Write the files to ``folder``. ``learner.json`` is written last, so a folder that has it is complete."""
     held, tensors = shelved.held, {}
     assert held.arrivals is not None
     state = _packed(shelved.state, "", tensors)
@@ -69,7 +72,7 @@ def write(folder: Path, shelved: Shelved, copy_images: bool = False) -> None:
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Give ``new`` the name of ``folder``, whose present contents, those of another shelf, go."""
+    """Rename ``new`` to ``folder``, replacing a learner saved there before."""
     if not folder.exists():
         os.rename(new, folder)
         return
@@ -81,9 +84,9 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 
 def read(folder: Path) -> Shelved:
-    """What :func:`write` wrote. :class:`UserError` where there is none, or it is not whole."""
+    """Read what :func:`write` wrote. Raises a :class:`UserError` if it is missing or damaged."""
     if not (folder / "learner.json").is_file():
-        raise UserError(f"{folder}: no saved learner there; name a folder that Learner.save made")
+        raise UserError(f"{folder}: no saved learner there; give a folder written by Learner.save")
     try:
         content = json.loads((folder / "learner.json").read_bytes())
         if content["version"] != VERSION:
@@ -101,18 +104,18 @@ def read(folder: Path) -> Shelved:
         raise
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror or error}); make it readable") from None
-    except Exception as error:  # whatever a damaged or foreign file leads to
+    except Exception as error:  # damaged files and files of other programs raise many kinds of errors
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder}: is not a whole saved learner ({reason}); save or copy it again") from None
+        raise UserError(f"{folder}: is not a complete saved learner ({reason}); save or copy it again") from None
 
 
 def missing(held: Dataset) -> list[str]:
-    """The exemplars' files that are not there."""
+    """The exemplars' files that do not exist."""
     return [] if held.train.in_memory else [path for path in held.train.images.tolist() if not os.path.isfile(path)]
 
 
 def _verified(folder: Path, content: dict[str, Any]) -> dict[str, bytes]:
-    """The contents of the files beside ``learner.json``; ValueError where a checksum in it is wrong."""
+    """The contents of ``FILES``; raises a ValueError if a checksum does not match."""
     sums = content.pop("sha256")
     files = {name: (folder / name).read_bytes() for name in FILES if name in sums}
     found = {name: _sha256(data) for name, data in files.items()} | {"learner.json": _sha256_of_json(content)}
@@ -138,25 +141,25 @@ def _exemplars(
     else:
         images = np.load(io.BytesIO(pixels or b""), allow_pickle=False)
     if not len(images) == len(labels) == len(tasks) or labels.size and labels.max() >= seen[-1]:
-        raise ValueError("exemplars and labels do not fit")
+        raise ValueError("exemplars and labels do not match")
     test = Split(images[:0], labels[:0])
     return Dataset(info, Split(images, labels), test, 0.0, data, Arrivals(seen, tasks, tasks[:0]))
 
 
 def _copied(paths: list[str], folder: Path) -> list[str]:
-    """Copies of the files below ``folder``; their names there."""
+    """Copy the files to ``folder``; returns their relative names there."""
     (folder / "exemplars").mkdir()
     names = [f"exemplars/{number:07}{Path(path).suffix}" for number, path in enumerate(paths)]
     for path, name in zip(paths, names):
         try:
             shutil.copyfile(path, folder / name)
         except OSError as error:
-            raise UserError(f"{path}: cannot be copied ({error.strerror}); bring the exemplar's file back") from None
+            raise UserError(f"{path}: cannot be copied ({error.strerror}); restore the exemplar's file") from None
     return names
 
 
 def _packed(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` as JSON, its tensors by ``place`` in ``tensors``; tuples become lists."""
+    """Convert ``value`` to JSON values and move its tensors to ``tensors``, named by ``place``; tuples become lists."""
     if isinstance(value, torch.Tensor):
         tensors[place] = value
         return {TENSOR: place}

@@ -1,4 +1,4 @@
-"""The state of a sweep's runs, read from their folders: nothing is trained, and no data set is read."""
+"""The state of a sweep's runs, read from their folders without reading any data set."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ INTERVAL = 5.0  # seconds between two records
 
 
 def recorded(report: Callable[[Progress], None] | None, folder: Path, planned: int) -> Callable[[Progress], None]:
-    """``report``, and a record of the progress in ``folder`` every few seconds.
+    """Extend ``report`` to record the progress in ``folder`` every few seconds.
 
-    ``planned``: the cost of the whole run. A record that cannot be written does not fail the run.
+    ``planned``: the cost of the whole run. If a record cannot be written, the run continues.
     """
     last = -INTERVAL
 
@@ -62,7 +62,7 @@ def has_result(folder: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        if error.errno == errno.ELOOP:  # a link to itself, which the result will replace
+        if error.errno == errno.ELOOP:  # a symbolic link to itself, which the result will replace
             return False
         raise UserError(
             f"{folder}: cannot be searched ({error.strerror}); make it accessible, or choose another folder with --out"
@@ -71,9 +71,9 @@ def has_result(folder: Path) -> bool:
 
 
 def state_of(folder: Path, extended: bool = False) -> State:
-    """The state of the run in ``folder``. A run that was stopped is waiting: the sweep's command resumes it.
+    """The state of the run in ``folder``. A stopped run counts as waiting, as the sweep's command resumes it.
 
-    ``extended``: the result there is that of a shorter run.
+    ``extended``: the present result is that of the same run with fewer tasks.
     """
     if has_result(folder) and not extended:
         return State("done")
@@ -113,7 +113,7 @@ def _at_work(folder: Path) -> bool:
 
 
 def status(configs: Iterable[Any]) -> int:
-    """Print a line for each run that is running, was stopped or failed, and how many there are of each; returns 0."""
+    """Print a line for each running, stopped or failed run, and the number of runs in each state; returns 0."""
     counts: Counter[str] = Counter()
     for config in configs:
         state = state_of(config.run_folder, registry.kinds[config.kind].extends(config))

@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard."""
+"""Writes a run's scalars for TensorBoard."""
 
 from pathlib import Path
 from typing import Any
@@ -7,20 +7,20 @@ from pycil_wsc.runs import metrics
 
 
 class Scalars:
-    """Event files in ``folder``: ``epochs`` counts the run's epochs from 0, ``tasks`` its tasks.
+    """Event files in ``folder``: in ``epochs``, steps are the run's epochs, in ``tasks`` its tasks, counted from 0.
 
-    A run that resumes after ``epochs`` epochs and ``tasks`` tasks removes what a stopped one wrote beyond them. Each
-    call flushes to the disk, so that the scalars are there before the checkpoint.
+    A run that resumes after ``epochs`` epochs and ``tasks`` tasks discards scalars written beyond these. Each call
+    flushes to the disk, so that scalars are written before the checkpoint.
     """
 
     def __init__(self, folder: Path, epochs: int, tasks: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # an extra
+        from torch.utils.tensorboard import SummaryWriter  # optional dependency
 
         self.epochs = SummaryWriter(str(folder / "epochs"), purge_step=epochs)
         self.tasks = SummaryWriter(str(folder / "tasks"), purge_step=tasks)
 
     def epoch_ended(self, epoch: int, **values: float) -> None:
-        """``values``: loss and accuracy, and of an epoch that was trained here its learning rate and speed."""
+        """``values``: loss and accuracy and, if this run trained the epoch, learning rate and speed."""
         _write(self.epochs, epoch, "train", values)
 
     def task_ended(self, history: list[dict[str, Any]]) -> None:

@@ -19,8 +19,8 @@ class Predictions:
 
     cnn: np.ndarray  # by logits
     known: np.ndarray  # by the logits of the classes of the image's own task
-    nme: np.ndarray | None  # by nearest mean of exemplars
-    finite: Tensor  # a flag on the device: the logits that this process computed are finite numbers
+    nme: np.ndarray | None  # by the nearest mean of exemplars
+    finite: Tensor  # flag on the device: whether all logits computed by this process are finite
 
     def accuracies(self, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Any]:
         """The entries of ``metrics.jsonl`` for images of these ``targets``, first seen in these ``tasks``."""
@@ -32,7 +32,7 @@ class Predictions:
 
 
 def predictions(learner: Any, source: Any, task: Task) -> Predictions:
-    """What ``learner`` predicts after ``task`` for ``source``, the test images. Processes share the images out."""
+    """The predictions of ``learner`` after ``task`` for the test images ``source``, divided among the processes."""
     manager, device, number = learner.manager, learner.device, len(task.test_indices)
     means = learner.class_means(task.num_seen) if learner.config.nme and len(learner.memory) else None
     means = None if means is None else torch.from_numpy(means).to(device)
@@ -51,7 +51,7 @@ def predictions(learner: Any, source: Any, task: Task) -> Predictions:
 
 
 def other_tasks(learner: Any, task: Task) -> Iterator[Tensor]:
-    """For each of this process's test batches the classes that its images' own tasks lack: bool (B, classes)."""
+    """For each of this process's test batches, the classes that are not in the image's task: bool (B, classes)."""
     manager, processes = learner.manager, learner.processes
     targets, tasks = (of[task.test_indices] for of in (manager.test_targets, manager.test_tasks))
     others = torch.from_numpy(~metrics.allowed_classes(targets, tasks, task.num_seen)).to(learner.device)
@@ -61,7 +61,7 @@ def other_tasks(learner: Any, task: Task) -> Iterator[Tensor]:
 
 
 def accuracy_of(network: Any, learner: Any, source: Any, task: Task) -> tuple[float, Tensor]:
-    """(top-1 accuracy in percent, whether this process's logits are finite) of a network beside the learner's own."""
+    """Test an additional network: (top-1 accuracy in percent, whether this process's logits are finite)."""
     network.eval()
     best, finite = [], torch.ones((), dtype=torch.bool, device=learner.device)
     share, targets = learner.processes.share_of_batches, learner.manager.test_targets

@@ -1,4 +1,4 @@
-"""Several processes on one run: the first works on the sweep, the others follow it from run to run."""
+"""Runs in several ``torchrun`` processes: the first one works on the sweep, the others take part in its runs."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from pycil_wsc.runs.attempt import Datasets
 
 
 def together(configs: Sequence[Any], work: Callable[[], int]) -> int:
-    """Call ``work()`` in ``torchrun``'s first process, and do each of its runs in all processes; the exit code."""
+    """Call ``work()`` in the first process and execute its runs in all processes. Returns the exit code."""
     check_processes(configs)
     rank, _ = rank_and_count()
     if rank:
@@ -28,15 +28,15 @@ def together(configs: Sequence[Any], work: Callable[[], int]) -> int:
 
 
 def check_processes(configs: Sequence[Any]) -> None:
-    """Raise a :class:`UserError` in every process if what one of them was given does not fit the others or its node."""
+    """Raise a :class:`UserError` in every process if their configurations, devices or versions of torch differ."""
     rank, count = rank_and_count()
     for config in configs:
         registry.kinds[config.kind].check_processes(config, count)
     everyone = announcements().exchange(_described(configs))
-    for other, theirs in enumerate(everyone):
-        if problem := theirs.get("problem"):
+    for other, description in enumerate(everyone):
+        if problem := description.get("problem"):
             raise UserError(f"torchrun: process {other + 1} of {count}: {problem}")
-        for name, value in theirs.items():
+        for name, value in description.items():
             if value != everyone[0][name]:
                 raise UserError(
                     f"torchrun: process {other + 1} of {count} has another {name} than the first; start the same "
@@ -45,7 +45,7 @@ def check_processes(configs: Sequence[Any]) -> None:
 
 
 def _described(configs):
-    """What must be the same in all processes, or the ``problem`` of this one."""
+    """Values that must be equal in all processes, or the ``problem`` of this one."""
     try:
         devices = sorted({resolved_device(config.device).type for config in configs})
     except UserError as error:
@@ -53,7 +53,7 @@ def _described(configs):
     here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
     if "cuda" in devices and here > gpus:
         return {
-            "problem": f"one of {here} on a machine with {gpus} GPUs; start as many as there are, or use --device cpu"
+            "problem": f"one of {here} on a machine with {gpus} GPUs; start one process per GPU, or use --device cpu"
         }
     settings = json.dumps([config.identity() for config in configs], sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()
@@ -61,7 +61,7 @@ def _described(configs):
 
 
 def follow() -> int:
-    """Take part in each run that the first process announces, until there are no more. Returns the exit code."""
+    """Take part in each run that the first process announces. Returns the exit code."""
     rank, count = rank_and_count()
     data = Datasets()
     for message in announcements().listen():
@@ -69,7 +69,7 @@ def follow() -> int:
         config = kind.resolve(message["config"])
         try:
             kind.execute(config, data.of(config), lambda progress: None)
-        except (TrainingDiverged, WrongPlan, UnusableRun):  # in all processes: the first tells the user and goes on
+        except (TrainingDiverged, WrongPlan, UnusableRun):  # raised in all processes; the first one reports it
             continue
         except UserError as error:
             print(f"error: process {rank + 1} of {count}: {error}", file=sys.stderr)

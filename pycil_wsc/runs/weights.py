@@ -1,4 +1,4 @@
-"""A run's weights in a file, and a classifier from them: what ``"save_weights"`` keeps and ``pycil_wsc.load`` gives."""
+"""Saves a run's weights (``"save_weights"``) and loads them as a classifier (``pycil_wsc.load``)."""
 
 import dataclasses
 import math
@@ -27,11 +27,17 @@ Images = np.ndarray | torch.Tensor | list[str]
 
 
 def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> "Classifier":
-    """The :class:`Classifier` that a run with ``save_weights`` left in ``run_folder``.
+    """Load the :class:`Classifier` of a run with ``save_weights``.
 
-    Neither data set nor result is needed. ``task``: the state after this task, counted from 0 (needs ``"every"``); None
-    is the last that was kept. ``device``: as in the configuration. Raises :class:`UserError` if there are no weights,
-    or none that can be used.
+    The data set and the result are not needed.
+
+    Args:
+        run_folder: the folder of the run.
+        task: load the weights after this task, counted from 0 (needs ``"every"``); None: the last saved ones.
+        device: as in the configuration.
+
+    Raises:
+        UserError: if there are no weights, or they cannot be used.
     """
     path = _find(Path(run_folder), task)
     again = "move the run's folder away and run it again"
@@ -47,12 +53,12 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
         return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    except Exception as error:  # the checksums are right, the contents of another version or another's
+    except Exception as error:  # the checksums match, but another version or program wrote the file
         raise UserError(f"{path}: is not a file of weights of this version ({type(error).__name__}); {again}") from None
 
 
 def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
-    """Write the weights after ``task``, or after the last one, with all that :func:`load` needs."""
+    """Save the weights after ``task`` (None: the last one), with everything that :func:`load` needs."""
     manager = learner.manager
     state = {
         "learner": learner.state_dict(),
@@ -66,12 +72,12 @@ def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
 
 
 class Classifier(nn.Module):
-    """A trained learner that takes images as they come: called, it is :meth:`logits`; :meth:`predict` gives labels.
+    """A trained learner for inference on raw images. Calling it returns :meth:`logits`; :meth:`predict` returns labels.
 
-    ``labels``: the data set's own labels of the classes seen, rising, one for each column of the logits;
+    ``labels``: the data set's labels of the classes seen, in ascending order, one per column of the logits;
     ``class_names[label]`` is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side``
-    that the network was trained for; of a ``folder:`` data set, file names as well, which ``workers`` processes read.
-    They get the transform of the run's test, in batches of its size.
+    that the network was trained on. After training on image files, file names are accepted too and read by ``workers``
+    processes. The run's test transform is applied, and its batch size is used.
     """
 
     def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int], workers: int = 0) -> None:
@@ -86,17 +92,17 @@ class Classifier(nn.Module):
         return self.logits(images)
 
     def predict(self, images: Images) -> np.ndarray:
-        """The likeliest class of each image: labels of the data set, int64 numpy (B,). Ties go as in the run."""
+        """The most likely class of each image: labels of the data set, int64 numpy (B,). Ties break as in the run."""
         return self.learned[best_classes(self._logits(images))[:, 0].cpu().numpy()]
 
     def logits(self, images: Images) -> torch.Tensor:
-        """float32 (B, len(labels)), on the device, without a graph."""
+        """Logits, float32 (B, len(labels)), on the device, without gradients."""
         return self._logits(images)[:, self.columns]
 
     def _logits(self, images):
-        """The same, with columns in learning order."""
+        """Logits with columns in learning order."""
         learner = self.learner
-        learner.device = next(self.parameters()).device  # where ``to`` has put it
+        learner.device = next(self.parameters()).device  # may have changed by ``to``
         images = self._checked(images)
         split = Split(images, np.zeros(len(images), np.int64))
         parts = [torch.empty(0, len(self.labels), device=learner.device)]
@@ -108,7 +114,7 @@ class Classifier(nn.Module):
         return torch.cat(parts)
 
     def _checked(self, images):
-        """``images`` as a split has them, or a :class:`UserError`."""
+        """Convert ``images`` to the form of :class:`Split`; raise a :class:`UserError` if they are invalid."""
         images, side = (
             images.cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images),
             self.info.stored_size or self.info.image_size,
@@ -124,26 +130,26 @@ class Classifier(nn.Module):
 
 
 def checked_info(saved: dict[str, Any]) -> DatasetInfo:
-    """The facts of a data set from a file; an exception where they are no such facts."""
+    """The :class:`DatasetInfo` with the ``saved`` values; raises an exception if they are invalid."""
     info, number = DatasetInfo(**saved), (int, float)
     fits = isinstance(info.classes, tuple) and all(isinstance(name, str) for name in info.classes)
     fits &= type(info.image_size) is int and info.image_size > 0 and info.crop in ("pad", "resized")
     for triple in (info.mean, info.std):
         fits &= len(triple) == 3 and all(type(value) in number and math.isfinite(value) for value in triple)
     if not fits or not all(info.std):
-        raise ValueError("not the facts of a data set")
+        raise ValueError("not the description of a data set")
     return info
 
 
 def rebuilt(config: Config, info: DatasetInfo, state: Mapping[str, Any]) -> BaseLearner:
-    """The learner of ``config`` as it was after ``state["task"]``, its data set without samples."""
+    """The learner of ``config`` as it was after ``state["task"]``, with an empty data set."""
     device = resolved_device(config.device)
     none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
     arrivals = Arrivals(tuple(state["boundaries"][1:]), none.targets, none.targets) if config.tasks else None
     manager = tasks_of(Dataset(info, none, none, arrivals=arrivals), config)
     own = manager.class_order, manager.boundaries
     if (state["class_order"], state["boundaries"]) != own or state["task"] not in range(len(manager.tasks)):
-        raise UserError("its classes and tasks do not fit its configuration; use a whole file of one run")
+        raise UserError("its classes and tasks do not match its configuration; use an unmodified file")
     learner = config.learner(config, manager, open_source(info, none, device, 0), device)
     for task in manager.tasks[: state["task"] + 1]:
         learner.grow_for(task)
@@ -151,7 +157,8 @@ def rebuilt(config: Config, info: DatasetInfo, state: Mapping[str, Any]) -> Base
         learner.load_state_dict(state["learner"])
     except RuntimeError:
         raise UserError(
-            f"the weights do not fit the learner '{config.model_name}' of this version; use the one that made them"
+            f"the weights do not match the learner '{config.model_name}' of this version; use the version that saved "
+            "them"
         ) from None
     return learner
 
@@ -161,7 +168,7 @@ def _path(folder, task):
 
 
 def _find(folder, task):
-    """The file of the weights asked for; a :class:`UserError` says why there is none."""
+    """The file with the requested weights; raises a :class:`UserError` if there is none."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such folder; name the folder of a run")
     try:
@@ -175,13 +182,14 @@ def _find(folder, task):
     if task in kept:
         return _path(folder, task)
     if kept or final.name in names:
-        there = ", ".join([*map(str, kept), *(["the last (task=None)"] if final.name in names else [])])
+        available = ", ".join([*map(str, kept), *(["the last (task=None)"] if final.name in names else [])])
         raise UserError(
-            f'{folder}: no weights of task {task}, only of {there}; "save_weights": "every" keeps those of every task'
+            f'{folder}: no weights of task {task}, only of {available}; "save_weights": "every" saves them after every '
+            "task"
         )
     if "result.json" in names:
         raise UserError(
-            f"{folder}: no weights were kept of this finished run; move the folder away and "
+            f"{folder}: this finished run did not save its weights; move the folder away and "
             'run again with "save_weights": true'
         )
     raise UserError(f'{folder}: no weights there (yet); name the folder of a run that ended with "save_weights": true')

@@ -1,4 +1,4 @@
-"""A run's numbers for Weights & Biases: the same as :mod:`pycil_wsc.runs.tensorboard` has."""
+"""Writes a run's scalars for Weights & Biases: the same ones as :mod:`pycil_wsc.runs.tensorboard`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pycil_wsc.runs import metrics
 
 
 class WandB:
-    """An offline run of Weights & Biases in ``folder``. ``wandb sync`` uploads it; ``WANDB_MODE`` chooses another mode.
+    """An offline run of Weights & Biases in ``folder``. ``wandb sync`` uploads it; ``WANDB_MODE`` sets another mode.
 
-    A run that resumes writes it anew, from ``history`` (the lines of ``metrics.jsonl``) and ``curves`` (those of the
-    task under way); learning rate and speed are there for the epochs since then.
+    A resumed run writes it again from ``history`` (the lines of ``metrics.jsonl``) and ``curves`` (those of the current
+    task). Learning rate and speed are then missing for earlier epochs.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class WandB:
         history: Sequence[Mapping[str, Any]],
         curves: Mapping[str, Sequence[float]],
     ) -> None:
-        import wandb  # an extra
+        import wandb  # optional dependency
 
         shutil.rmtree(folder / "wandb", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class WandB:
                 self.task_ended(history[: number + 1])
 
     def epoch_ended(self, epoch: int, **values: float) -> None:
-        """``values``: loss and accuracy, and of an epoch that was trained here its learning rate and speed."""
+        """``values``: loss and accuracy and, if this run trained the epoch, learning rate and speed."""
         self.run.log({"epoch": epoch} | {f"train/{name}": value for name, value in values.items()})
 
     def task_ended(self, history: Sequence[Mapping[str, Any]]) -> None:
@@ -62,5 +62,5 @@ class WandB:
         self.run.log({"task": history[-1]["task"]} | {f"test/{name}": value for name, value in values.items()})
 
     def close(self) -> None:
-        """Finish the run's files."""
+        """Finish writing the run's files."""
         self.run.finish()

@@ -1,4 +1,4 @@
-"""Several runs at a time on one machine, in processes that live as long as the sweep and end with it."""
+"""Parallel runs on one machine, in worker processes that live as long as the sweep."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 
 def run_in_processes(schedule: Any, count: int) -> None:
-    """Complete the runs of ``schedule``, ``count`` at a time.
+    """Execute the runs of ``schedule``, ``count`` at a time.
 
-    If a worker dies, its run has failed, and the worker is replaced.
+    If a worker dies, its run counts as failed, and the worker is replaced.
     """
     schedule.data.forget()
     workers = [Worker(number, max(1, cores() // count)) for number in range(count)]
@@ -43,7 +43,7 @@ def run_in_processes(schedule: Any, count: int) -> None:
 
 
 def hand_out(schedule: Any, workers: list[Worker]) -> list[Worker]:
-    """Give each idle worker a run while there are any; returns the busy workers."""
+    """Give a run to each idle worker while there are any left; returns the busy workers."""
     for worker in workers:
         if worker.job is None and (job := schedule.next()):
             worker.start(job)
@@ -51,28 +51,28 @@ def hand_out(schedule: Any, workers: list[Worker]) -> list[Worker]:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker:
-    """This process's side of a worker process, which works on one run after another."""
+    """The handle of a worker process, which executes one run after another."""
 
     def __init__(self, number: int, threads: int) -> None:
         self.number, self.threads = number, threads
-        self.process: Any = None  # multiprocessing's, while there is one
-        self.job: Any = None  # a Job, while it works on one
+        self.process: Any = None  # the multiprocessing process, while it lives
+        self.job: Any = None  # the current Job, if any
 
     def start(self, job: Job) -> None:
-        """Begin a run."""
+        """Start a run."""
         self.job = job
         if self.process is None:
             self._spawn()
-        with contextlib.suppress(OSError):  # it died: receive() reports it
+        with contextlib.suppress(OSError):  # the process died; receive() reports it
             self.pipe.send(job)
 
     def receive(self) -> Progress | Outcome:
-        """Its next message: a :class:`Progress`, or the :class:`Outcome` of its run."""
+        """The worker's next message: a :class:`Progress`, or the :class:`Outcome` of its run."""
         with contextlib.suppress(EOFError, OSError):
             if self.pipe.poll():
                 return self.pipe.recv()
@@ -81,9 +81,9 @@ class Worker:
         return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
 
     def end(self, outcome: Outcome) -> Job:
-        """Its run is over; returns the job.
+        """Mark the worker as idle; returns its job.
 
-        After a failure the process is replaced: a CUDA error may have corrupted it.
+        After a failure, the process is replaced, because a CUDA error may have corrupted it.
         """
         job, self.job = self.job, None
         if outcome.failure:
@@ -91,12 +91,12 @@ class Worker:
         return job
 
     def stop(self) -> None:
-        """End it at once, with the processes that decode its images. Its run resumes from its last checkpoint."""
+        """Stop the process and its data loaders at once. Its run can resume from its last checkpoint."""
         if self.process is not None:
             self.pipe.close()
             self.life.close()
             self.process.join(1)
-            self.process.kill()  # it is still starting, or stuck
+            self.process.kill()  # in case it is still starting, or stuck
             self.process.join()
             self.process = None
 
@@ -107,8 +107,8 @@ class Worker:
         self.process = context.Process(
             target=work, args=(theirs, ending, self.number, self.threads, multiprocessing.get_start_method())
         )
-        resource_tracker.ensure_running()  # it would lift the mask
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # inherited: this process handles Ctrl-C
+        resource_tracker.ensure_running()  # started later, it would unblock the signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # inherited by the worker: only we handle Ctrl-C
         try:
             self.process.start()
         finally:
@@ -118,14 +118,13 @@ class Worker:
 
 
 def work(pipe: Connection, ending: Connection, number: int, threads: int, start_method: str) -> None:
-    """The main function of a worker process: attempt each run that comes through the pipe.
-
-    Progress and outcomes are sent back.
+    """The main function of a worker process: execute each run received through ``pipe``, and send back progress and
+    outcomes.
     """
-    multiprocessing.set_start_method(start_method, force=True)  # image decoders start as they do without workers
+    multiprocessing.set_start_method(start_method, force=True)  # data loaders start as in the main process
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
     if torch.cuda.device_count() > 1:
-        torch.cuda.set_device(number % torch.cuda.device_count())  # what "auto" and "cuda" mean here
+        torch.cuda.set_device(number % torch.cuda.device_count())  # the device that "auto" and "cuda" select
 
     def send(message):
         try:
@@ -141,7 +140,7 @@ def work(pipe: Connection, ending: Connection, number: int, threads: int, start_
 
 
 def end_with(pipe: Connection) -> None:
-    """End this process, and those it started, when the other end of ``pipe`` closes."""
+    """End this process and its child processes when the other end of ``pipe`` closes."""
     connection.wait([pipe])
     for child in multiprocessing.active_children():
         child.kill()

@@ -1,6 +1,6 @@
-"""What is reported of a run: numpy only. Accuracies are percentages; tasks are the true ones, of any size.
+"""Metrics of a run, in numpy. Accuracies are percentages; tasks are the actual ones, of any size.
 
-Every module of this package is imported here, so a new file with a registered metric registers itself.
+All modules of this package are imported here, so a new file with a registered metric is found automatically.
 """
 
 import importlib
@@ -12,12 +12,12 @@ import numpy as np
 
 
 def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Share of samples whose first prediction is right, in percent: (N, k) best-first class numbers, (N,)."""
+    """Top-1 accuracy in percent. ``predictions``: (N, k) class numbers, best first; ``targets``: (N,)."""
     return float(100 * np.mean(predictions[:, 0] == targets))
 
 
 def top_k_accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Share of samples with the target among the k predictions, in percent: (N, k), (N,)."""
+    """Share of samples with the target among their k predictions, in percent: (N, k), (N,)."""
     return float(100 * np.mean((predictions == targets[:, None]).any(1)))
 
 
@@ -28,16 +28,14 @@ def task_accuracies(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndar
 
 
 def allowed_classes(targets: np.ndarray, tasks: np.ndarray, num_classes: int) -> np.ndarray:
-    """Which classes each task's samples have: (N,), (N,) -> bool (tasks, num_classes)."""
+    """The classes of each task's samples: (N,), (N,) -> bool (tasks, num_classes)."""
     allowed = np.zeros((tasks.max() + 1, num_classes), bool)
     allowed[tasks, targets] = True
     return allowed
 
 
 def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: int) -> np.ndarray:
-    """How often each true class (rows) was taken for each class (columns): (N, k) best first, (N,) -> int64 (classes,
-    classes).
-    """
+    """Counts of true (rows) and predicted (columns) classes: (N, k) best first, (N,) -> int64 (classes, classes)."""
     return np.bincount(targets * num_classes + predictions[:, 0], minlength=num_classes**2).reshape(
         num_classes, num_classes
     )
@@ -49,14 +47,14 @@ def average_accuracy(curve: Sequence[float]) -> float:
 
 
 def new_task_accuracy(matrix: Sequence[Sequence[float]]) -> float:
-    """Mean over the tasks of the accuracy on the newest task's classes, right after learning it (plasticity)."""
+    """Mean over the tasks of the accuracy on a task's classes right after learning it (plasticity)."""
     return float(np.mean([row[-1] for row in matrix]))
 
 
 def forgetting(matrix: Sequence[Sequence[float]]) -> float:
-    """Mean over all tasks but the last of (best accuracy ever - accuracy at the end); 0 for a single task.
+    """Mean over all tasks but the last of (best accuracy - final accuracy); 0 for a single task.
 
-    ``matrix[t]`` holds the accuracy on tasks 0..t after learning task t (lower triangular). Zhou et al., PyCIL.
+    ``matrix[t]``: the accuracies on tasks 0..t after learning task t (lower triangular). Source: Zhou et al., PyCIL.
     """
     tasks = len(matrix)
     table = np.array([[*row] + [-np.inf] * (tasks - len(row)) for row in matrix])
@@ -65,7 +63,7 @@ def forgetting(matrix: Sequence[Sequence[float]]) -> float:
 
 
 def task_scalars(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What curves over the tasks show of the newest one. ``history``: the lines of ``metrics.jsonl`` so far."""
+    """Scalars of the newest task for curves over tasks. ``history``: the lines of ``metrics.jsonl`` so far."""
     line, matrix = history[-1], [line["cnn_tasks"] for line in history]
     values = {
         "cnn_top1": line["cnn_top1"],

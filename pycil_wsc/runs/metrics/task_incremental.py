@@ -1,4 +1,4 @@
-"""Task-incremental accuracy: the task of each test image is known, and only the classes of that task compete."""
+"""Task-incremental accuracy: the task of each test image is given, and only its classes are considered."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,5 +10,5 @@ History = Sequence[dict[str, Any]]
 
 @register_metric("task_known_curve")
 def task_known_curve(history: History) -> list[float] | None:
-    """After each task, the accuracy on the test images of all tasks so far; None if an earlier version tested some."""
+    """The accuracy on the test images of all tasks so far, after each task; None if earlier versions tested some."""
     return [line["cnn_known"] for line in history] if all("cnn_known" in line for line in history) else None
