@@ -325,7 +325,7 @@ def test_the_report_draws_what_was_recorded_and_a_broken_record_is_named(setting
     ((run, _),) = results(settings).items()
     lines = (run / "analyses.jsonl").read_text().splitlines()
     for spoilt, said in (
-        ("{", "line 2 is not whole"),
+        ("{", "line 2 is incomplete"),
         ('{"task": 1, "share_new": 0.5, "drift": 3}', "line 2 is of another version (no task, or an analysis"),
     ):
         (run / "analyses.jsonl").write_text("\n".join([lines[0], spoilt, lines[2]]))

@@ -302,7 +302,7 @@ def test_a_flipped_byte_of_a_saved_learner_is_noticed_or_does_no_harm(name, mont
         try:
             assert_same(Learner.load(tmp_path / "shelf"), learner)
         except UserError as error:
-            assert "is not a whole saved learner" in str(error) or "another version" in str(error)
+            assert "is not a complete saved learner" in str(error) or "another version" in str(error)
             noticed += 1
     assert noticed > 6
 

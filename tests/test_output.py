@@ -77,7 +77,7 @@ def test_ctrl_c_in_a_report_is_one_line(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(report_command, "find_runs", stop)
     assert report_command.main([str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "\nstopped; the same command starts the report again\n"
+    assert capsys.readouterr().err == "\nstopped; run the same command to write the report\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

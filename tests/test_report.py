@@ -167,8 +167,8 @@ def test_a_large_report_draws_the_accuracies_of_each_settings_largest_group_and_
     )
     page = report.write_report(tmp_path).read_text()
     assert sorted(calls) == [(f"{HERE}-lrate0.2", True), ("cifar100-b50-inc10-resnet32", True)]
-    assert page.count("Not drawn, since the report is large: time, forgetting") == 2
-    assert page.count("Not drawn: the figures of this part, since others have more runs.") == 1
+    assert page.count("Not drawn, because the report is large: time, forgetting") == 2
+    assert page.count("Not drawn: the figures of this section, because other sections have more runs.") == 1
     calls.clear()
     page = report.write_report(tmp_path, options=report.Options(all_figures=True)).read_text()
     assert len(calls) == 3 and not any(brief for _, brief in calls) and "Not drawn" not in page
@@ -279,9 +279,9 @@ def corrupt(folder):
         "empty/result.json": ("", "is not a complete result"),
         "binary/result.json": (b"\xff\xfe\x00\x01", "is not a complete result"),
         "nested/result.json": ("[" * 100000, "is not a complete result"),
-        "version/result.json": (json.dumps(other), "another version (&#x27;matrix&#x27; is lacking)"),
+        "version/result.json": (json.dumps(other), "another version (&#x27;matrix&#x27; is missing)"),
         "spoilt/result.json": (json.dumps(spoilt), "&#x27;train_loss&#x27; is not as expected; left out"),
-        "written/metrics.jsonl": ('{"task": 0, "cnn_top1": 80.0}\n{"task": 1, "cnn_t', "line 2 is not whole; skipped"),
+        "written/metrics.jsonl": ('{"task": 0, "cnn_top1": 80.0}\n{"task": 1, "cnn_t', "line 2 is incomplete; skipped"),
         "elder/metrics.jsonl": ('{"epoch": 3}\n', "line 1 is of another version"),
     }
     for name, (content, _) in texts.items():
@@ -334,7 +334,7 @@ def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
         (tmp_path / f"run{number}" / "result.json").write_text(json.dumps(result))
     page = report.write_report(tmp_path).read_text()
     assert '<th class="label" scope="row">Replay</th>' in page and "is a result of another version" in page
-    assert "Could not be shown" not in page
+    assert "Failed tables and figures" not in page
 
 
 def test_a_result_that_a_sweep_meets_is_whole_or_named(tmp_path):

@@ -215,7 +215,7 @@ def test_a_row_that_differs_in_more_than_the_studys_subject_is_never_bold(tmp_pa
 
 def test_the_keys_that_methods_have_defaults_of_their_own_for_do_not_part_comparisons():
     own = {name for defaults in registry.learner_defaults.values() for name in defaults if name in KEYS}
-    assert own - set(groups.SCHEDULE) <= groups.OF_THE_METHOD
+    assert own - set(groups.SCHEDULE) <= groups.METHOD_KEYS
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path):
         ]
         assert cells and not [cell for cell in cells if cell[:1] in tuple("=+-@")]
     page = (folder / "index.html").read_text(encoding="utf-8")
-    assert "<script" not in page and "<b>\x07" not in page and "Could not be shown" not in page
+    assert "<script" not in page and "<b>\x07" not in page and "Failed tables and figures" not in page
     for path in (folder / "figures").glob("*.svg"):
         text = path.read_text(encoding="utf-8")
         assert not [c for c in text if ord(c) < 32 and c not in "\n\t\r"]
@@ -400,4 +400,4 @@ def test_a_run_writes_the_schema_that_the_report_reads(undisturbed):
 
 def test_a_result_of_a_newer_version_says_so(tmp_path, undrawn):
     synthetic.write(tmp_path, synthetic.result(), synthetic.result(seed=2) | {"schema": 99})
-    assert "schema 99, known are 1 to 1); update pycil_wsc" in report.write_report(tmp_path).read_text()
+    assert "schema 99, supported: 1 to 1); update pycil_wsc" in report.write_report(tmp_path).read_text()

@@ -212,7 +212,10 @@ def test_the_best_trial_of_each_method_is_named_and_its_configuration_written(tm
         "validation_split" not in config and "device" not in config and config["prefix"] == "tuned"
         for config in tuned.values()
     )
-    assert "tuned_replay.json, tuned_wsc.json" in page.read_text() and "Not the same number" not in page.read_text()
+    assert (
+        "tuned_replay.json, tuned_wsc.json" in page.read_text()
+        and "different numbers of trials" not in page.read_text()
+    )
 
 
 def test_a_mean_over_seeds_and_memories_decides_and_a_trial_that_lacks_some_is_left_out(tmp_path, undrawn):
@@ -226,7 +229,10 @@ def test_a_mean_over_seeds_and_memories_decides_and_a_trial_that_lacks_some_is_l
     text = (page.parent / "tables" / f"{TUNING}.md").read_text()
     assert json.loads((page.parent / "tuned_wsc.json").read_text())["wsc.retain"] == 0.2
     assert "Missing: runs of some trials, which were left out: 1 of wsc." in text
-    assert "Not the same number of trials, so not the same chance: replay 1, wsc 2." in text and "the only one" in text
+    assert (
+        "The methods have different numbers of trials, so the comparison is not fair: replay 1, wsc 2." in text
+        and "the only one" in text
+    )
 
 
 def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path):

@@ -1,6 +1,6 @@
-"""Runs -> tables and figures. Reads ``result.json``, ``metrics.jsonl`` and ``analyses.jsonl`` and nothing else.
+"""Tables and figures of runs, from ``result.json``, ``metrics.jsonl`` and ``analyses.jsonl`` alone.
 
-Drawing needs matplotlib, which is imported only where something is drawn: the table that a sweep prints does without.
+matplotlib is imported only to draw figures: the table that a sweep prints does not need it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pycil_wsc.files import locked
 from pycil_wsc.report.formats import to_text
 from pycil_wsc.report.groups import Group, group_runs
 from pycil_wsc.report.language import score_table
-from pycil_wsc.report.options import USUAL, Options
-from pycil_wsc.report.runs import Found, Record, find_runs, of_a_language_model, read_result
+from pycil_wsc.report.options import DEFAULT, Options
+from pycil_wsc.report.runs import Found, Record, find_runs, is_language_model, read_result
 from pycil_wsc.report.stats import mean_and_error
 from pycil_wsc.report.tables import Cell, Column, Row, Table
 
@@ -23,20 +23,20 @@ __all__ = ["Options", "accuracy_table", "find_runs", "mean_and_error", "read_res
 
 
 def result_table(results: Iterable[dict[str, Any]]) -> str:
-    """What a sweep prints of its runs: :func:`accuracy_table`, and of language models the scores on each task."""
+    """The text that a sweep prints: :func:`accuracy_table` and, for language models, the scores on each task."""
     results = list(results)
-    images = [result for result in results if not of_a_language_model(result)]
-    language = [result for result in results if of_a_language_model(result)]
+    images = [result for result in results if not is_language_model(result)]
+    language = [result for result in results if is_language_model(result)]
     tables = [accuracy_table(images)] if images or not language else []
     return "\n\n".join([*tables, *([score_table(language)] if language else [])])
 
 
 def accuracy_table(results: Iterable[dict[str, Any]]) -> str:
-    """Average accuracy of each method (rows) at each memory size (columns) as text, with standard errors over seeds."""
+    """Average accuracy by method (rows) and memory size (columns), with standard errors over seeds, as text."""
     groups, _ = group_runs([Record(result) for result in results])
     titled = len(groups) > 1
     texts = [_group_text(group, group.title if titled or group.setting.validation_split else "") for group in groups]
-    return "\n\n".join(texts) or "No run has ended."
+    return "\n\n".join(texts) or "No finished runs."
 
 
 def _group_text(group: Group, title: str) -> str:
@@ -56,18 +56,18 @@ def _group_text(group: Group, title: str) -> str:
     return to_text(Table("", header, title, ("exemplars",), tuple(map(Column, columns)), rows))
 
 
-def write_report(*folders: str | Path, out: str | Path | None = None, options: Options = USUAL) -> Path:
+def write_report(*folders: str | Path, out: str | Path | None = None, options: Options = DEFAULT) -> Path:
     """Write ``index.html``, ``tables/`` and ``figures/`` for the runs below ``folders``; return the page's path.
 
-    ``out`` is the output folder, by default ``report`` in the first of ``folders``. Files that cannot be used are named
-    in the report, skipped and left as they are. Raises :class:`UserError` if ``out`` cannot be written or matplotlib is
-    not installed.
+    ``out`` is the output folder, by default ``report`` in the first of ``folders``. Unusable files are skipped, listed
+    in the report and left unchanged. Raises a :class:`UserError` if ``out`` cannot be written or matplotlib is not
+    installed.
     """
     return write_found(find_runs(folders), folders, Path(out) if out else Path(folders[0]) / "report", options)
 
 
-def write_found(found: Found, folders: Iterable[str | Path], out: Path, options: Options = USUAL) -> Path:
-    """:func:`write_report` of what :func:`find_runs` has found."""
+def write_found(found: Found, folders: Iterable[str | Path], out: Path, options: Options = DEFAULT) -> Path:
+    """:func:`write_report` for runs found by :func:`find_runs`."""
     folders = list(folders)
     try:
         from pycil_wsc.report.page import write_page

@@ -12,11 +12,11 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import find_runs, write_found
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.options import USUAL, Options
+from pycil_wsc.report.options import DEFAULT, Options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report; returns the exit code: 0, 2 for bad input, or 130 after Ctrl-C."""
+    """Write the report; returns the exit code: 0, 2 for invalid input, or 130 after Ctrl-C."""
     with best_effort_output():
         args = _parse(argv)
         try:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
-            print("\nstopped; the same command starts the report again", file=sys.stderr)
+            print("\nstopped; run the same command to write the report", file=sys.stderr)
             return 130
 
 
@@ -40,12 +40,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "folders",
         nargs="+",
         metavar="FOLDER",
-        help="where result.json files are, at any depth; or such files themselves",
+        help="folders with result.json files, at any depth; or such files themselves",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where the report goes (default: report, in the folder or in the one that holds all the folders)",
+        help="output folder (default: report, in the folder or in the common parent of the folders)",
     )
     parser.add_argument(
         "--spread",
@@ -56,24 +56,24 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--baseline",
         metavar="NAME",
-        default=USUAL.baseline,
-        help="the method that the others are compared with over equal seeds (default: replay, if there are runs of it)",
+        default=DEFAULT.baseline,
+        help="the method that the others are compared with over equal seeds (default: replay, if it has runs)",
     )
     parser.add_argument(
         "--label",
         action="append",
         default=[],
         metavar="PATTERN=NAME",
-        help="show methods or data sets that fit the pattern under this name (repeatable, the first that fits counts), "
+        help="show methods or data sets that match the pattern under this name (repeatable, the first match is used), "
         "as in --label 'wsc=WSC (ours)' --label 'npz:*/pets.npz=Pets'",
     )
     parser.add_argument(
-        "--no-paper", dest="paper", action="store_false", help="leave out the numbers of the paper beside ours"
+        "--no-paper", dest="paper", action="store_false", help="do not show the paper's numbers beside ours"
     )
     parser.add_argument(
         "--all-figures",
         action="store_true",
-        help="draw every figure; without it the page names those that a wide sweep's report leaves out",
+        help="draw every figure; by default, the report of a large sweep omits some and says which",
     )
     return parser.parse_args(argv)
 
@@ -87,19 +87,19 @@ def _label(text: str) -> tuple[str, str]:
 
 def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
     if absent := [folder for folder in folders if not os.path.lexists(folder)]:
-        raise UserError(f"{clean(absent[0])}: there is no such file or folder")
+        raise UserError(f"{clean(absent[0])}: no such file or folder")
     found = find_runs(folders)
     for path, reason in found.problems:
         print(f"skipped: {clean(path)}: {clean(reason)}", file=sys.stderr)
     if not found.records and not found.language:
         raise UserError(
-            f"{clean(', '.join(folders))}: no finished run below (no usable result.json); "
-            "name the folder that a sweep wrote, runs/<prefix>"
+            f"{clean(', '.join(folders))}: no finished run found (no usable result.json); "
+            "give the folder of a sweep, runs/<prefix>"
         )
     methods = {name for record in found.records for name in (record.method, record.config.get("label"))}
-    if options.baseline != USUAL.baseline and options.baseline not in methods:
+    if options.baseline != DEFAULT.baseline and options.baseline not in methods:
         present = clean(", ".join(sorted(filter(None, methods))))
-        raise UserError(f"--baseline {clean(options.baseline)}: no run has this method; there are {present}")
+        raise UserError(f"--baseline {clean(options.baseline)}: no run has this method; available: {present}")
     return write_found(found, folders, Path(out) if out else _beside(folders), options)
 
 

@@ -1,4 +1,4 @@
-"""Figures of what ``analyse`` recorded: why memory helps and hurts, and what each method does about it."""
+"""Figures of the records of ``analyse``: gradients, parameter drift, flatness and dormant units."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ from pycil_wsc.report.runs import Record
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.style import PAGE, key, new_figure
 
-WIDE = "Every task is one unit wide, however many epochs it has."
+WIDE = "Every task is one unit wide, regardless of its number of epochs."
 
 
 def drift_curves(series: Series) -> Iterator[Plot]:
-    """How far each task moved the weights: in all, layer by layer, and in each epoch."""
+    """How far each task moved the weights: in total, per layer and per epoch."""
     yield from curves(
         series,
         "drift",
         "Parameter drift between tasks",
         drift,
         lambda records: numbered([[line["norm"] for line in drift(record) or ()] for record in records], 2),
-        ("task", "distance from the weights before (norm)"),
+        ("task", "distance from the previous weights (norm)"),
         markers=True,
         from_zero=True,
     )
     yield from curves(
         series,
         "drift-layers",
-        "Parameter drift between tasks, layer by layer",
+        "Parameter drift between tasks, by layer",
         layer_drift,
         lambda records: numbered([layer_drift(record) or [] for record in records], 1),
-        ("layer, from the input on", "drift (over the layer's norm before)"),
+        ("layer, from the input", "drift (relative to the layer's previous norm)"),
         ("Mean over the tasks. Batch norm counts as a layer.",),
         from_zero=True,
     )
     yield from curves(
         series,
         "drift-within",
-        "Parameter drift within a task, of each epoch",
+        "Parameter drift within a task, by epoch",
         lambda record: of_tasks(record, "drift"),
         epoch_drift,
-        ("tasks learned", "distance covered in the epoch (norm)"),
+        ("tasks learned", "distance moved in the epoch (norm)"),
         (WIDE,),
         from_zero=True,
     )
 
 
 def flatness_curves(series: Series) -> Iterator[Plot]:
-    """The training loss on random lines through the last weights."""
+    """The training loss along random lines through the last weights."""
     yield from curves(
         series,
         "flatness",
         "Training loss around the last solution",
         lambda record: of_tasks(record, "flatness"),
         loss_around,
-        ("step (over the weights' norm)", "mean training loss (nats)"),
+        ("step (relative to the weights' norm)", "mean training loss (nats)"),
         ("Mean over the random, filter-normalised directions.",),
         markers=True,
     )
 
 
 def dormant_curves(series: Series) -> Iterator[Plot]:
-    """The share of units that answer to no image."""
+    """The share of dormant units."""
     yield from curves(
         series,
         "dormant",
@@ -78,9 +78,9 @@ def dormant_curves(series: Series) -> Iterator[Plot]:
 
 
 def gradients(series: Series) -> Iterator[Plot]:
-    """Similarity of the gradients of new and past data over the memory size and the share of new data.
+    """Similarity of the gradients of new and past data against the memory size and the share of new data.
 
-    Beside it are the paper's gradient drift with its bound and, where recorded, the parameter drift.
+    Also shows the paper's gradient drift with its bound and, if recorded, the parameter drift.
     """
     shown = {name: style for name, style in series.styles.items() if series.of(name, alignment)}
     if not shown:
@@ -114,25 +114,25 @@ def gradients(series: Series) -> Iterator[Plot]:
     axes[2].axhline(1, color="#8a8f94", linewidth=0.8)
     axes[0].set(xlabel=series.group.memory_title, ylabel="gradient similarity (cosine)")
     axes[1].set(xlabel="share of new data (%)", ylabel="gradient similarity (cosine)")
-    axes[2].set(xlabel="share of new data (%)", ylabel="mean gradient (norm over that of new data)")
+    axes[2].set(xlabel="share of new data (%)", ylabel="mean gradient (norm relative to new data's)")
     if moved:
-        axes[3].set(xlabel="share of new data (%)", ylabel="distance from the weights before (norm)")
+        axes[3].set(xlabel="share of new data (%)", ylabel="distance from the previous weights (norm)")
     key(figure, shown, series.shown)
     notes = [
-        "Where a task's training starts. Left: means over tasks; else a marker for each task and run.",
+        "At the start of each task's training. Left: means over tasks; others: one marker per task and run.",
         "The grey line is the paper's bound.",
     ]
-    yield Plot("gradients", "Gradients of new and of past data", figure, series.notes(*notes, read=alignment))
+    yield Plot("gradients", "Gradients of new and past data", figure, series.notes(*notes, read=alignment))
 
 
 ANALYSES = (gradients, drift_curves, flatness_curves, dormant_curves)
 
 
-# ---- what a run has recorded -----------------------------------------------------------------------------------------
+# ---- values recorded by a run ----------------------------------------------------------------------------------------
 
 
 def of_tasks(record: Record, name: str) -> list[dict[str, Any]] | None:
-    """One analysis, a dict per task, if every task of the run has it; else None."""
+    """The records of one analysis, a dict per task; None unless every task of the run has one."""
     lines = [
         line[name] | {"task": line["task"], "share_new": line["share_new"]}
         for line in record.analyses
@@ -142,7 +142,7 @@ def of_tasks(record: Record, name: str) -> list[dict[str, Any]] | None:
 
 
 def alignment(record: Record) -> list[dict[str, Any]] | None:
-    """Of the tasks with past data."""
+    """The ``gradients`` records of tasks with past data, or None if there are none."""
     lines = of_tasks(record, "gradients") or ()
     return [
         line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]
@@ -150,13 +150,13 @@ def alignment(record: Record) -> list[dict[str, Any]] | None:
 
 
 def drift(record: Record) -> list[dict[str, Any]] | None:
-    """From the second task on."""
+    """The drift between tasks from the second task on, or None if it was not recorded."""
     lines = of_tasks(record, "drift") or ()
     return [line["between"] | {"share_new": line["share_new"]} for line in lines if line["between"]] or None
 
 
 def layer_drift(record: Record) -> list[float] | None:
-    """Mean over the tasks of each layer's relative drift: of those layers that the first of them has."""
+    """Mean over the tasks of the relative drift of each layer that exists in the first record."""
     lines = drift(record)
     if not lines:
         return None
@@ -165,13 +165,13 @@ def layer_drift(record: Record) -> list[float] | None:
 
 
 def dormant(record: Record) -> list[float] | None:
-    """Percent of the units, after each task."""
+    """The share of dormant units after each task, in percent."""
     lines = of_tasks(record, "dormant") or ()
     return [100 * line["share"] for line in lines if line["share"] is not None] or None
 
 
 def epoch_drift(records: list[Record]) -> Curve:
-    """How far the weights moved in each epoch."""
+    """The distance that the weights moved in each epoch."""
     return concatenated(
         [
             mean_series(epochs)
@@ -183,7 +183,7 @@ def epoch_drift(records: list[Record]) -> Curve:
 
 
 def loss_around(records: list[Record]) -> Curve:
-    """After the last task, over the random directions; a loss that is no finite number is a gap."""
+    """The loss around the last solution, averaged over the directions; a non-finite loss is a gap."""
     last = [lines[-1] for record in records if (lines := of_tasks(record, "flatness"))]
     losses = np.array(
         [direction for line in last for direction in line["loss"] if line["distance"] == last[0]["distance"]],
@@ -193,6 +193,6 @@ def loss_around(records: list[Record]) -> Curve:
 
 
 def numbered(values: Sequence[Sequence[float]], first: int) -> Curve:
-    """Means over the runs, at first, first + 1, ..."""
+    """Means over the runs at ``first``, ``first`` + 1, ..."""
     means = mean_series(values)
     return np.arange(first, first + len(means)), means

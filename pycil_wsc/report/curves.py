@@ -1,4 +1,4 @@
-"""Figures with a panel per memory size and a line per method, and what their axes need."""
+"""Figures with a panel per memory size and a line per method, and helpers for their axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pycil_wsc.report.runs import Record
 from pycil_wsc.report.series import Plot, Read, Series
 from pycil_wsc.report.style import Style, key, panels
 
-Curve = tuple[Any, Any] | tuple[Any, Any, Any]  # places, values, and how far they spread
+Curve = tuple[Any, Any] | tuple[Any, Any, Any]  # x values, y values and, optionally, their spread
 
 
 def curves(
@@ -28,9 +28,9 @@ def curves(
     markers: bool = False,
     from_zero: bool = False,
 ) -> Iterator[Plot]:
-    """A :class:`Plot` of ``curve(records)`` over the records in which ``read`` finds something, if any.
+    """A :class:`Plot` of ``curve(records)`` for the records in which ``read`` finds a value, if there are any.
 
-    ``labels`` are those of the two axes. A third part of the curve is drawn as a band.
+    ``labels``: of the two axes. The spread of a curve is drawn as a band.
     """
     memories = [memory for memory in series.memories if any(memory in series.of(name, read) for name in series.methods)]
     if not memories:
@@ -55,26 +55,26 @@ def curves(
         ax.set_title(textwrap.fill(f"{memory:,} {series.group.memory_title}", 26))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if from_zero:
-        axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # of all panels, once all lines are there
+        axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # shared by all panels; set after drawing
     label_outside(axes, *labels)
     key(figure, styles, series.shown)
     yield Plot(slug, title, figure, series.notes(*notes, read=read, errors="bands" * banded))
 
 
 def concatenated(tasks: Sequence[Sequence[float] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Each task's values one after another, every task one unit wide: (places, values)."""
+    """Concatenate the tasks' values, with every task one unit wide: (x values, y values)."""
     places = [task + (np.arange(len(values)) + 1) / len(values) for task, values in enumerate(tasks)]
     return np.concatenate(places), np.concatenate(tasks)
 
 
 def mean_series(series: Sequence[Sequence[float]]) -> np.ndarray:
-    """Mean of some lists of numbers, place by place, as far as all of them go."""
+    """The elementwise mean of lists of numbers, up to the length of the shortest."""
     shortest = min(map(len, series))
     return np.mean([values[:shortest] for values in series], axis=0)
 
 
 def label_outside(axes: Sequence[Axes], x: str, y: str) -> None:
-    """Labels at the panels of the left and bottom edge only."""
+    """Label only the panels at the left and bottom edges."""
     columns = axes[0].get_gridspec().ncols  # type: ignore[union-attr]
     for number, ax in enumerate(axes):
         below = number + columns < len(axes)

@@ -1,4 +1,4 @@
-"""The experiment file that makes the runs of a group again."""
+"""The experiment file that reproduces the runs of a group."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pycil_wsc.report.runs import Record
 
 
 def experiment(group: Group) -> dict[str, Any]:
-    """The keys that all runs share and, under ``runs``, one entry per method variant with its other keys and seeds."""
+    """The keys shared by all runs and, under ``runs``, one entry per method variant with its other keys and seeds."""
     memory = "memory_per_class" if group.setting.fixed_memory else "memory_size"
-    ways: dict[str, list[Record]] = defaultdict(list)
+    settings: dict[str, list[Record]] = defaultdict(list)
     for record in group.records:
-        ways[json.dumps(_settings(record, memory), sort_keys=True)].append(record)
+        settings[json.dumps(_settings(record, memory), sort_keys=True)].append(record)
     entries = []
-    for records in ways.values():
+    for records in settings.values():
         by_memory: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for size in sorted({record.config[memory] for record in records}):
             by_memory[tuple(sorted(record.seed for record in records if record.config[memory] == size))].append(size)
@@ -38,7 +38,7 @@ def experiment(group: Group) -> dict[str, Any]:
 
 
 def command(path: Path) -> str:
-    """The command that does so."""
+    """The command that runs the experiment file."""
     return f"python main.py --config {shlex.quote(str(path))}"
 
 

@@ -1,4 +1,4 @@
-"""Which figures there are, and what of the runs they show."""
+"""The figures of a report."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from pycil_wsc.report.analyses import ANALYSES
+from pycil_wsc.report.analyses import ANALYSES, WIDE
 from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
-from pycil_wsc.report.groups import Group, position, unusual
+from pycil_wsc.report.groups import Group, changed_keys, position
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.series import Plot, Series
@@ -25,19 +25,19 @@ from pycil_wsc.report.tables import Failed
 
 
 def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
-    """Every :class:`Plot` that the runs of a group fill, even in part, drawn one at a time.
+    """Yield every :class:`Plot` for which the group has runs, drawn one at a time.
 
-    One that fails does not stop the others. ``brief``: only the accuracies.
+    A figure that fails does not affect the others. ``brief``: only the accuracies.
     """
     if group.setting.validation_split:
-        return  # to choose by, not to show
+        return  # trials, used to choose hyperparameters, are not drawn
     parts: list[Callable[[Series], Iterable[Plot]]] = [accuracy_curves, over_memory, accuracy_over_time]
     parts += [retain_rates, loss_curves, *ANALYSES, cost_dots, matrix_maps, confusion_maps]
-    yield from drawn(group, [accuracy_curves, average_over_memory] if brief else parts)
+    yield from draw_plots(group, [accuracy_curves, average_over_memory] if brief else parts)
 
 
-def drawn(group: Any, parts: Iterable[Callable[[Series], Iterable[Plot]]]) -> Iterator[Plot | Failed]:
-    """The plots of each of ``parts``, and what fails."""
+def draw_plots(group: Any, parts: Iterable[Callable[[Series], Iterable[Plot]]]) -> Iterator[Plot | Failed]:
+    """Yield the plots of each of ``parts``, or a :class:`Failed` if one fails."""
     series = Series(group)
     for part in parts:
         try:
@@ -51,7 +51,7 @@ def drawn(group: Any, parts: Iterable[Callable[[Series], Iterable[Plot]]]) -> It
 
 
 class Quantity(NamedTuple):
-    """A number of each run, and how figures name it. ``seconds``: in the unit that suits them."""
+    """A value of each run, and its names in figures. ``seconds``: a time, shown in a suitable unit."""
 
     slug: str
     title: str
@@ -87,7 +87,7 @@ SCORES = (
 
 
 def over_memory(series: Series, quantities: Sequence[Quantity] = ACCURACIES) -> Iterator[Plot]:
-    """Each quantity against the memory size; of a single size, all of them as bars."""
+    """Each quantity against the memory size; bars of all quantities if there is a single size."""
     sizes = [memory for memory in series.memories if memory]
     if len(sizes) > 1:
         for quantity in quantities:
@@ -97,17 +97,17 @@ def over_memory(series: Series, quantities: Sequence[Quantity] = ACCURACIES) -> 
 
 
 def average_over_memory(series: Series) -> Iterator[Plot]:
-    """The average accuracy alone."""
+    """Only the average accuracy."""
     yield from over_memory(series, ACCURACIES[:1])
 
 
 def scores_over_memory(series: Series) -> Iterator[Plot]:
-    """The same of language models."""
+    """:func:`over_memory` for language models."""
     yield from over_memory(series, SCORES)
 
 
 def bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot:
-    """A bar for each method at one memory size, with a point for each seed; methods without memory beside them."""
+    """A bar per method at one memory size, with a point per seed; methods without memory are included."""
     shown = {name: found.get(memory) or found[0] for name in series.styles if (found := series.of(name))}
     names = list(shown)[::-1]
     labels = [wrapped(series.shown(name), 34) for name in names]
@@ -141,7 +141,7 @@ def bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot:
         ax.tick_params(axis="y", length=0)
     axes[0].set_yticks(places, labels)
     axes[0].set_ylim(0, heights.sum())
-    notes = ["Each point is a seed."] if max(map(len, shown.values())) > 1 else []
+    notes = ["Each point is one seed."] if max(map(len, shown.values())) > 1 else []
     without = [series.shown(name) for name, records in shown.items() if records[0].memory != memory]
     notes += [f"Without memory: {', '.join(without)}."] if without else []
     first, *others = (quantity.title for quantity in quantities)
@@ -152,7 +152,7 @@ def bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot:
 
 
 def against_memory(series: Series, quantity: Quantity) -> Plot:
-    """A quantity over the number of exemplars, with its spread."""
+    """A quantity against the number of exemplars, with its spread."""
     figure = new_figure(COLUMN, 3.5)
     axes = figure.subplots()
     unit, size = _unit(quantity, series.records)
@@ -171,7 +171,7 @@ def against_memory(series: Series, quantity: Quantity) -> Plot:
     if unit:
         axes.set_ylim(bottom=0)
     key(figure, shown, series.shown)
-    without = ["Runs without memory have no place on this axis."] if 0 in series.memories else []
+    without = ["Runs without memory are not shown."] if 0 in series.memories else []
     return Plot(
         f"{quantity.slug}-memory",
         f"{quantity.title} against memory size",
@@ -181,7 +181,7 @@ def against_memory(series: Series, quantity: Quantity) -> Plot:
 
 
 def accuracy_over_time(series: Series) -> Iterator[Plot]:
-    """The paper's first figure: a marker for each memory size, larger for a larger one."""
+    """The paper's first figure: one marker per memory size, whose size grows with the memory."""
     if not series.records:
         return
     figure = new_figure(COLUMN, 4.2)
@@ -208,10 +208,10 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
 
 
 def retain_rates(series: Series) -> Iterator[Plot]:
-    """Accuracy over the share of parameters that keep their weights, with and without averaging, per memory size."""
+    """Accuracy against the share of retained parameters, with and without averaging, per memory size."""
     group, found = series.group, {}
     for record in group.records:
-        if record.memory and retain_row(record, unusual(record)) is not None:
+        if record.memory and retain_row(record, changed_keys(record)) is not None:
             line = found.setdefault((record.memory, not position(record, "wsc.average")), {})
             line.setdefault(position(record, "wsc.retain"), []).append(average(record))
     lines = {place: line for place, line in sorted(found.items()) if len(line) > 1}
@@ -242,7 +242,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     several = any(len(values) > 1 for line in lines.values() for values in line.values())
     notes = ["Error bars: ± standard error." if several else "One seed."]
     notes += [f"Missing: {'; '.join(gaps)}."] if gaps else []
-    yield Plot("retain-rate", "WSC: average accuracy over the retain rate", figure, tuple(notes))
+    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, tuple(notes))
 
 
 # ---- over the tasks --------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def _over_tasks(series: Series, title: str, axis: str) -> Iterator[Plot]:
 
 
 def loss_curves(series: Series) -> Iterator[Plot]:
-    """Mean training loss of each epoch."""
+    """Mean training loss per epoch."""
 
     def curve(records: list[Record]) -> Curve:
         return concatenated([mean_series(losses) for losses in zip(*map(training_loss, records))])
@@ -279,7 +279,7 @@ def loss_curves(series: Series) -> Iterator[Plot]:
         training_loss,
         curve,
         ("tasks learned", "mean training loss (nats)"),
-        ("Every task is one unit wide, however many epochs it has.",),
+        (WIDE,),
         from_zero=True,
     )
 
@@ -289,7 +289,7 @@ def training_loss(record: Record) -> Any:
 
 
 def cost_dots(series: Series) -> Iterator[Plot]:
-    """A row per method: what a run costs in seconds, images and memory."""
+    """The cost of a run in seconds, images and memory, one row per method."""
     if not series.records:
         return
     names = list(series.styles)[::-1]
@@ -321,7 +321,7 @@ def cost_dots(series: Series) -> Iterator[Plot]:
         ax.set(xlabel=title, ylim=(0, heights.sum()))
     axes[0].set_yticks(places, labels)
     size_key(figure, series, marks)
-    yield Plot("cost", "What a run costs: seconds, images and memory", figure, series.notes())
+    yield Plot("cost", "Cost of a run: seconds, images and memory", figure, series.notes())
 
 
 # ---- axes and keys ---------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def size_key(figure: Figure, series: Series, marks: dict[float, float]) -> None:
 
 
 def memory_axis(axes: Axes, memories: Sequence[float], title: str) -> None:
-    """Logarithmic, with a tick at each size."""
+    """Make the x axis logarithmic, with a tick at each memory size."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(memories))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -374,7 +374,7 @@ def spread(values: Sequence[float]) -> bool:
 
 
 def log_scale(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic x axis with plain numbers at 1, 2 and 5."""
+    """Make the x axis logarithmic, with plain numbers at 1, 2 and 5."""
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 1.4, max(values) * 1.4)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -383,7 +383,7 @@ def log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def time_unit(records: Sequence[Record]) -> tuple[str, int]:
-    """(unit, seconds in it) that suits the longest training."""
+    """(unit, seconds per unit) suited to the longest training time."""
     longest = max(map(seconds, records))
     return ("hours", 3600) if longest >= 10 * 3600 else ("minutes", 60) if longest >= 180 else ("seconds", 1)
 

@@ -1,4 +1,4 @@
-"""A table as Markdown, CSV, LaTeX and plain text."""
+"""Writes a table as Markdown, CSV, LaTeX and plain text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def files(table: Table) -> dict[str, str]:
     return {"md": to_markdown(table), "csv": to_csv(table), "tex": to_latex(table)}
 
 
-# ---- the texts of a cell, the same in every format -------------------------------------------------------------------
+# ---- text of cells, shared by all formats ----------------------------------------------------------------------------
 
 
 def own_text(cell: Cell, column: Column, spread: str = "se") -> str:
-    """Our mean and its spread over the seeds; a dash where there is no run."""
+    """Our mean and its spread over the seeds, or a dash without a run."""
     if cell.mean is None:
         return "–"
     mean = f"{cell.mean:{'+' * column.signed},.{column.decimals}f}"
@@ -29,7 +29,7 @@ def own_text(cell: Cell, column: Column, spread: str = "se") -> str:
 
 
 def paper_text(cell: Cell) -> str:
-    """The paper's number; "" without one."""
+    """The paper's number, or "" if there is none."""
     if cell.paper is None:
         return ""
     mean, error = cell.paper
@@ -37,12 +37,12 @@ def paper_text(cell: Cell) -> str:
 
 
 def difference_text(cell: Cell) -> str:
-    """An arrow and how far we are from the paper's number, where that is beyond the standard errors; else ""."""
+    """An arrow and our difference from the paper's number, or "" if it is within the standard errors."""
     return "" if cell.difference is None else f"{'▲' if cell.difference > 0 else '▼'} {abs(cell.difference):.2f}"
 
 
 def row_labels(table: Table, row: Row) -> list[str]:
-    """The row's labels as texts; the first has a mark if the method expands."""
+    """The row's labels as text; the first is marked if the method expands."""
     first, *others = row.labels
     return [table.shown(first) + f" {DAGGER}" * row.expands, *(clean(label) for label in others)]
 
@@ -75,7 +75,7 @@ def _markdown_cell(table: Table, cell: Cell, column: Column) -> str:
 
 
 def _markdown(text: str) -> str:
-    """``text`` without any markup or HTML."""
+    """``text`` with Markdown and HTML escaped."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{c}" if c in "\\`*[]|" else c for c in text)
 
@@ -84,7 +84,7 @@ def _markdown(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """A line for each cell that holds anything, numbers in full, with a column for each seed."""
+    """One line per non-empty cell, with unrounded numbers and a column per seed."""
     seeds = _seeds(table)
     head = ["expands", "column", "mean", "standard_error", "standard_deviation", "averaged_over", "best"]
     head += ["paper_mean", "paper_standard_error", "compared", "differs_by", *(f"seed_{seed}" for seed in seeds)]
@@ -107,7 +107,7 @@ def _seeds(table: Table) -> list[int]:
 
 
 def _plain(label: object) -> object:
-    """A label that no spreadsheet takes for a formula; numbers as they are."""
+    """Escape a label that a spreadsheet would read as a formula; numbers are returned unchanged."""
     if not isinstance(label, str):
         return label
     text = clean(label)
@@ -123,7 +123,7 @@ LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    "[": "{[}",  # after a line's end a bracket or an asterisk would be read as its argument
+    "[": "{[}",  # after a line's end, a bracket or asterisk would be read as its argument
     "*": "{*}",
     "±": r"$\pm$",
     "▲": r"$\blacktriangle$",
@@ -136,7 +136,7 @@ LATEX = {
 
 
 def to_latex(table: Table) -> str:
-    """A ``tabular`` for the packages booktabs, amssymb and graphicx, no wider than the line it stands in."""
+    """A ``tabular`` for the packages booktabs, amssymb and graphicx, scaled down to the line width if needed."""
     comments = [f"% {clean(text)}" for text in (table.full_title, *table.notes, *table.missing)]
     labels, places = len(table.corner), len(table.columns)
     body = [
@@ -166,7 +166,7 @@ def _latex_over(table: Table) -> list[str]:
 
 
 def _latex_row(table: Table, row: Row) -> list[str]:
-    """The row of our numbers, and below it, smaller, that of the paper's, if it has any."""
+    """The line of our numbers and, in a smaller font, the line of the paper's, if there are any."""
     own = [_latex_number(text) for text in _own_texts(row.cells, table.columns, table.spread)]
     own = [f"\\textbf{{{text}}}" if cell.best else text for text, cell in zip(own, row.cells)]
     paper = [_latex(" ".join(filter(None, (paper_text(cell), difference_text(cell))))) for cell in row.cells]
@@ -182,7 +182,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 
 def _latex_number(text: str) -> str:
-    """With a minus sign instead of a hyphen."""
+    """``text`` with a minus sign instead of a hyphen."""
     return re.sub(r"^-(?=\d)", "$-$", _latex(text))
 
 

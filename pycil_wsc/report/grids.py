@@ -1,4 +1,4 @@
-"""Tables of average accuracies: rows of a study by memory sizes, and what is said below them."""
+"""Tables of average accuracies, with the rows of a study and a column per memory size, and their notes."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pycil_wsc.report.groups import Group, telling_keys, unusual
+from pycil_wsc.report.groups import Group, changed_keys, distinguishing_keys
 from pycil_wsc.report.paper import PAPER, expands, same_schedule
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.stats import best, paired
 from pycil_wsc.report.tables import DAGGER, Cell, Column, Row, Table, measured
 
-Measure = Callable[[Mapping[str, Any]], Any]  # reads a number of the contents of a result
+Measure = Callable[[Mapping[str, Any]], Any]  # reads a number from the contents of a result
 
 
 @dataclass(frozen=True)
 class Study:
-    """A table of average accuracies. ``row(record, unusual)`` names the row that a run belongs to, or None."""
+    """A table of average accuracies. ``row(record, changed)`` names the row that a run belongs to, or None."""
 
     slug: str
     title: str
     corner: str
     row: Callable[[Record, set[str]], str | None]
-    studied: tuple[str, ...] = ()  # the keys that the rows stand for
-    options: tuple[str, ...] = ()  # keys that matter to some of the rows alone, as options of what they stand for
-    plain: frozenset[str] = frozenset()  # rows that alone make no study
+    studied: tuple[str, ...] = ()  # the keys that distinguish the rows
+    options: tuple[str, ...] = ()  # further keys that apply to some of the rows only
+    plain: frozenset[str] = frozenset()  # rows that do not make a study without others
     order: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    costs: Mapping[Column, Measure] = field(default_factory=dict)  # what the runs of a row cost, over all memory sizes
-    of_all_runs: bool = True  # rather than of those alone that belong to no study
+    costs: Mapping[Column, Measure] = field(default_factory=dict)  # costs of a row's runs, over all memory sizes
+    of_all_runs: bool = True  # False: only of the runs that belong to no study
 
 
 Line = dict[float, list[Record]]  # the runs of a row by memory size
 
 
 def accuracy_grid(group: Group, study: Study) -> Table | None:
-    """Average accuracy, the paper's beside it; None where the runs hold nothing of the study."""
+    """Average accuracy, with the paper's numbers; None if no run belongs to the study."""
     records = group.records if study.of_all_runs else group.base()
-    kinds = {record: study.row(record, unusual(record)) for record in records}
+    kinds = {record: study.row(record, changed_keys(record)) for record in records}
     present = {kind for kind in kinds.values() if kind is not None}
     if present <= study.plain:
         return None
@@ -53,7 +53,7 @@ def accuracy_grid(group: Group, study: Study) -> Table | None:
         rows.append(Row((name,), expands(kind), cells, (kind, name) in comparable))
         every = [record for found in line.values() for record in found]
         costs.append(tuple(Cell(measured(read, every)) for read in study.costs.values()))
-    rows = _emboldened(rows)
+    rows = _mark_best(rows)
     cells = [cell for row in rows for cell in row.cells]
     notes = [*seeds_note(cells, group.options.spread_name), *_bold_notes(group, rows)]
     shown = group.shown if study.corner == "method" else str
@@ -64,7 +64,7 @@ def accuracy_grid(group: Group, study: Study) -> Table | None:
         group.title,
         (study.corner,),
         (*(Column(f"{memory:,}") for memory in memories), *study.costs),
-        tuple(row._replace(cells=(*row.cells, *spent)) for row, spent in zip(rows, costs, strict=True)),
+        tuple(row._replace(cells=(*row.cells, *cost)) for row, cost in zip(rows, costs, strict=True)),
         (*notes, *study.notes),
         _missing(memories, rows, shown),
         group.memory_title,
@@ -75,7 +75,7 @@ def accuracy_grid(group: Group, study: Study) -> Table | None:
 
 
 def _lines(group: Group, study: Study, kinds: Mapping[Record, str | None]) -> dict[tuple[str, str], Line]:
-    """``{(kind of row, its name): its runs}``, in the study's order."""
+    """``{(kind of row, name): runs}``, in the study's order."""
     lines: dict[tuple[str, str], Line] = defaultdict(lambda: defaultdict(list))
 
     def base(record: Record) -> str | None:
@@ -89,20 +89,20 @@ def _lines(group: Group, study: Study, kinds: Mapping[Record, str | None]) -> di
 
 
 def _cell(study: Study, records: list[Record], reference: Mapping[str, float] | None) -> Cell:
-    as_paper = all(unusual(record) <= set(study.studied) for record in records)
+    as_paper = all(changed_keys(record) <= set(study.studied) for record in records)
     paper = (reference["mean"], reference.get("se")) if reference and as_paper else None
     compared = bool(paper and records) and all(map(same_schedule, records))
     return Cell({record.seed: record.average for record in records}, paper, compared)
 
 
 def _comparable(group: Group, study: Study, lines: Mapping[tuple[str, str], Line]) -> set[tuple[str, str]]:
-    """The rows that differ in nothing but what the table is about.
+    """The rows that differ only in the subject of the table.
 
-    Of several ways in which a study's runs were trained, that in which most of its rows were.
+    If a study's runs were trained with different settings, those of the most frequent setting.
     """
     first = {row: next(iter(line.values()))[0] for row, line in lines.items()}
     if group.variants_of:
-        keys = telling_keys([group.variant_of[record] for record in first.values()], set())
+        keys = distinguishing_keys([group.variant_of[record] for record in first.values()], set())
         return set(lines) if len(keys) <= 1 and len(group.variants_of) == 1 else set()
     if not any(key.startswith("wsc.") for key in study.studied):
         return set(lines)
@@ -115,8 +115,8 @@ def _comparable(group: Group, study: Study, lines: Mapping[tuple[str, str], Line
     return {row for row in lines if row not in rest or rest[row] == most[0][0]}
 
 
-def _emboldened(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the best of each column in bold: of those that do not expand and may be compared."""
+def _mark_best(rows: Sequence[Row]) -> list[Row]:
+    """Mark the best cells of each column, among comparable rows of methods that do not expand."""
     chosen = [place for place, row in enumerate(rows) if not row.expands and row.comparable]
     columns = range(len(rows[0].cells)) if rows else ()
     bold = {(place, i) for i in columns for place in best({place: rows[place].cells[i].seeds for place in chosen})}
@@ -129,10 +129,10 @@ def _emboldened(rows: Sequence[Row]) -> list[Row]:
 def difference_grid(group: Group, study: Study) -> Table | None:
     """Average accuracy of each row of ``study`` minus the baseline's, over equal seeds.
 
-    None without a baseline or another row.
+    None if there is no baseline or no other row.
     """
     lines: dict[str, Line] = defaultdict(lambda: defaultdict(list))
-    names = group.names(record for record in group.base() if study.row(record, unusual(record)) is not None)
+    names = group.names(record for record in group.base() if study.row(record, changed_keys(record)) is not None)
     for record, name in names.items():
         lines[name][record.memory].append(record)
     baseline = _baseline(group, names)
@@ -151,7 +151,7 @@ def difference_grid(group: Group, study: Study) -> Table | None:
         return None
     cells = [cell for row in rows for cell in row.cells]
     several = any(len(cell.seeds) > 1 for cell in cells)
-    error = f" ± {group.options.spread_name}" if several else "; of one seed there is no standard error"
+    error = f" ± {group.options.spread_name}" if several else "; one seed has no standard error"
     shown = group.shown(baseline)
     return Table(
         f"difference-{group.slug}",
@@ -170,7 +170,7 @@ def difference_grid(group: Group, study: Study) -> Table | None:
 
 
 def _baseline(group: Group, names: Mapping[Record, str]) -> str | None:
-    """The name of the baseline's runs, of several the one with the most."""
+    """The name of the baseline's runs; if there are several names, the one with the most runs."""
     wanted = group.options.baseline
     runs = Counter(name for record, name in names.items() if wanted in (record.method, name, group.shown(name)))
     return runs.most_common(1)[0][0] if runs else None
@@ -180,13 +180,13 @@ def _accuracies(records: Iterable[Record]) -> dict[Hashable, float]:
     return {record.seed: record.average for record in records}
 
 
-# ---- what is said below a table --------------------------------------------------------------------------------------
+# ---- notes below a table ---------------------------------------------------------------------------------------------
 
 
 def seeds_note(cells: Sequence[Cell], spread: str) -> list[str]:
-    """Over how many seeds the means are."""
+    """A note on the number of seeds."""
     seeds = max((len(cell.seeds) for cell in cells), default=1)
-    one = "One seed: a direction, not a value; there is no standard error."
+    one = "One seed: an indication only; there is no standard error."
     return [f"Mean ± {spread} over {seeds} seeds." if seeds > 1 else one]
 
 
@@ -196,27 +196,27 @@ def _bold_notes(group: Group, rows: Sequence[Row]) -> list[str]:
         notes.append(f"{DAGGER} marks methods whose network grows with the tasks; they are never bold.")
     if any(cell.best for row in rows for cell in row.cells):
         notes.append(
-            "Bold: the best of each column, and all that are below it by no more than the standard error of the "
-            "difference, paired over equal seeds."
+            "Bold: the best of each column, and all that are within one standard error of the difference to it, "
+            "paired over equal seeds."
         )
     apart = [group.shown(row.labels[0]) for row in rows if not row.comparable]
     if apart and len(apart) == len(rows):
         notes.append("The rows differ in more than one key, so none is in bold.")
     elif apart:
-        notes.append(f"Not compared, because more than the subject of this table differs: {', '.join(apart)}.")
+        notes.append(f"Not compared, because other keys differ too: {', '.join(apart)}.")
     return notes
 
 
 def _paper_notes(cells: Sequence[Cell], records: Sequence[Record], shown: Callable[[str], str]) -> list[str]:
     if not any(cell.paper for cell in cells):
         return []
-    notes = ["Beside each value, in brackets or below it, the paper's."]
+    notes = ["The paper's values are in brackets or below ours."]
     compared = [cell for cell in cells if cell.compared and cell.seeds]
     errors = any(cell.error is not None for cell in compared)
     if any(cell.error is not None and cell.paper and cell.paper[1] is not None for cell in compared):
         notes.append(
-            "▲ and ▼: ours is above or below the paper's by more than the two standard errors together, "
-            "and by how much."
+            "▲ and ▼: the difference, if ours is above or below the paper's by more than the sum of the two standard "
+            "errors."
         )
     elif compared:
         lacking = "the paper gives no standard error here" if errors else "one seed has no standard error"
@@ -225,7 +225,7 @@ def _paper_notes(cells: Sequence[Cell], records: Sequence[Record], shown: Callab
 
 
 def _schedule_notes(records: Sequence[Record], shown: Callable[[str], str]) -> list[str]:
-    """Which methods had other epochs than the paper's."""
+    """Notes on methods that were not trained for the paper's number of epochs."""
     other: dict[tuple[Any, ...], dict[str, bool]] = {}
     for record in records:
         theirs, ours = PAPER["schedules"].get(record.method), [record.config["init_epoch"], record.config["epochs"]]
@@ -237,13 +237,13 @@ def _schedule_notes(records: Sequence[Record], shown: Callable[[str], str]) -> l
         notes.append(
             f"{', '.join(map(shown, methods))}: {'a shorter' if shorter else 'another'} schedule than the paper's, "
             f"{first} epochs for the first task and {later} for each later one (the paper has {' or '.join(theirs)}), "
-            "so the paper's numbers stand there for orientation, not for comparison."
+            "so the paper's numbers are for orientation only."
         )
     return notes
 
 
 def _missing(memories: Sequence[float], rows: Sequence[Row], shown: Callable[[str], str]) -> tuple[str, ...]:
-    """Gaps, and rows with fewer seeds than others, in one sentence."""
+    """A note on missing cells and on rows with fewer seeds than others."""
     gaps: dict[tuple[float, ...], list[str]] = defaultdict(list)
     fewer: dict[int, list[str]] = defaultdict(list)
     seeds = max((len(cell.seeds) for row in rows for cell in row.cells), default=0)

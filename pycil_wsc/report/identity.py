@@ -1,4 +1,4 @@
-"""Which results are of one and the same run: their configuration, complete, without what decides no result."""
+"""Finds results of the same run, by their complete configuration without the keys that do not decide the result."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pycil_wsc.keys import plain
 from pycil_wsc.report.runs import Problem, Record
 
 MEMORY = ("memory_per_class", "memory_size", "memory_bytes")
-APART = {"seed", "model_name", "consolidate", *MEMORY}  # read from a record by name, never part of a variant
+SEPARATE = {"seed", "model_name", "consolidate", *MEMORY}  # attributes of a record, never part of a variant
 
 
 class Variant(dict[str, Any]):
-    """What decides a run's result besides the method, the memory size and the seed: ``{key: value}``."""
+    """The values that decide a run's result, except method, memory size and seed: ``{key: value}``."""
 
     @cached_property
     def frozen(self) -> tuple[tuple[str, str], ...]:
-        """The variant as a key of dictionaries. Read once it is complete: it is not computed again."""
+        """The variant as a hashable. Cached, so read it only when the variant is complete."""
         return tuple(sorted((name, json.dumps(value)) for name, value in self.items()))
 
 
 def variants(records: Iterable[Record]) -> dict[Record, Variant]:
-    """Each record's :class:`Variant`.
+    """The :class:`Variant` of each record.
 
-    A key that an older version did not know gets the value that runs had before the key was added
-    (:mod:`pycil_wsc.config.options`). A learner's option gets the value on which all other results of the method agree,
-    if they do: the report knows no learner.
+    A key that the run's version did not have gets the value that applied before the key was added
+    (:mod:`pycil_wsc.config.options`). A missing option of a learner gets the value of the method's other results if
+    they all agree, because the report does not import learners.
     """
     found = {record: _decisive(record) for record in records}
     options: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -49,30 +49,30 @@ def _decisive(record: Record) -> Variant:
     consolidates = any(name.startswith("wsc.") for name in config)
     complete = {name: key.earlier for name, key in KEYS.items() if consolidates or not name.startswith("wsc.")}
     complete = plain(complete) | config
-    complete["precision"] = record.data.get("precision") or complete["precision"]  # what "auto" was
-    variant = {name: value for name, value in complete.items() if name not in INCIDENTAL | APART}
-    if "validation" in complete:  # BiC's held-out samples are counted by the key that otherwise has no say
-        also = "memory_size" if complete["validation"] == "pycil" else "memory_per_class"
-        variant |= {also: complete[also]} if (also == "memory_size") == complete["fixed_memory"] else {}
+    complete["precision"] = record.data.get("precision") or complete["precision"]  # the value that "auto" selected
+    variant = {name: value for name, value in complete.items() if name not in INCIDENTAL | SEPARATE}
+    if "validation" in complete:  # BiC's held-out samples depend on a memory key that is otherwise unused
+        key = "memory_size" if complete["validation"] == "pycil" else "memory_per_class"
+        variant |= {key: complete[key]} if (key == "memory_size") == complete["fixed_memory"] else {}
     return Variant(variant)
 
 
 def distinct(variants_of: Mapping[Record, Variant]) -> tuple[list[Record], list[Problem]]:
-    """Each run once, and what was left out: of the results of one configuration and seed, the fullest counts.
+    """Each run once, and the duplicates that were left out. Of several results of one run, the most complete is kept.
 
-    If two such results differ, the problem says so: the numbers of one of them are wrong, or the result depends on
-    something that the configuration does not hold.
+    A contradiction between duplicates is reported: one of them is wrong, or the result depends on something that is not
+    in the configuration.
     """
     alike: dict[Any, list[Record]] = defaultdict(list)
     for record, variant in variants_of.items():
         alike[record.method, record.memory, record.seed, variant.frozen].append(record)
-    kept = [max(records, key=_fullness) for records in alike.values()]
+    kept = [max(records, key=_completeness) for records in alike.values()]
     others = [(record, counted) for counted, records in zip(kept, alike.values()) for record in records]
     return kept, [(record.path, _same(record, counted)) for record, counted in others if record is not counted]
 
 
-def _fullness(record: Record) -> tuple[int, ...]:
-    """How much was recorded: of the analyses, of the result and of the configuration."""
+def _completeness(record: Record) -> tuple[int, ...]:
+    """The number of values recorded in the analyses, the result and the configuration."""
     contents = [*record.analyses, record.data, record.config]
     *analyses, result, config = (sum(value is not None for value in content.values()) for content in contents)
     return sum(analyses), result, config

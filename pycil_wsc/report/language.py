@@ -1,4 +1,4 @@
-"""Runs of language models: their tables and their figures. Scores are shown in percent."""
+"""Tables and figures of language models' runs. Scores are in percent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycil_wsc.report.formats import to_text
 from pycil_wsc.report.groups import label
 from pycil_wsc.report.identity import Variant, distinct
 from pycil_wsc.report.names import clean, method_name
-from pycil_wsc.report.options import USUAL, Options
+from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.runs import Problem, Record
 from pycil_wsc.report.tables import Cell, Column, Row, Table, measured
@@ -49,7 +49,7 @@ NOT_DECISIVE = {"seed", "prefix", "device", "threads", "data_root", "out", "save
         *("attn_implementation", "gradient_checkpointing", "shard", "timeout_minutes", "checkpoint_minutes"),
     )
 }
-# the paper's, after the model that was not trained
+# the paper's order, after the untrained model
 ORDER = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
 
 
@@ -60,13 +60,13 @@ class LanguageRecord(Record):
 
     @cached_property
     def memory(self) -> float:
-        """Percent of each earlier task that is replayed."""
+        """The replayed share of each earlier task, in percent."""
         percent = round(100 * self.config["llm.replay_ratio"], 6)
         return int(percent) if percent == int(percent) else percent
 
     @property
     def curve(self) -> list[float]:
-        """The mean score on the tasks seen so far after each, in percent."""
+        """The mean score on the tasks so far, after each task, in percent."""
         return overall(self.data["scores"]["trace"]["matrix"])
 
     @property
@@ -76,7 +76,7 @@ class LanguageRecord(Record):
 
 
 class LanguageGroup:
-    """The runs on the same tasks of the same data with the same model."""
+    """Runs with the same data, tasks and model."""
 
     memory_title = "% of each earlier task replayed"
 
@@ -87,13 +87,13 @@ class LanguageGroup:
         tasks: tuple[str, ...],
         records: Iterable[Record],
         variant_of: Mapping[Record, Variant],
-        options: Options = USUAL,
+        options: Options = DEFAULT,
     ) -> None:
         self.data, self.model, self.tasks = clean(data), clean(model), [clean(task) for task in tasks]
         self.variant_of, self.options = variant_of, options
         self.records = sorted(records, key=lambda record: (_rank(record.method), record.memory, record.seed))
-        the_papers = options.paper and list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model
-        self.reference = PAPER["trace"]["scores"] if the_papers else {}
+        in_paper = options.paper and list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model
+        self.reference = PAPER["trace"]["scores"] if in_paper else {}
 
     def base(self) -> list[Record]:
         return self.records
@@ -118,13 +118,13 @@ class LanguageGroup:
 def overall(matrix: Sequence[Sequence[float]]) -> list[float]:
     """Overall performance after each task, in percent: the mean score on the tasks so far.
 
-    ``matrix``: scores from 0 to 1, a row per task trained.
+    ``matrix``: scores in 0..1, a row per trained task.
     """
     return [100 * sum(row) / len(row) for row in matrix]
 
 
 def backward_transfer(matrix: Sequence[Sequence[float]]) -> float:
-    """The mean over all tasks of (last score - score when learned), in percentage points; the newest task's is 0."""
+    """The mean over all tasks of (final score - score when learned), in percentage points; 0 for the newest task."""
     return sum(100 * (last - row[-1]) for last, row in zip(matrix[-1], matrix)) / len(matrix)
 
 
@@ -132,8 +132,8 @@ def _rank(method: str) -> int:
     return ORDER.index(method) if method in ORDER else len(ORDER)
 
 
-def language_groups(records: Iterable[Record], options: Options = USUAL) -> tuple[list[LanguageGroup], list[Problem]]:
-    """One :class:`LanguageGroup` for each setting, and the results left out because they are there already."""
+def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[LanguageGroup], list[Problem]]:
+    """One :class:`LanguageGroup` per setting, and the duplicate results that were left out."""
     variants: dict[Record, Variant] = {}
     for record in (LanguageRecord(record.data, record.path) for record in records):
         variants[record] = Variant((name, value) for name, value in record.config.items() if name not in NOT_DECISIVE)
@@ -142,24 +142,24 @@ def language_groups(records: Iterable[Record], options: Options = USUAL) -> tupl
         settings[record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])].append(record)
     groups, problems = [], []
     for (data, model, tasks), found in sorted(settings.items()):
-        kept, doubles = distinct({record: variants[record] for record in found})
+        kept, duplicates = distinct({record: variants[record] for record in found})
         groups.append(LanguageGroup(data, model, tasks, kept, variants, options))
-        problems += doubles
+        problems += duplicates
     return groups, problems
 
 
 def score_table(results: Iterable[dict[str, Any]]) -> str:
-    """What a sweep prints, as text."""
+    """The score table that a sweep prints."""
     return "\n\n".join(to_text(_scores(group, MEASURES)) for group in language_groups(map(Record, results))[0])
 
 
 def language_tables(group: LanguageGroup) -> list[Table]:
-    """Scores by either version of the metrics, scores after each task, costs."""
+    """Tables of scores by both versions of the metrics, of scores after each task, and of costs."""
     return [_scores(group, MEASURES), _scores(group, FIXED, "fixed"), _stages(group), _costs(group)]
 
 
 def _scores(group: LanguageGroup, measures: Mapping[Column, Measure], version: str = "trace") -> Table:
-    """The paper's big table: scores on each task after the last, and ``measures``."""
+    """The paper's main table: scores on each task after the last one, and ``measures``."""
     rows = []
     for (name, memory), records in _cells(group).items():
         paper = group.reference.get(name, {}).get(f"{memory:g}", {}) if version == "trace" else {}
@@ -183,7 +183,7 @@ def _scores(group: LanguageGroup, measures: Mapping[Column, Measure], version: s
 
 
 def _stages(group: LanguageGroup) -> Table:
-    """Scores on each task after each task, and their mean: TRACE's overall performance along the way."""
+    """Scores on each task after each task, and their mean (TRACE's overall performance)."""
     rows = []
     for (name, memory), records in _cells(group).items():
         for stage, task in enumerate(group.tasks):
@@ -254,7 +254,7 @@ def _notes(group: LanguageGroup, version: str) -> tuple[str, ...]:
 
 
 def language_figures(group: LanguageGroup) -> Iterator[Any]:
-    """The score after each task, and score and relative VRAM against the memory."""
-    from pycil_wsc.report import figures  # matplotlib, only where something is drawn
+    """Scores after each task, and score and relative VRAM against the memory."""
+    from pycil_wsc.report import figures  # imports matplotlib
 
-    yield from figures.drawn(group, [figures.score_curves, figures.scores_over_memory])
+    yield from figures.draw_plots(group, [figures.score_curves, figures.scores_over_memory])

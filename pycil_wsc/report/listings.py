@@ -1,4 +1,4 @@
-"""All tables of a group: the studies, and every run with all its measures and what it cost."""
+"""All tables of a group: the studies, and lists of all runs with their metrics and costs."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ COSTS: Mapping[Column, Measure] = {
 
 
 def tables(group: Group) -> Iterator[Table | Failed]:
-    """Every :class:`Table` that the runs of a group fill, even in part."""
+    """Every :class:`Table` for which the group has runs."""
     if group.setting.validation_split:
-        return made(group, [tuning, measures, cost])
+        return build_tables(group, [tuning, measures, cost])
     main, *studies = STUDIES
     grids = [partial(accuracy_grid, study=study) for study in studies]
     differences = partial(difference_grid, study=main)
-    return made(group, [partial(accuracy_grid, study=main), differences, *grids, measures, cost])
+    return build_tables(group, [partial(accuracy_grid, study=main), differences, *grids, measures, cost])
 
 
-def made(group: Any, builders: Iterable[Callable[[Any], Table | None]]) -> Iterator[Table | Failed]:
-    """The tables of each of ``builders``, and what fails."""
+def build_tables(group: Any, builders: Iterable[Callable[[Any], Table | None]]) -> Iterator[Table | Failed]:
+    """Yield the table of each of ``builders``, or a :class:`Failed` if one fails."""
     for build in builders:
         try:
             table = build(group)
@@ -58,26 +58,26 @@ def made(group: Any, builders: Iterable[Callable[[Any], Table | None]]) -> Itera
 
 
 def measures(group: Group) -> Table:
-    """All accuracies of every run of the group."""
+    """The accuracies of all runs of the group."""
     return _listing(group, "measures", "All runs: accuracy, plasticity and forgetting (%)", MEASURES, ())
 
 
 def cost(group: Group) -> Table:
-    """What every run of the group cost."""
+    """The costs of all runs of the group."""
     machines = sorted({clean(record.data.get("device", "unknown")) for record in group.records})
-    where = f"Times and memory were taken on {'; '.join(machines)}"
+    where = f"Times and memory were measured on {'; '.join(machines)}"
     notes = [
-        "Total: with tests, choice of exemplars and saving.",
-        f"{where}: compare times only between runs of one machine." if len(machines) > 1 else f"{where}.",
+        "Total: includes testing, choice of exemplars and saving.",
+        f"{where}: compare times only between runs on the same machine." if len(machines) > 1 else f"{where}.",
     ]
-    if any(_spared(record) for record in group.records):
-        notes.append("Spent here: without a first task that another run had trained already.")
+    if any(_loaded_first_task(record) for record in group.records):
+        notes.append("Spent here: excludes a first task that another run had already trained.")
         return _listing(group, "cost", "All runs: cost", COSTS, tuple(notes))
     shown = {column: read for column, read in COSTS.items() if column is not SPENT}
     return _listing(group, "cost", "All runs: cost", shown, tuple(notes))
 
 
-def _spared(record: Record) -> bool:
+def _loaded_first_task(record: Record) -> bool:
     return record.data.get("train_seconds_spent", record.data["train_seconds"]) != record.data["train_seconds"]
 
 

@@ -1,6 +1,6 @@
-"""Heat maps: accuracy of each task after each task, and which classes are taken for which.
+"""Heat maps of the accuracy on each task after each task, and of the confusion matrix.
 
-A figure per memory size, a panel per method.
+There is a figure per memory size, with a panel per method.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pycil_wsc.report.style import PAGE, arranged, new_figure
 from pycil_wsc.report.tables import DAGGER
 
 COLOURS = colormaps["viridis"]
-NUMBERED = 10  # tasks: more have no room for numbers
-NAMED = 20  # classes: more have no room for names
-FOLDED = 2  # maps between those of the smallest and the largest memory: more are not drawn
-LONG = 18  # characters of a class name: longer ones are cut
+NUMBERED = 10  # numbers are written for at most this many tasks
+NAMED = 20  # class names are written for at most this many classes
+FOLDED = 2  # with more memory sizes between the smallest and the largest, these are not drawn
+LONG = 18  # longest class name in characters; longer ones are cut
 
 
 def matrix_maps(series: Series) -> Iterator[Plot]:
@@ -47,7 +47,7 @@ def matrix_maps(series: Series) -> Iterator[Plot]:
 
 
 def confusion_maps(series: Series) -> Iterator[Plot]:
-    """Of each class's test images (rows), the share taken for each class (columns), after the last task."""
+    """The share of each true class's test images (rows) predicted as each class (columns), after the last task."""
     yield from _maps(
         series,
         "confusion",
@@ -59,8 +59,8 @@ def confusion_maps(series: Series) -> Iterator[Plot]:
         "share of the true class's images (%)",
         0,
         (
-            "Classes are in the order in which they were learned; lines part the tasks.",
-            "The colours follow the square root, so that small shares show.",
+            "Classes are in learning order; lines separate the tasks.",
+            "The colour scale is a square root, so that small shares are visible.",
         ),
     )
 
@@ -78,7 +78,7 @@ def _maps(
     notes: Sequence[str],
 ) -> Iterator[Plot]:
     sizes = [size for size in series.memories if any(size in series.of(name, present) for name in series.methods)]
-    between = [size for size in sizes if size][1:-1]  # the smallest and the largest memory show the most
+    between = [size for size in sizes if size][1:-1]  # all but the smallest and the largest memory
     undrawn = [] if series.options.all_figures or len(between) <= FOLDED else between
     skipped = f"Not drawn: {', '.join(map('{:,}'.format, undrawn))} {series.group.memory_title}"
     more = [f"{skipped}; --all-figures draws them."] if undrawn else []
@@ -136,7 +136,7 @@ def _draw(
         if first and size <= NUMBERED:
             _write_numbers(ax, values, norm, first)
         if not first:
-            _part_tasks(ax, series.group.setting, size)
+            _separate_tasks(ax, series.group.setting, size)
     for empty in axes[len(maps) :]:
         empty.set_visible(False)
     figure.colorbar(image, ax=axes, label=unit, shrink=min(1, 0.9 if rows == 1 else 1.6 / rows), aspect=24, pad=0.015)
@@ -151,14 +151,14 @@ def _write_numbers(ax: Axes, values: np.ndarray, norm: Normalize, first: int) ->
             ax.text(column + first, row + first, f"{value:.0f}", **at).set_in_layout(False)
 
 
-def _part_tasks(ax: Axes, setting: Any, classes: int) -> None:
+def _separate_tasks(ax: Axes, setting: Any, classes: int) -> None:
     for border in range(setting.init_cls, classes, setting.increment) if setting.increment else ():
         ax.axhline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
         ax.axvline(border - 0.5, color="#ffffff", linewidth=0.35, alpha=0.55)
 
 
 def _name_classes(figure: Figure, records: Sequence[Record]) -> None:
-    """The classes' names at the axes, where they have room and all runs learned them in one order."""
+    """Write class names at the axes if there is room and all runs learned the classes in the same order."""
     names = records[0].data.get("class_names") or []
     if not 0 < len(names) <= NAMED or any(record.data.get("class_names") != names for record in records):
         return
@@ -170,16 +170,16 @@ def _name_classes(figure: Figure, records: Sequence[Record]) -> None:
 
 
 def _mean(maps: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of those maps that have the first one's size."""
+    """Mean of the maps that have the size of the first one."""
     return np.mean([values for values in maps if values.shape == maps[0].shape], axis=0)
 
 
 def _lower(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """A lower triangle as a square, NaN above the diagonal."""
+    """A lower triangle as a square matrix with NaN above the diagonal."""
     return np.array([[*row, *[np.nan] * (len(rows) - len(row))] for row in rows])
 
 
 def _shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
-    """Counts as percentages of their row."""
+    """Convert counts to percentages of their row."""
     array = np.array(counts, dtype=float)
     return 100 * array / np.maximum(array.sum(1, keepdims=True), 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-METHODS = {  # as their papers write them
+METHODS = {  # as written in their papers
     "zero_shot": "Zero-shot",
     "finetune": "Finetune",
     "replay": "Replay",
@@ -25,31 +25,31 @@ METHODS = {  # as their papers write them
     "magmax": "MagMax",
 }
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100", "digits": "Digits"}
-LONGEST = 60  # characters of a name of the user's own
+LONGEST = 60  # longest name of a user's data set, in characters
 
-Patterns = Sequence[tuple[str, str]]  # (pattern as in a shell, name): the first that fits names a method or a data set
+Patterns = Sequence[tuple[str, str]]  # (shell pattern, name) of methods or data sets; the first match is used
 
 
 def clean(text: object) -> str:
-    """``text`` on one line, with everything unprintable (control characters, lone surrogates) replaced by U+FFFD."""
+    """``text`` on one line, with unprintable characters (control characters, lone surrogates) replaced by U+FFFD."""
     return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "\ufffd" for c in str(text))
 
 
 def method_name(name: str, patterns: Patterns = ()) -> str:
-    """``wsc`` -> ``WSC``, ``icarl+wsc`` -> ``iCaRL + WSC``; keys after the method's name stay.
+    """``wsc`` -> ``WSC``, ``icarl+wsc`` -> ``iCaRL + WSC``; keys after the method's name are kept.
 
-    A pattern may name the whole, or the method alone.
+    A pattern may match the whole name, or only the method.
     """
     method, space, keys = name.partition(" ")
-    if (own := _fitting(name, patterns)) is not None:
+    if (own := _matching(name, patterns)) is not None:
         return own
-    if (own := _fitting(method, patterns)) is not None:
+    if (own := _matching(method, patterns)) is not None:
         return own + space + clean(keys)
     return " + ".join(METHODS.get(part, clean(part)) for part in method.split("+")) + space + clean(keys)
 
 
 def dataset_names(datasets: Iterable[str], patterns: Patterns = ()) -> dict[str, str]:
-    """A different name for each data set: of a path no more than tells it from the others."""
+    """A distinct name for each data set; a path is shortened as far as it remains distinct."""
     names = {dataset: _dataset_name(dataset, patterns, 1) for dataset in dict.fromkeys(datasets)}
     for parts in range(2, 20):
         same = [dataset for dataset, name in names.items() if list(names.values()).count(name) > 1]
@@ -60,7 +60,7 @@ def dataset_names(datasets: Iterable[str], patterns: Patterns = ()) -> dict[str,
 
 
 def _dataset_name(dataset: str, patterns: Patterns, parts: int) -> str:
-    if (own := _fitting(dataset, patterns)) is not None:
+    if (own := _matching(dataset, patterns)) is not None:
         return own
     kind, colon, path = dataset.partition(":")
     if kind not in ("npz", "folder") or not colon:
@@ -70,5 +70,5 @@ def _dataset_name(dataset: str, patterns: Patterns, parts: int) -> str:
     return clean(name.removesuffix(".npz") if kind == "npz" else name)[-LONGEST:] or kind
 
 
-def _fitting(name: str, patterns: Patterns) -> str | None:
+def _matching(name: str, patterns: Patterns) -> str | None:
     return next((clean(own) for pattern, own in patterns if name == pattern or fnmatchcase(name, pattern)), None)

@@ -1,4 +1,4 @@
-"""How a report is made, whatever runs it shows."""
+"""Options of a report."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """How to write a report.
+    """Options of a report.
 
-    ``spread``: what ± and error bars show, the standard error of the mean (``se``) or the standard deviation (``sd``).
-    ``baseline``: the method that the others are compared with, seed by seed. ``labels``: pairs of a shell pattern and
-    the name to show for the methods and data sets that match it. ``paper``: whether to show the paper's numbers beside
-    ours. ``all_figures``: whether to draw those too that a wide sweep's reader seldom wants.
+    Args:
+        spread: what ± and error bars show: the standard error of the mean (``se``) or the standard deviation (``sd``).
+        baseline: the method that the others are compared with over equal seeds.
+        labels: pairs of a shell pattern and a display name for methods and data sets that match it.
+        paper: show the paper's numbers beside ours.
+        all_figures: also draw the figures that are omitted from the report of a large sweep.
     """
 
     spread: str = "se"
@@ -26,4 +28,4 @@ class Options:
         return {"se": "standard error", "sd": "standard deviation"}[self.spread]
 
 
-USUAL = Options()
+DEFAULT = Options()

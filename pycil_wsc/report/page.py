@@ -1,4 +1,4 @@
-"""``index.html``: tables and figures on one page that stands alone, with their files beside it."""
+"""Writes ``index.html``, a self-contained page of tables and figures, and their files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pycil_wsc.report.tuning import winners
 
 STYLE = Path(__file__).with_name("page.css")
 LABEL = ' class="label"'
-LONG = 30  # rows: a longer table is shown on demand
-DRAWN = 4  # groups of a setting that have figures, those with the most runs: of a wide search the rest is in the tables
-LARGE = 1000  # runs: a report of more has figures of the accuracies alone, in so many groups of different settings
+LONG = 30  # rows; a longer table is collapsed
+DRAWN = 4  # figures are drawn for this many groups of a setting, those with the most runs
+LARGE = 1000  # runs; a larger report has figures of accuracies only, for one group in each of DRAWN settings
 AnyGroup = Group | LanguageGroup
 Draw = Callable[[Any], Iterable[Plot | Failed]]
 MEASURES = {
@@ -40,25 +40,25 @@ MEASURES = {
     "last": "the accuracy after the last task.",
     "newest task": "the accuracy on the newest task's classes, among all classes seen, "
     "averaged over the tasks (plasticity).",
-    "forgetting": "for each task but the last, its best accuracy so far minus that after the last task; "
-    "the mean, in points.",
+    "forgetting": "the best accuracy on a task minus the accuracy on it after the last task, "
+    "averaged over all tasks but the last, in percentage points.",
     "top-5": "how often the true class is among the five highest logits.",
-    "task known": "the average with the task of each image given: only the classes of its task compete "
+    "task known": "the average if the task of each image is given and only the classes of this task are considered "
     "(task-incremental).",
     "NME": "accuracy by the nearest mean of exemplars instead of the logits.",
-    "training": "seconds in training steps alone; total: with tests, choice of exemplars and saving.",
-    "training images": "how many times an image was passed forward and backward, exemplars included.",
+    "training": "seconds spent in training steps; total: includes testing, choice of exemplars and saving.",
+    "training images": "the number of images passed forward and backward, exemplars included.",
 }
 
 
 def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options) -> Path:
-    """Write the tables, the figures and the page of what was found; returns the path of ``index.html``.
+    """Write the tables, the figures and the page; returns the path of ``index.html``.
 
-    What cannot be tabulated or drawn is named on the page. :class:`UserError`: ``out`` cannot be written.
+    Failed tables and figures are listed on the page. Raises a :class:`UserError` if ``out`` cannot be written.
     """
-    groups, doubles = group_runs(found.records, options)
-    language, language_doubles = language_groups(found.language, options)
-    problems, failures = [*found.problems, *doubles, *language_doubles], list[Problem]()
+    groups, duplicates = group_runs(found.records, options)
+    language, language_duplicates = language_groups(found.language, options)
+    problems, failures = [*found.problems, *duplicates, *language_duplicates], list[Problem]()
     sections = [_section(group, tables, *_figures_of(group, groups), out, failures) for group in groups]
     sections += [_section(group, language_tables, language_figures, "", out, failures) for group in language]
     for group in (group for group in groups if group.setting.validation_split):
@@ -68,10 +68,10 @@ def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options
         _header(found, folders, [*groups, *language], problems),
         "<main>",
         *sections,
-        _list("failed", "Could not be shown", _entries(failures)),
-        _list("unfinished", "Runs that have not ended", _entries(found.unfinished)),
-        _list("skipped", "Left out, and untouched", _entries(problems)),
-        _list("origin", "Where the numbers come from", _origins([*groups, *language])),
+        _list("failed", "Failed tables and figures", _entries(failures)),
+        _list("unfinished", "Unfinished runs", _entries(found.unfinished)),
+        _list("skipped", "Skipped files", _entries(problems)),
+        _list("origin", "Origin of the numbers", _origins([*groups, *language])),
         "</main>",
     ]
     head = (
@@ -85,10 +85,10 @@ def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options
 
 
 def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Draw, str]:
-    """What draws a group's figures, and what to say of those that are not drawn.
+    """The function that draws a group's figures, and a note on figures that are not drawn.
 
-    Of many groups of one setting only those with the most runs have any. A report of a great many runs has those that
-    show accuracies, of the setting's largest group.
+    If a setting has many groups, only those with the most runs have figures. In a report of very many runs, only the
+    largest group of a setting has figures, and only those of accuracies.
     """
     if group.options.all_figures or group.setting.validation_split:
         return figures, ""
@@ -101,15 +101,15 @@ def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Draw, str]:
     else:
         chosen = siblings[:DRAWN]
     if group not in chosen:
-        return lambda group: (), "Not drawn: the figures of this part, since others have more runs."
+        return lambda group: (), "Not drawn: the figures of this section, because other sections have more runs."
     if large:
-        note = "Not drawn, since the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
+        note = "Not drawn, because the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
         return partial(figures, brief=True), note
     return figures, ""
 
 
 def _text(text: object) -> str:
-    """``text`` as HTML that shows it."""
+    """``text`` escaped for HTML."""
     return escape(clean(text))
 
 
@@ -122,9 +122,9 @@ def _header(found: Found, folders: Sequence[Any], groups: Sequence[AnyGroup], pr
     methods = {record.method for record in records}
     lead = f"{_many(len(records), 'finished run')} of {_many(len(methods), 'method')}"
     where = ", ".join(f"<code>{_text(folder)}</code>" for folder in folders)
-    notices = [f'<a href="#skipped">{_many(len(problems), "file")} left out</a>'] if problems else []
+    notices = [f'<a href="#skipped">{_many(len(problems), "file")} skipped</a>'] if problems else []
     if found.unfinished:
-        notices.append(f'<a href="#unfinished">{_many(len(found.unfinished), "run")} not ended</a>')
+        notices.append(f'<a href="#unfinished">{_many(len(found.unfinished), "unfinished run")}</a>')
     notice = f'<p class="notice">{", ".join(notices)}</p>' if notices else ""
     links = "".join(
         f'<li><a href="#{group.slug}">{_text(group.title)}</a>: {_many(len(group.records), "run")}</li>'
@@ -148,7 +148,7 @@ def _section(
     out: Path,
     failures: list[Problem],
 ) -> str:
-    """Tables and figures of one group, and a note on those ``undrawn``; what fails is added to ``failures``."""
+    """The tables and figures of one group, and the note ``undrawn``; failures are added to ``failures``."""
     with drawing():
         found = {
             "tables": [table if isinstance(table, Failed) else _table(table, out) for table in tabulate(group)],
@@ -163,7 +163,7 @@ def _section(
 
 
 def _reading(group: AnyGroup, out: Path) -> str:
-    """On demand: what the measures are, and how these runs are made again."""
+    """Collapsed sections that explain the measures and how to reproduce the runs."""
     if isinstance(group, LanguageGroup):
         return ""
     measures = "".join(f"<dt>{name}</dt><dd>{_text(meaning)}</dd>" for name, meaning in MEASURES.items())
@@ -259,7 +259,7 @@ def _links(folder: str, slug: str, suffixes: Sequence[str]) -> str:
     return f'<p class="files">{" · ".join(links)}</p>'
 
 
-# ---- what is not there, and where the rest is from -------------------------------------------------------------------
+# ---- skipped and failed items, and the origin of the numbers ---------------------------------------------------------
 
 
 def _list(slug: str, title: str, entries: Sequence[str]) -> str:
@@ -270,11 +270,11 @@ def _list(slug: str, title: str, entries: Sequence[str]) -> str:
 
 
 def _entries(pairs: Iterable[tuple[Any, str]]) -> list[str]:
-    return [f"<code>{_text(what)}</code>: {_text(why)}" for what, why in pairs]
+    return [f"<code>{_text(item)}</code>: {_text(reason)}" for item, reason in pairs]
 
 
 def _origins(groups: Sequence[AnyGroup]) -> list[str]:
-    """Device, precision, version of torch and commit, each with its number of runs."""
+    """Each combination of device, precision, version of torch and commit, with its number of runs."""
     keys = ("device", "precision", "torch", "commit")
     records = {record for group in groups for record in group.records}
     counts = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)

@@ -1,4 +1,4 @@
-"""The paper's numbers, which stand beside ours: reference data, never a result of ours."""
+"""The paper's numbers, shown for reference beside ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def expands(method: str) -> bool:
 
 
 def tables(setting: Any) -> dict[str, Any]:
-    """``{study: {row: {memory: {"mean": ..., "se": ...}}}}`` of a setting; empty where the paper has none."""
+    """``{study: {row: {memory: {"mean": ..., "se": ...}}}}`` of a setting; empty if the paper has no such numbers."""
     same = (
         setting.fixed_memory
         and not setting.validation_split
@@ -26,11 +26,11 @@ def tables(setting: Any) -> dict[str, Any]:
 
 
 def same_schedule(record: Any) -> bool:
-    """Whether the run has as many epochs as the paper's."""
+    """Whether the run was trained for the paper's number of epochs."""
     return [record.config["init_epoch"], record.config["epochs"]] == PAPER["schedules"].get(record.method)
 
 
 def share_of_schedule(method: str, epochs: tuple[int, int]) -> tuple[Fraction, Fraction] | None:
-    """A run's epochs of the first task and of later ones over the paper's; None for a method that the paper lacks."""
+    """A run's epochs of the first and of later tasks relative to the paper's; None for a method not in the paper."""
     theirs = PAPER["schedules"].get(method.removesuffix("+wsc"))
     return (Fraction(epochs[0], theirs[0]), Fraction(epochs[1], theirs[1])) if theirs else None

@@ -1,4 +1,4 @@
-"""The runs below some folders: found, read and checked. What cannot be used is reported by name and left as it is."""
+"""Finds, reads and checks the runs below some folders. Unusable files are reported and left unchanged."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import RESULT_SCHEMA
 from pycil_wsc.report.names import clean
 
-HUGE = 1e18  # numbers beyond this are neither counts nor measurements
-STUDIED = {  # the keys that the paper's studies vary, with the values of its method
+HUGE = 1e18  # larger numbers are rejected
+STUDIED = {  # the keys that the paper's studies vary, with the values of the paper's method
     "wsc.importance": "moment",
     "wsc.reset": "blend",
     "wsc.reset_every": "once",
@@ -33,11 +33,11 @@ Problem = tuple[Any, str]  # a path, and what is wrong with it
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A finished run: the contents of its ``result.json``, where that stands, and what else was recorded."""
+    """A finished run: the contents of its ``result.json``, the file's path, and the records of its analyses."""
 
     data: dict[str, Any]
     path: Path | None = None
-    analyses: list[dict[str, Any]] = field(default_factory=list)  # what ``analyse`` recorded: a dict per task
+    analyses: list[dict[str, Any]] = field(default_factory=list)  # records of ``analyse``: a dict per task
 
     @property
     def config(self) -> dict[str, Any]:
@@ -45,13 +45,13 @@ class Record:
 
     @cached_property
     def method(self) -> str:
-        """The learner's name, with ``+wsc`` where Weight Space Consolidation is on top of it."""
+        """The learner's name, with ``+wsc`` if it is combined with Weight Space Consolidation."""
         consolidated = self.config.get("consolidate") and self.config["model_name"] != "wsc"
         return self.config["model_name"] + "+wsc" * bool(consolidated)
 
     @cached_property
     def memory(self) -> float:
-        """Exemplars: per class where the memory is fixed, else in all; the mean of the classes if all images are."""
+        """The number of exemplars: per class if the memory is fixed (the mean if all are kept), else in total."""
         if not self.config["fixed_memory"]:
             return self.config["memory_size"]
         data, classes = self.data.get("data"), self.data.get("class_names")
@@ -70,7 +70,7 @@ class Record:
 
     @cached_property
     def split(self) -> tuple[int, int]:
-        """Classes of the first task and of each later one; (0, 0) where tasks bring their own."""
+        """Numbers of classes of the first task and of each later one; (0, 0) for a stream of tasks."""
         return (0, 0) if self.config.get("tasks") else (self.config["init_cls"], self.config["increment"])
 
     @property
@@ -86,18 +86,18 @@ class Record:
 
 @dataclass
 class Found:
-    """What lies below some folders: finished runs, files that cannot be used and why, and runs that have not ended."""
+    """The contents of some folders: finished runs, unusable files with the reasons, and unfinished runs."""
 
     records: list[Record] = field(default_factory=list)
     language: list[Record] = field(default_factory=list)  # finished runs of language models
     problems: list[Problem] = field(default_factory=list)
-    unfinished: list[Problem] = field(default_factory=list)  # (folder, what is there)
+    unfinished: list[Problem] = field(default_factory=list)  # (folder, tasks done)
 
 
 def find_runs(places: Iterable[str | Path]) -> Found:
-    """The finished runs in ``places`` (files or folders): ``result.json``, and other ``*.json`` that hold a result.
+    """Find the finished runs in ``places`` (files or folders): ``result.json``, and other ``*.json`` with a result.
 
-    Never raises because of a file's contents.
+    Does not raise an exception for any contents of a file.
     """
     found, seen = Found(), set()
     for path in _files(places, found.problems):
@@ -106,9 +106,9 @@ def find_runs(places: Iterable[str | Path]) -> Found:
         except (OSError, ValueError) as error:
             found.problems.append((path, f"cannot be read ({_reason(error)})"))
             continue
-        if (status.st_dev, status.st_ino) not in seen:  # under another name it is the same file
+        if (status.st_dev, status.st_ino) not in seen:  # skip other names of the same file
             seen.add((status.st_dev, status.st_ino))
-            _take(path, found)
+            _add(path, found)
     return found
 
 
@@ -128,7 +128,7 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
                     yield Path(parent, name)
 
 
-def _take(path: Path, found: Found) -> None:
+def _add(path: Path, found: Found) -> None:
     if path.name == "metrics.jsonl":
         lines, flaws = read_metrics(path)
         found.problems += [(path, flaw) for flaw in flaws]
@@ -143,24 +143,24 @@ def _take(path: Path, found: Found) -> None:
             found.problems.append((path, str(error).removeprefix(f"{path}: ")))
             return
         found.problems += [(path, flaw) for flaw in flaws]
-        beside = path.with_name("analyses.jsonl")
-        analyses, flaws = read_analyses(beside) if path.name == "result.json" else ([], [])
-        found.problems += [(beside, flaw) for flaw in flaws]
-        (found.language if of_a_language_model(data) else found.records).append(Record(data, path, analyses))
+        analyses_path = path.with_name("analyses.jsonl")
+        analyses, flaws = read_analyses(analyses_path) if path.name == "result.json" else ([], [])
+        found.problems += [(analyses_path, flaw) for flaw in flaws]
+        (found.language if is_language_model(data) else found.records).append(Record(data, path, analyses))
 
 
-def of_a_language_model(data: Any) -> bool:
+def is_language_model(data: Any) -> bool:
     """Whether these are the contents of a language model's ``result.json``."""
     return isinstance(data, dict) and data.get("kind") == "llm"
 
 
 def read_result(path: str | Path) -> dict[str, Any]:
-    """The contents of a ``result.json``; ``UnusableRun`` names a file that is not whole or is of another version."""
+    """The contents of a ``result.json``; raises ``UnusableRun`` if it is incomplete or of another version."""
     return _checked(Path(path), _parsed(Path(path)))[0]
 
 
 def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The whole lines of a ``metrics.jsonl``, and what is wrong with the others."""
+    """The valid lines of a ``metrics.jsonl``, and the problems of the others."""
     return _read_lines(
         Path(path),
         lambda line: NUMBER(line.get("cnn_top1"), line) or _numbers(line.get("trace")),
@@ -169,7 +169,7 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def read_analyses(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The whole lines of an ``analyses.jsonl``, if there is one, and what is wrong with the others."""
+    """The valid lines of an ``analyses.jsonl``, if it exists, and the problems of the others."""
     if not Path(path).exists():
         return [], []
     return _read_lines(
@@ -191,7 +191,7 @@ def _read_lines(path: Path, fits: Callable[[Any], bool], lacking: str) -> tuple[
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
-            flaws.append(f"line {number} is not whole; skipped")
+            flaws.append(f"line {number} is incomplete; skipped")
             continue
         if isinstance(value, dict) and NUMBER(value.get("task"), value) and fits(value):
             lines.append(value)
@@ -214,52 +214,52 @@ def _reason(error: Exception) -> str:
 
 
 def _checked(path: Path, data: Any) -> tuple[dict[str, Any], list[str]]:
-    """``data`` without the optional values that are malformed, and what is wrong with those."""
+    """``data`` without malformed optional values, and the problems of these; raises ``UnusableRun`` if unusable."""
     if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
         raise UnusableRun(f"{path}: is not a complete result; delete it to run this again")
     schema = data.get("schema", 1)
     if schema not in range(1, RESULT_SCHEMA + 1):
         raise UnusableRun(
-            f"{path}: is a result of another version (schema {clean(schema)}, known are 1 to {RESULT_SCHEMA}); "
+            f"{path}: is a result of another version (schema {clean(schema)}, supported: 1 to {RESULT_SCHEMA}); "
             "update pycil_wsc"
         )
-    language = of_a_language_model(data)
+    language = is_language_model(data)
     for name, fits in (LANGUAGE if language else REQUIRED).items():
         place = data["config"] if name.startswith("config.") else data
         value = place.get(name.removeprefix("config."))
         if not fits(value, data):
-            state = "lacking" if value is None else "not as expected"
+            state = "missing" if value is None else "not as expected"
             raise UnusableRun(
                 f"{path}: is a result of another version ('{name}' is {state}); move it away to run this again"
             )
     optional = {} if language else OPTIONAL
-    spoilt = [name for name, fits in optional.items() if data.get(name) is not None and not fits(data[name], data)]
-    flaws = [f"'{name}' is not as expected; left out" for name in spoilt]
-    return {name: value for name, value in data.items() if name not in spoilt}, flaws
+    malformed = [name for name, fits in optional.items() if data.get(name) is not None and not fits(data[name], data)]
+    flaws = [f"'{name}' is not as expected; left out" for name in malformed]
+    return {name: value for name, value in data.items() if name not in malformed}, flaws
 
 
-# ---- what is used of a result ----------------------------------------------------------------------------------------
+# ---- the values used from a result -----------------------------------------------------------------------------------
 
 
-Test = Callable[[Any, Mapping[str, Any]], bool]  # of a value, and the whole result
+Test = Callable[[Any, Mapping[str, Any]], bool]  # checks a value, given the whole result
 
 
 def _is(kind: type, least: float = -HUGE) -> Test:
-    """Whether a value has the type ``kind`` (a whole number is a ``float`` too), and a number is at least ``least``."""
+    """A test that a value has the type ``kind`` (an integer is also a ``float``) and, if a number, is >= ``least``."""
     if kind in (int, float):
         return lambda value, _: type(value) in (int, kind) and least <= value < HUGE
     return lambda value, _: type(value) is kind
 
 
-def _like(usual: Any) -> Test:
-    """Whether a value, if it is there at all, may stand where ``usual`` stands as a rule."""
-    tests = [_is(str), _is(int)] if usual == "once" else [_is(type(usual))]
+def _like(default: Any) -> Test:
+    """A test that a value is None or of the type of ``default``."""
+    tests = [_is(str), _is(int)] if default == "once" else [_is(type(default))]
     return lambda value, data: value is None or any(fits(value, data) for fits in tests)
 
 
 def _numbers(value: Any, depth: int = 1) -> bool:
-    """Whether these are numbers, in lists nested ``depth`` deep of which none is empty."""
-    for _ in range(depth - 1):  # flattened, since one large array is checked sooner than many small ones
+    """Whether ``value`` is numbers in non-empty lists of depth ``depth``."""
+    for _ in range(depth - 1):  # flattened, because one large array is faster to check than many small ones
         if not isinstance(value, list) or not value or not all(isinstance(item, list) and item for item in value):
             return False
         value = list(chain.from_iterable(value))
@@ -272,7 +272,7 @@ def _numbers(value: Any, depth: int = 1) -> bool:
 
 
 def _lower(value: Any, tasks: list[Any]) -> bool:
-    """Whether this is a lower triangle: the accuracy on tasks 0..t after task t."""
+    """Whether ``value`` is a lower triangle: the accuracies on tasks 0..t after task t."""
     return _numbers(value, 2) and [len(row) for row in value] == list(range(1, len(tasks) + 1))
 
 

@@ -1,4 +1,4 @@
-"""What a figure shows: the runs of a group by name and memory size."""
+"""The runs of a group by name and memory size, as figures show them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pycil_wsc.report.runs import Record
 from pycil_wsc.report.stats import mean_and_error, standard_deviation
 from pycil_wsc.report.style import line_styles
 
-MOST = 16  # lines that a reader can tell apart, with some effort
+MOST = 16  # lines in a figure that a reader can still distinguish
 Read = Callable[[Record], Any]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure and what to say below it."""
+    """A figure and the notes below it."""
 
     slug: str
     title: str
     figure: Figure
     notes: tuple[str, ...] = ()
-    folded: bool = False  # the page shows it on demand
+    folded: bool = False  # collapsed on the page
 
 
 class Series:
     """The runs of a group outside its studies. A name has the same style in every figure.
 
     ``group``: a :class:`~pycil_wsc.report.groups.Group`, or an object with its ``base``, ``names`` and ``shown``. If
-    there are more than ``MOST`` names, those with the most runs are kept, and at least one of each method while there
-    is room.
+    there are more than ``MOST`` names, the most frequent one of each method is kept first, then those with the most
+    runs.
     """
 
     def __init__(self, group: Any) -> None:
@@ -59,7 +59,7 @@ class Series:
         self.memories = sorted({memory for _, memory in self.cells})
 
     def of(self, name: str, read: Read | None = None) -> dict[float, list[Record]]:
-        """``{memory: records}`` of one name; with ``read``, only those in which it finds something."""
+        """``{memory: records}`` of one name; with ``read``, only records for which it does not return None."""
         found = {
             memory: [r for r in self.cells[name, memory] if read is None or read(r) is not None]
             for memory in self.memories
@@ -68,16 +68,16 @@ class Series:
         return {memory: records for memory, records in found.items() if records}
 
     def shown(self, name: str) -> str:
-        """A name as a reader sees it."""
+        """The display name."""
         return self.group.shown(name)
 
     def spread(self, values: Sequence[float]) -> float:
-        """Half the length of an error bar: the standard error or deviation, 0 of a single value."""
+        """Half the length of an error bar: the standard error or deviation; 0 for a single value."""
         width = mean_and_error(values)[1] if self.options.spread == "se" else standard_deviation(values)
         return width or 0.0
 
     def mean_and_spread(self, values: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-        """The same of some lists of numbers, place by place, as far as all of them go."""
+        """The elementwise mean and spread of lists of numbers, up to the length of the shortest."""
         shortest = min(map(len, values))
         array = np.array([line[:shortest] for line in values], dtype=float)
         if len(array) < 2:
@@ -86,9 +86,9 @@ class Series:
         return array.mean(0), deviation / len(array) ** 0.5 if self.options.spread == "se" else deviation
 
     def notes(self, *notes: str, read: Read | None = None, errors: str = "") -> tuple[str, ...]:
-        """Over how many seeds, ``notes``, and the runs that are missing or in which ``read`` finds nothing.
+        """Notes on the number of seeds, ``notes``, and notes on missing runs or those for which ``read`` returns None.
 
-        ``errors``: what shows the spread in the figure, if anything does, such as "bars".
+        ``errors``: what shows the spread in the figure, such as "error bars", if anything does.
         """
         several = max(map(len, self.cells.values()), default=1) > 1
         spread = f"; {errors}: ± {self.options.spread_name}." if errors and several else "."
@@ -103,7 +103,7 @@ class Series:
         )
 
     def over(self) -> str:
-        """Over how many seeds the means are."""
+        """The number of seeds that the means are over."""
         seeds = sorted({len(records) for records in self.cells.values()})
         if seeds == [1]:
             return "One seed"

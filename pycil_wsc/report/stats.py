@@ -11,13 +11,13 @@ Seeds = Mapping[Hashable, float]  # a measure's value for each seed
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard error of the mean; the error of a single value is None."""
+    """Mean and standard error of the mean; the error is None for a single value."""
     deviation = standard_deviation(values)
     return statistics.fmean(values), None if deviation is None else deviation / len(values) ** 0.5
 
 
 def standard_deviation(values: Sequence[float]) -> float | None:
-    """The sample standard deviation (n - 1 degrees of freedom); None of a single value."""
+    """The sample standard deviation (n - 1 degrees of freedom); None for a single value."""
     if len(values) < 2:
         return None
     mean = statistics.fmean(values)
@@ -25,7 +25,7 @@ def standard_deviation(values: Sequence[float]) -> float | None:
 
 
 class Difference(NamedTuple):
-    """Mean of the differences over equal seeds, its standard error (None of a single seed), and each seed's."""
+    """Mean of the differences over equal seeds, its standard error (None for one seed), and each seed's difference."""
 
     mean: float
     error: float | None
@@ -39,10 +39,11 @@ def paired(ours: Seeds, theirs: Seeds) -> Difference | None:
 
 
 def best(candidates: Mapping[Hashable, Seeds]) -> set[Hashable]:
-    """Those that may be the best: the highest mean, and all that lie below it by no more than the standard error.
+    """The candidate with the highest mean, and all that are within one standard error of the difference to it.
 
-    The error is that of the paired difference or, if two candidates share fewer than two seeds, of the difference of
-    their means. A single seed has no error, so it is not a candidate. With fewer than two candidates, none is the best.
+    The standard error is that of the paired difference or, if two candidates share fewer than two seeds, that of the
+    difference of their means. Candidates with a single seed have no error and are ignored. With fewer than two
+    candidates, the result is empty.
     """
     measured = {name: seeds for name, seeds in candidates.items() if len(seeds) > 1}
     if len(measured) < 2:

@@ -1,4 +1,4 @@
-"""The paper's tables, and which runs stand in them: decided by each run's configuration alone."""
+"""The paper's tables. A run's row in each is determined by its configuration."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def _accuracy_row(record: Record, _: set[str]) -> str | None:
     return record.method if record.memory and record.method != "joint" else None
 
 
-def _zero_memory_row(record: Record, unusual: set[str]) -> str | None:
-    return record.method if not record.memory and not unusual else None
+def _zero_memory_row(record: Record, changed: set[str]) -> str | None:
+    return record.method if not record.memory and not changed else None
 
 
-def _reservoir_row(record: Record, unusual: set[str]) -> str | None:
-    return record.method if unusual == {"exemplars"} and record.memory else None
+def _reservoir_row(record: Record, changed: set[str]) -> str | None:
+    return record.method if changed == {"exemplars"} and record.memory else None
 
 
-def _retraining_row(record: Record, unusual: set[str]) -> str | None:
-    return record.method if record.method in ("joint", "replay", "wsc") and record.memory and not unusual else None
+def _retraining_row(record: Record, changed: set[str]) -> str | None:
+    return record.method if record.method in ("joint", "replay", "wsc") and record.memory and not changed else None
 
 
-def _ablation_row(record: Record, unusual: set[str]) -> str | None:
-    if record.method == "replay" and record.memory and not unusual:
+def _ablation_row(record: Record, changed: set[str]) -> str | None:
+    if record.method == "replay" and record.memory and not changed:
         return "replay"
     without = {
         (): "wsc",
@@ -37,42 +37,42 @@ def _ablation_row(record: Record, unusual: set[str]) -> str | None:
         ("wsc.average",): "wsc without averaging",
         ("wsc.average", "wsc.reset"): "wsc with neither",
     }
-    gone = unusual <= {"wsc.reset", "wsc.average"} and (
-        "wsc.reset" not in unusual or position(record, "wsc.reset") == "none"
+    ablated = changed <= {"wsc.reset", "wsc.average"} and (
+        "wsc.reset" not in changed or position(record, "wsc.reset") == "none"
     )
-    return without[tuple(sorted(unusual))] if _is_wsc(record) and gone else None
+    return without[tuple(sorted(changed))] if _is_wsc(record) and ablated else None
 
 
-def _importance_row(record: Record, unusual: set[str]) -> str | None:
-    return position(record, "wsc.importance") if _is_wsc(record) and unusual <= {"wsc.importance"} else None
+def _importance_row(record: Record, changed: set[str]) -> str | None:
+    return position(record, "wsc.importance") if _is_wsc(record) and changed <= {"wsc.importance"} else None
 
 
-def _reset_rule_row(record: Record, unusual: set[str]) -> str | None:
+def _reset_rule_row(record: Record, changed: set[str]) -> str | None:
     if not _is_wsc(record) or position(record, "wsc.reset") == "none":
         return None
     return (
         "blend without averaging"
-        if unusual == {"wsc.average"}
+        if changed == {"wsc.average"}
         else position(record, "wsc.reset")
-        if unusual <= {"wsc.reset"}
+        if changed <= {"wsc.reset"}
         else None
     )
 
 
-def _reset_frequency_row(record: Record, unusual: set[str]) -> str | None:
-    if not _is_wsc(record) or not unusual <= {"wsc.reset_every"}:
+def _reset_frequency_row(record: Record, changed: set[str]) -> str | None:
+    if not _is_wsc(record) or not changed <= {"wsc.reset_every"}:
         return None
-    often = position(record, "wsc.reset_every")
-    return often if isinstance(often, str) else f"every {often} epochs"
+    interval = position(record, "wsc.reset_every")
+    return interval if isinstance(interval, str) else f"every {interval} epochs"
 
 
-def retain_row(record: Record, unusual: set[str]) -> str | None:
+def retain_row(record: Record, changed: set[str]) -> str | None:
     """Names like ``0.5`` and ``0.5 without averaging``."""
-    if not _is_wsc(record) or not unusual <= {"wsc.retain", "wsc.average"}:
+    if not _is_wsc(record) or not changed <= {"wsc.retain", "wsc.average"}:
         return None
     rate = position(record, "wsc.retain")
     share = f"{rate:g}" if isinstance(rate, (int, float)) else str(rate)
-    return share + (" without averaging" if "wsc.average" in unusual else "")
+    return share + (" without averaging" if "wsc.average" in changed else "")
 
 
 SCORING = {
@@ -80,10 +80,10 @@ SCORING = {
     Column("scoring, MiB"): lambda data: data["importance_bytes"] / 2**20,
     Column("scoring, passes"): lambda data: data["importance_passes"],
 }
-OF_RESETS = ("wsc.shrink", "wsc.perturb", "wsc.replacement_rate", "wsc.maturity", "wsc.utility_decay")
+RESET_OPTIONS = ("wsc.shrink", "wsc.perturb", "wsc.replacement_rate", "wsc.maturity", "wsc.utility_decay")
 RETAIN = Study(
     "retain-rate",
-    "Share of the parameters that is kept at the reset: average accuracy (%)",
+    "Share of the parameters that is retained at the reset: average accuracy (%)",
     "wsc.retain",
     retain_row,
     studied=("wsc.retain", "wsc.average"),
@@ -111,8 +111,8 @@ STUDIES = (
         plain=frozenset({"moment"}),
         order=("drift", "fisher", "hessian", "first_moment", "second_moment", "moment"),
         notes=(
-            "Scoring, in a run: seconds of training; the most bytes held beside the weights and those before the task; "
-            "passes over the data.",
+            "Scoring, per run: seconds of training; peak memory in addition to the current weights and those before "
+            "the task; passes over the data.",
         ),
         costs=SCORING,
     ),
@@ -122,7 +122,7 @@ STUDIES = (
         "wsc.reset",
         _reset_rule_row,
         studied=("wsc.reset", "wsc.average"),
-        options=OF_RESETS,
+        options=RESET_OPTIONS,
         plain=frozenset({"blend", "blend without averaging"}),
         order=("random", "revert", "shrink_perturb", "continual_backprop", "blend without averaging", "blend"),
     ),

@@ -1,7 +1,7 @@
-"""How the figures look: one colour, marker and line for each method, the same in every figure.
+"""The style of figures: each method has the same colour, marker and line in every figure.
 
-The colours are Okabe and Ito's, which colour-blind readers can tell apart, and a few that are distinct from them.
-Markers and lines repeat the distinction. Methods that expand have dashed lines and hollow markers.
+The colours are Okabe and Ito's colour-blind-safe palette and a few others. Markers and line styles also distinguish the
+methods. Methods that expand have dashed lines and hollow markers.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ FURTHER = [
     ("#999933", "d"),
     ("#661100", "H"),
     ("#6699cc", "8"),
-]  # methods of the user's own
+]  # for the user's own methods
 THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {
     COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")
 }
-COLUMN, PAGE = 5.9, 12.0  # inches, at 96 pixels: figures of one column and of the whole page
+COLUMN, PAGE = 5.9, 12.0  # inches at 96 pixels: widths of one column and of the whole page
 RC: dict[Any, Any] = {  # Any: the type of the keys differs between versions of matplotlib
     "font.size": 9,
     "axes.labelsize": 9,
@@ -89,7 +89,7 @@ RC: dict[Any, Any] = {  # Any: the type of the keys differs between versions of 
     "savefig.facecolor": SURFACE,
     "lines.markersize": 5,
     "lines.linewidth": 1.5,
-    "pdf.fonttype": 42,  # fonts as such: text stays text
+    "pdf.fonttype": 42,  # embed fonts, so that text remains text
     "svg.fonttype": "path",
     "svg.hashsalt": "pycil_wsc",
     "path.simplify_threshold": 0.4,
@@ -97,18 +97,18 @@ RC: dict[Any, Any] = {  # Any: the type of the keys differs between versions of 
 }
 
 
-Style = dict[str, Any]  # keywords of plot
+Style = dict[str, Any]  # keyword arguments of plot
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """A context in which everything drawn and saved has this look."""
+    """A context in which figures are drawn and saved in this style."""
     with matplotlib.rc_context(RC):
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """An empty figure; ``width`` and ``height`` are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr, call-arg]
     return figure
@@ -125,13 +125,13 @@ def panels(count: int, **options: Any) -> tuple[Figure, list[Axes]]:
 
 
 def arranged(count: int) -> tuple[int, int]:
-    """(rows, columns) of panels: at most four beside each other, the last row as full as can be."""
+    """(rows, columns) of ``count`` panels, with at most four columns and rows of similar length."""
     rows = -(-count // 4)
     return rows, -(-count // rows)
 
 
 def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
-    """``{name: keywords of plot}`` for ``{name: method}``; a method's further variants are paler, with other dashes."""
+    """``{name: keyword arguments of plot}`` for ``{name: method}``; a method's other variants are paler and dashed."""
     bases = {name: method.removesuffix("+wsc") for name, method in names.items()}
     own = [base for base in dict.fromkeys(bases.values()) if base not in COLOURS]
     seen: dict[str, int] = {}
@@ -158,9 +158,9 @@ def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
 def key(
     figure: Figure, styles: Mapping[str, Style], shown: Callable[[str], str] = str, title: str | None = None
 ) -> None:
-    """The legend, outside the axes at the right: once for all panels, a line per series in the order given.
+    """Draw one legend for all panels, to the right of the axes, with the series in the given order.
 
-    The figure grows where the legend is higher.
+    The figure is made taller if the legend needs it.
     """
     handles = [Line2D([], [], label=wrapped(shown(name)), **style) for name, style in styles.items()]
     size, spacing = RC["legend.fontsize"], 0.55
@@ -180,7 +180,7 @@ def key(
 
 
 def wrapped(name: str, width: int = 26) -> str:
-    """A name on as many lines as it needs, the keys of a variant each on a line of its own."""
+    """Wrap a name to several lines, with each key of a variant on its own line."""
     first, *keys = re.split(r" (?=[\w.]+=)", name)
     lines = textwrap.wrap(first, width) or [first]
     return "\n  ".join([*lines, *(line for key in keys for line in textwrap.wrap(key, width))])
@@ -201,14 +201,14 @@ def to_files(figure: Figure) -> dict[str, str | bytes]:
 
 
 def _rounded(attribute: re.Match[str]) -> str:
-    """Coordinates to a hundredth of a point: a third of the size."""
+    """Round coordinates to a hundredth of a point, which reduces the file to a third of its size."""
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
 
 
 def inline(svg: str, prefix: str, text: str) -> str:
     """The SVG as an element of a page, described by ``text``.
 
-    The ``prefix`` keeps its ids apart from those of other figures. Ink and background follow the page.
+    The ``prefix`` makes its ids unique on the page. Text and background colours follow the page's theme.
     """
     body = svg[svg.index("<svg") :]
     width = float(_found(r'width="([\d.]+)pt"', body)[1]) * 96 / 72

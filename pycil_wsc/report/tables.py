@@ -1,4 +1,4 @@
-"""A table as a record of its cells; :mod:`pycil_wsc.report.formats` writes it."""
+"""Tables and their cells, written by :mod:`pycil_wsc.report.formats`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of a table: a number for each seed, and what the paper has there: (mean, standard error or None)."""
+    """A cell of a table: a number per seed, and the paper's value as (mean, standard error or None)."""
 
     seeds: Seeds = field(default_factory=dict)
     paper: tuple[float, float | None] | None = None
-    compared: bool = False  # the runs have the paper's schedule
+    compared: bool = False  # whether the runs have the paper's schedule
     best: bool = False
 
     @property
@@ -38,17 +38,17 @@ class Cell:
 
     @cached_property
     def error(self) -> float | None:
-        """The standard error of the mean; None of a single seed."""
+        """The standard error of the mean; None for a single seed."""
         return mean_and_error(self.values)[1] if self.seeds else None
 
     @cached_property
     def deviation(self) -> float | None:
-        """The standard deviation over the seeds; None of a single one."""
+        """The standard deviation over the seeds; None for a single seed."""
         return standard_deviation(self.values)
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, where it exceeds the two standard errors together; else None."""
+        """Our mean minus the paper's, or None if it does not exceed the sum of the two standard errors."""
         if not self.compared or self.paper is None or self.mean is None or self.error is None or self.paper[1] is None:
             return None
         difference = self.mean - self.paper[0]
@@ -56,14 +56,14 @@ class Cell:
 
 
 class Row(NamedTuple):
-    labels: tuple[Any, ...]  # one for each of the table's ``corner``
+    labels: tuple[Any, ...]  # one per heading in the table's ``corner``
     expands: bool
     cells: tuple[Cell, ...]
-    comparable: bool = True  # with the other rows: a row that differs in more than the table's subject is never in bold
+    comparable: bool = True  # False if it differs from other rows in more than the table's subject; then never bold
 
 
 class Failed(NamedTuple):
-    """A table or figure that could not be made, and why: it costs no other."""
+    """A table or figure that failed, and the reason."""
 
     what: str
     why: str
@@ -75,10 +75,10 @@ def by_name(name: Any) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` of cells under ``columns``, with ``notes`` and what is ``missing`` below.
+    """``rows`` of cells under ``columns``, with ``notes`` and notes on ``missing`` runs below.
 
-    ``spread``: whether ± is the standard error (``se``) or the standard deviation (``sd``). ``shown``: turns a label of
-    the first column into its display name; the CSV keeps the label.
+    ``spread``: whether ± is the standard error (``se``) or the standard deviation (``sd``). ``shown``: maps a label in
+    the first column to its display name; the CSV keeps the label.
     """
 
     slug: str
@@ -90,7 +90,7 @@ class Table:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     over: str = ""  # heading above the columns
-    beside: int = 0  # the last columns, which that heading is not for
+    beside: int = 0  # number of last columns that are not under this heading
     spread: str = "se"
     shown: Callable[[Any], str] = by_name
 
@@ -100,9 +100,9 @@ class Table:
 
 
 def measured(read: Callable[[Mapping[str, Any]], float], records: list[Any]) -> Seeds:
-    """The value of one measure in each record, by seed, or by (memory, seed) if the records have several memory sizes.
+    """The value of a measure in each record, by seed, or by (memory, seed) if the records have several memory sizes.
 
-    Records without the measure, such as those of older versions, are left out.
+    Records without the measure, such as those of earlier versions, are left out.
     """
     values = {}
     several = len({record.memory for record in records}) > 1

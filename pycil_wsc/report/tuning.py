@@ -1,4 +1,4 @@
-"""Hyper-parameters chosen on held-out training data: each method's best trial, and its configuration for reuse."""
+"""Hyperparameter choice on held-out training data: each method's best trial and its configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst t
 
 
 class Trial(NamedTuple):
-    """The runs of one choice of hyper-parameters; ``keys`` names it among the method's others."""
+    """The runs of one choice of hyperparameters; ``keys`` distinguishes it from the method's other trials."""
 
     keys: str
     records: tuple[Record, ...]
@@ -34,7 +34,7 @@ class Trial(NamedTuple):
 
 
 def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
-    """``{method: (its trials, best first; how many were left out)}``.
+    """``{method: (trials, best first; number of trials left out)}``.
 
     Trials that lack a memory size or seed of the others are left out.
     """
@@ -44,13 +44,13 @@ def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
     found = {}
     for method, choices in members.items():
         most = max(map(len, choices.values()))
-        whole = [Trial(keys, tuple(records)) for keys, records in choices.items() if len(records) == most]
-        found[method] = sorted(whole, key=lambda trial: -trial.mean), len(choices) - len(whole)
+        complete = [Trial(keys, tuple(records)) for keys, records in choices.items() if len(records) == most]
+        found[method] = sorted(complete, key=lambda trial: -trial.mean), len(choices) - len(complete)
     return found
 
 
 def tuning(group: Group) -> Table:
-    """The table of a group tested on held-out training data: a row per method."""
+    """The table of a group that was tested on held-out training data: a row per method."""
     found, rows = trials(group), []
     for method, (ranked, _) in found.items():
         means = [trial.mean for trial in ranked]
@@ -58,21 +58,21 @@ def tuning(group: Group) -> Table:
         rows.append(Row((method, len(ranked), ranked[0].keys or "the only one"), expands(method), cells))
     share, counts = group.setting.validation_split, {method: len(ranked) for method, (ranked, _) in found.items()}
     notes = [
-        f"Accuracy on {100 * share:g} % of each class's training samples, which no run of its seed was trained on. "
-        "The test set was not used: a basis for the choice, not a result.",
-        "The winners' configurations, for other memory sizes and data sets: "
+        f"Accuracy on {100 * share:g} % of each class's training samples, on which no run with the same seed was "
+        "trained. The test set was not used: these numbers select hyperparameters and are not results.",
+        "Configurations of the best trials, for other memory sizes and data sets: "
         f"{', '.join(_file(method, group) for method in found)}.",
     ]
     if len(set(counts.values())) > 1:
         notes.append(
-            "Not the same number of trials, so not the same chance: "
+            "The methods have different numbers of trials, so the comparison is not fair: "
             f"{', '.join(f'{method} {count}' for method, count in counts.items())}."
         )
     lacking = [f"{count} of {method}" for method, (_, count) in found.items() if count]
     missing = (f"Missing: runs of some trials, which were left out: {', '.join(lacking)}.",) if lacking else ()
     return Table(
         f"tuning-{group.slug}",
-        "Hyper-parameters by accuracy on held-out training data (CNN, top-1 %)",
+        "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)",
         group.title,
         ("method", "trials", "best trial"),
         COLUMNS,
@@ -85,9 +85,9 @@ def tuning(group: Group) -> Table:
 
 
 def winners(group: Group) -> dict[str, dict[str, Any]]:
-    """``{file name: configuration}`` of each method's best trial, set to be tested on the test set.
+    """``{file name: configuration}`` of each method's best trial, to be tested on the test set.
 
-    The keys that say where it ran are left out.
+    Keys that do not affect the result, such as paths, are left out.
     """
     configs = {}
     for method, (ranked, _) in trials(group).items():
@@ -100,4 +100,4 @@ def winners(group: Group) -> dict[str, dict[str, Any]]:
 
 def _file(method: str, group: Group) -> str:
     name = re.sub(r"[^\w.+-]", "-", clean(method), flags=re.ASCII)
-    return f"tuned_{name}.json" if group.alone else f"tuned_{name}-{group.slug}.json"
+    return f"tuned_{name}.json" if group.only_tuning else f"tuned_{name}-{group.slug}.json"
