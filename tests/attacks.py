@@ -1,4 +1,4 @@
-"""How the command line is attacked: a place with tiny data, what it answers there, and the ways to harm files."""
+"""Helpers for attacks on the command line: folders with tiny data, checked commands, and ways to damage files."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ NOBODY = 65534  # the user without rights on every Linux
 
 
 class Fault(AssertionError):
-    """The command line answered as it must not."""
+    """The command line gave a forbidden answer."""
 
 
 def answer(arguments: list[str]) -> tuple[int, str, str]:
@@ -47,7 +47,7 @@ def answer(arguments: list[str]) -> tuple[int, str, str]:
 
 
 def undrawn():
-    """Reports without figures, which take seconds."""
+    """Reports without figures, which would take seconds."""
     return patch("pycil_wsc.report.page.figures", lambda group, brief=False: ())
 
 
@@ -84,7 +84,7 @@ class Place:
 
 @contextlib.contextmanager
 def ordinary_user(folder: Path) -> Iterator[None]:
-    """Within, this process has the rights of a user who owns ``folder`` and is not root, who may read everything."""
+    """A context in which this process has the rights of a user who owns ``folder`` and is not root."""
     if os.geteuid():
         yield
         return
@@ -101,6 +101,6 @@ def ordinary_user(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_place() -> Iterator[Place]:
-    """A place in a folder that any user can reach, unlike pytest's; it is removed afterwards."""
+    """A temporary folder that any user can access, unlike pytest's."""
     with tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True) as folder:
         yield Place(Path(folder))

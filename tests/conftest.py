@@ -6,36 +6,36 @@ import pytest
 import synthetic
 import torch
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a hub, and none waits for one
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a model hub, or waits for one
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from small_llm import small_settings  # noqa: E402
 from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
-torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
+torch.set_num_threads(1)  # the networks are tiny: more threads would be slower
 
 
 @pytest.fixture
 def settings(tmp_path):
-    """Three tasks of two classes, a schedule of seconds, data and results in the test's own folder."""
+    """Three tasks of two classes, a schedule that takes seconds; data and results are in the test's own folder."""
     return SETTINGS | {"dataset": f"npz:{small_data(tmp_path / 'data.npz')}", "out": str(tmp_path / "runs")}
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """keys -> (folder, result) of a finished run with ``settings`` and these keys; each is made once for all tests."""
+    """keys -> (folder, result) of a finished run with ``settings`` and these keys; each is run once for all tests."""
     return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture
 def llm_settings(tmp_path):
-    """Two tasks for a language model, a schedule of a second."""
+    """Two tasks for a language model, and a schedule that takes a second."""
     return small_settings(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """A report of made-up runs of all the paper's studies: (its folder, the contents of every result)."""
+    """A report of synthetic runs of all the paper's studies: (its folder, the contents of every result)."""
     from pycil_wsc import report
 
     folder = tmp_path_factory.mktemp("runs")
@@ -50,5 +50,5 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Reports without figures: for tests of the rest."""
+    """Reports without figures, for tests of everything else."""
     monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group, brief=False: ())

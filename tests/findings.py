@@ -1,4 +1,4 @@
-"""Attacks that once succeeded, each with what must come of it, so that none succeeds again.
+"""Regression tests: attacks that once succeeded, with the required outcome of each.
 
 ``FIXED``: what is done at a :class:`attacks.Place`, the exit code, and what is printed. ``HELD``: findings of another
 form, and the tests that hold them.
@@ -21,7 +21,7 @@ from pycil_wsc.files import load_tensors
 
 Answer = tuple[int, str, str]
 LINE_OF_DEPTH = "[" * 100_000
-REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> what the one line says
+REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> the error message
     "a seed beyond numpy's": ({"seed": 4294967296}, "seed: 4294967296 is above"),
     "an integer of 400 digits": ({"epochs": 10**400}, "(401 characters) is too large"),
     "an integer of 5,000 digits": ('{"epochs": ' + "1" * 5000 + "}", "not valid JSON"),
@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> what
     "a method that only PyCIL has": ({"model_name": "ewc"}, "python -m pycil_wsc.plugins.pycil"),
     "another method that only PyCIL has": ({"model_name": "gem"}, "python -m pycil_wsc.plugins.pycil"),
 }
-OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> what the one line says
+OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> the error message
     "several values without brackets": (["--set", "seed=1993,1994"], "several values are a list: [1993,1994]"),
     "PyCIL's name of the learning rate": (["--set", "lr=0.2"], "give init_lr (first task), or lrate (later tasks)"),
     "a group given as a number, as an option": (["--set", "wsc=0.3"], "wsc: is a group of keys"),
@@ -93,7 +93,7 @@ STOPPABLE = {"checkpoint_seconds": 0}
 
 
 def finished(place: Place, **keys: Any) -> Path:
-    """The folder of a run that ended."""
+    """The folder of a finished run."""
     assert place.run(keys)[0] == 0
     return next(place.out.rglob("result.json")).parent
 
@@ -159,13 +159,13 @@ def first_task_rots(place: Place) -> Answer:
     entry = next(place.out.rglob("first_tasks/*.pt"))
     flip_a_byte(entry)
     answered = place.run({"memory_per_class": 2})
-    load_tensors(entry)  # it is whole again
+    load_tensors(entry)  # it is complete again
     return answered
 
 
 def unreadable(name: str, place: Place) -> Answer:
-    """What a run left, or its data, without permissions."""
-    folder = finished(place)  # whatever a run imports is imported now
+    """A run's files, or its data, without permissions."""
+    folder = finished(place)  # import everything that a run imports
     path = {"data": place.data, "out": place.out}.get(name, folder / name)
     if name == "checkpoint.pt":
         (folder / "result.json").unlink()
@@ -239,7 +239,7 @@ def header_of_the_images(shape: str, place: Place) -> Answer:
 
 Attack = Callable[[Place], Answer]
 DIVERGED, OTHER_DATA = r"numbers after task 1/2; try a lower learning rate", "was made with other data (then"
-FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> what is done, the exit code, what is printed
+FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> (action, exit code, output)
     **{name: (functools.partial(refused, keys), 2, says) for name, (keys, says) in REFUSED.items()},
     **{name: (functools.partial(with_options, options), 2, says) for name, (options, says) in OPTIONS.items()},
     "data overwritten after a run": (data_overwritten, 1, OTHER_DATA),
@@ -312,7 +312,7 @@ HELD = {  # the file of a test -> finding -> the test that holds it
 
 
 def check(finding: str) -> None:
-    """The attack ``finding`` of ``FIXED``, at a place of its own; AssertionError if it succeeds again."""
+    """Repeat the attack ``finding`` of ``FIXED`` in a folder of its own; raises an AssertionError if it succeeds."""
     attack, code, says = FIXED[finding]
     with new_place() as place:
         ended, out, errors = attack(place)

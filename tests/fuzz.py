@@ -74,18 +74,18 @@ OPTIONS = [
 
 
 def hostile_keys(place: Place, rng: random.Random) -> None:
-    """Keys with values that they may not have; only the plan is made."""
+    """Keys with invalid values; only a dry run."""
     names = rng.choices([*known_keys(), "runs", "budget", "wsc", "nonsense", ""], k=rng.randint(1, 3))
     place.run({name: rng.choice(HOSTILE) for name in names}, "--dry-run")
 
 
 def hostile_run(place: Place, rng: random.Random) -> None:
-    """The same with keys that cannot ask for hours, and the run is made."""
+    """Invalid keys that cannot lead to hours of training; the run is executed."""
     place.run({name: rng.choice(HOSTILE) for name in rng.choices(HARMLESS_TO_RUN, k=2)})
 
 
 def hostile_tasks(place: Place, rng: random.Random) -> None:
-    """Data sets one after another, some of which are none."""
+    """Lists of data sets as tasks, some of which are invalid."""
     for name in ("dataset", "init_cls", "increment"):
         del place.settings[name]
     other = small_data(place.folder / "other.npz", classes=rng.choice([1, 3]), per_class=2, size=rng.choice([8, 8, 10]))
@@ -104,20 +104,20 @@ def hostile_command(place: Place, rng: random.Random) -> None:
 
 
 def hostile_config_file(place: Place, rng: random.Random) -> None:
-    """A file that is no JSON any more, or not an object."""
+    """A file that is not valid JSON, or not an object."""
     path = Path(place.config({}))
     path.write_bytes(damaged(path.read_bytes(), rng))
     answer(["--config", str(path), "--dry-run"])
 
 
 def hostile_bytes(place: Place, rng: random.Random) -> None:
-    """The data file damaged anywhere."""
+    """The data file, damaged at a random place."""
     place.data.write_bytes(damaged(place.data.read_bytes(), rng))
     place.run({}, "--dry-run")
 
 
 def hostile_arrays(place: Place, rng: random.Random) -> None:
-    """Arrays of other shapes and types, with right checksums."""
+    """Arrays of other shapes and types, with correct checksums."""
     with np.load(place.data) as file:
         arrays: dict[str, Any] = dict(file)
     name = rng.choice([*arrays, "classes"])
@@ -137,7 +137,7 @@ def hostile_arrays(place: Place, rng: random.Random) -> None:
 
 
 def hostile_header(place: Place, rng: random.Random) -> None:
-    """A header that lies about its array, in an archive with right checksums."""
+    """A wrong array header, in an archive with correct checksums."""
     with zipfile.ZipFile(place.data) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     name = rng.choice(list(parts))
@@ -163,7 +163,7 @@ def hostile_header(place: Place, rng: random.Random) -> None:
 
 
 def hostile_folder(place: Place, rng: random.Random) -> None:
-    """What a run left, damaged: it is refused, run again or taken as it is."""
+    """A run's files, damaged: they are refused, the run is repeated, or they are used unchanged."""
     place.run({"save_weights": rng.choice([True, False])})
     files = sorted(path for path in place.out.rglob("*") if path.is_file() and not path.name.startswith("."))
     for path in rng.sample(files, min(len(files), 2)):
@@ -180,7 +180,7 @@ def hostile_folder(place: Place, rng: random.Random) -> None:
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
-    """Bits flipped, bytes cut off, cleared, doubled or put in."""
+    """Flip bits; cut off, clear, repeat or insert bytes."""
     where, length = rng.randrange(len(content) + 1), rng.randrange(1, 40)
     kind = rng.choice(["flip", "cut", "clear", "double", "insert"])
     if kind == "flip":
@@ -205,7 +205,7 @@ ATTACKS: list[Callable[[Place, random.Random], None]] = [
 
 
 def attack(number: int) -> str:
-    """Case ``number``, in a folder of its own; returns its name."""
+    """Run case ``number`` in a folder of its own; returns its name."""
     rng = random.Random(number)
     chosen = rng.choice(ATTACKS)
     with (
@@ -220,7 +220,7 @@ def attack(number: int) -> str:
 
 
 def fuzz(minutes: float, first: int) -> int:
-    """Attack for so long, from case ``first`` on; returns the number of faults."""
+    """Attack for the given time, starting with case ``first``; returns the number of faults."""
     from findings import FIXED, check  # which need not be there to attack at random
 
     end, faults, number = time.monotonic() + 60 * minutes, 0, first

@@ -1,4 +1,4 @@
-"""What tests of language models share: two tasks that a tiny Llama learns in seconds."""
+"""Helpers for tests of language models: two tasks that a tiny Llama learns in seconds."""
 
 import json
 

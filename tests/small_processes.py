@@ -1,4 +1,4 @@
-"""Two processes that find each other as those of ``torchrun`` do, without waiting for its imports."""
+"""Starts two connected processes like ``torchrun``, without waiting for its imports."""
 
 import contextlib
 import multiprocessing
@@ -14,7 +14,7 @@ SERVER = multiprocessing.get_context("forkserver")
 
 
 def in_two_processes(work, *arguments, seconds=60, check=True):
-    """Let ``work(*arguments)`` run in two processes that find each other; returns what each returned, in their order.
+    """Run ``work(*arguments)`` in two connected processes; returns their results, in order.
 
     ``work`` is a function of a module. Processes that take longer than ``seconds`` are killed, and the test fails.
     """
@@ -32,7 +32,7 @@ def in_two_processes(work, *arguments, seconds=60, check=True):
     for process, (receiver, sender) in zip(processes, parent):
         sender.close()
         answered = receiver.poll(max(0, end - time.monotonic()))
-        with contextlib.suppress(EOFError):  # it was ended from outside
+        with contextlib.suppress(EOFError):  # the process was killed
             results.append(receiver.recv() if answered else "hangs")
     for process in processes:
         process.join(max(0, end - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Runs of a second or two for tests: their data, their command and what they leave."""
+"""Runs of a second or two for tests: their data, command and results."""
 
 import contextlib
 import faulthandler
@@ -37,7 +37,7 @@ def small_data(path, classes=6, per_class=12, size=8):
     return path
 
 
-SETTINGS = {  # three tasks of two classes, a schedule of seconds
+SETTINGS = {  # three tasks of two classes, a schedule that takes seconds
     "memory_per_class": 4,
     "init_cls": 2,
     "increment": 2,
@@ -53,7 +53,7 @@ SETTINGS = {  # three tasks of two classes, a schedule of seconds
 
 
 class Undisturbed:
-    """Finished runs that nothing stopped or watched, to compare others with.
+    """Finished, undisturbed runs to compare others with.
     Each is made once, through the command line.
 
     Args:
@@ -65,7 +65,7 @@ class Undisturbed:
         self.data = str(small_data(folder / "data.npz"))
 
     def __call__(self, **keys) -> tuple[Path, dict]:
-        """The folder and the result of the run with these keys, laid over ``SETTINGS``."""
+        """The folder and the result of the run with these keys, which override ``SETTINGS``."""
         name = json.dumps(keys, sort_keys=True)
         if name not in self.finished:
             out = self.folder / str(len(self.finished))
@@ -91,7 +91,7 @@ def without_measurements(result):
 
 
 class Command(multiprocessing.get_context("fork").Process):
-    """main.py with these arguments, in a fork of this process: it need not import torch anew.
+    """Run main.py with these arguments in a fork of this process, which need not import torch again.
     Like ``subprocess.Popen``.
     """
 
@@ -106,7 +106,7 @@ class Command(multiprocessing.get_context("fork").Process):
         for descriptor, stream in enumerate(self.streams, 1):
             os.dup2(stream.fileno(), descriptor)
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, closefd=False) for descriptor in (1, 2))
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         faulthandler.register(signal.SIGUSR1, self.streams[1])
         sys.argv = ["main.py", *self.arguments]
         sys.exit(main())
@@ -143,14 +143,14 @@ def command(tmp_path, settings, *options):
 
 
 def wait_until(reached, process):
-    """Until ``reached()``, which must be before ``process`` ends."""
+    """Wait until ``reached()`` is true; fails if ``process`` ends before that."""
     while not reached():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 
 
 class Killed(BaseException):
-    """What SIGKILL is to a process, where the test must live on."""
+    """Stands for SIGKILL where the test process must survive."""
 
 
 @contextlib.contextmanager

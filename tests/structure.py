@@ -1,4 +1,4 @@
-"""Counts what the package is made of: rooms and the arrows between them, sizes, long lines, annotations.
+"""Measures the structure of the package: subpackages and imports between them, sizes, long lines, annotations.
 
 python tests/structure.py [ROOT]
 """
@@ -23,7 +23,7 @@ def modules(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """What a file imports, wherever in it: ``package.module.name`` for ``from package.module import name``."""
+    """The names that a file imports, at any level: ``package.module.name`` for ``from package.module import name``."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""Result files with made-up numbers, in the shape that runs write: for tests of what reads them."""
+"""Result files with synthetic numbers, in the format that runs write, for tests of their readers."""
 
 import csv
 import json

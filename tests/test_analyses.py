@@ -43,7 +43,7 @@ def recorded(run):
 
 
 class Snapshots(Observer):
-    """Keeps what the others see: the learner where each task starts, and its weights at every hook."""
+    """Records what the other observers see: the learner at the start of each task, and its weights at every hook."""
 
     watches_epochs = True
 
@@ -69,7 +69,7 @@ class Snapshots(Observer):
 
 @pytest.fixture
 def observed(monkeypatch, settings):
-    """name -> (a finished run with all analyses, its records, what there was to see)."""
+    """name -> (a finished run with all analyses, its records, the recorded learner and weights)."""
     monkeypatch.setitem(registry.analyses, "snapshots", Snapshots)
 
     def observe(name, **keys):

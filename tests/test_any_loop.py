@@ -1,5 +1,5 @@
 """The consolidation in any loop: every optimiser, scaler, type and way of naming parameters,
-against the slow twin and torch's own.
+against the slow reference and torch's implementations.
 """
 
 import copy
@@ -27,7 +27,7 @@ from pycil_wsc.consolidation import (
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.consolidation.reference import ReferenceConsolidation
 
-# The whole, against the slow twin.
+# The whole, against the slow reference.
 
 SHAPES = {"matrix": (3, 4), "kernel": (2, 1, 2, 2), "bias": (5,), "scale": (), "unused": (4,), "frozen": (3,)}
 GROUPS = [["matrix", "scale", "frozen"], ["kernel", "bias", "unused"]]
@@ -169,7 +169,7 @@ def compare_with_reference(with_reset, loop):
         write(twin_buffers, means)
         assert_same()
         real += not skipped
-        if rng.random() < 0.3:  # to ask for it settles the count; not to ask must not matter
+        if rng.random() < 0.3:  # reading the value updates the count; the result must not depend on this
             assert fast.steps == slow.i
     if average and average.start == "first" and not average.last and not slow.mean:
         return  # nothing to average
@@ -188,7 +188,7 @@ def gaussian(rng, shape, dtype):
 
 
 def random_gradient(rng, shape, dtype):
-    """Half zeros, as where units are dead; None now and then."""
+    """Half zeros, as for dead units; None now and then."""
     if rng.random() < 0.2:
         return None
     alive = [rng.random() < 0.5 for _ in range(torch.Size(shape).numel())]
@@ -349,7 +349,7 @@ def test_skipped_steps_do_not_count(fused, source):
         resets.append(wsc.resets)
     assert resets == [0, 0, 0, 0, 1, 1]
     assert (wsc.steps, wsc.averaged) == (2, 1)
-    torch.testing.assert_close(weight.detach(), torch.tensor([0.0, -2.0]))  # the nine was never taken in
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.0, -2.0]))  # the nine was not averaged
     wsc.finish()
     torch.testing.assert_close(
         weight.detach(), torch.tensor([0.0, -2.0])
@@ -357,7 +357,7 @@ def test_skipped_steps_do_not_count(fused, source):
 
 
 class HostReads(TorchDispatchMode):
-    """Counts the operations whose result the host must wait for."""
+    """Counts the operations that synchronise the host with the device."""
 
     count = 0
 
@@ -386,7 +386,7 @@ def test_under_a_scaler_that_skips_on_the_device_only_steps_with_something_due_w
 
 
 class Live(TorchDispatchMode):
-    """The most bytes that tensors take at any time beside those that are there already."""
+    """Peak memory of tensors in bytes, in addition to those that exist already."""
 
     def __init__(self, existing):
         super().__init__()

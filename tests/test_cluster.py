@@ -51,7 +51,7 @@ def two_nodes(request):
 
 
 def in_the_middle(settings):
-    """Runs that have begun and have a good part before them, as far as the output folder tells."""
+    """Runs that have begun and are far from done, as far as the output folder shows."""
     logs = [
         path.read_text()
         for path in Path(settings["out"]).rglob("log.txt")

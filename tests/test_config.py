@@ -1,4 +1,4 @@
-"""The configuration: PyCIL's files run, sweeps expand, and whatever is wrong is one clear line."""
+"""The configuration: PyCIL's files run, sweeps expand, and every error is one clear line."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Weight Space Consolidation: what it does to weights, stated and compared with independent references."""
+"""Weight Space Consolidation: its effect on weights, compared with independent references."""
 
 import doctest
 import inspect
@@ -81,7 +81,7 @@ def same_bits(left, right):
     return left.dtype == right.dtype and torch.equal(left.view(torch.int32), right.view(torch.int32))
 
 
-# The whole, against the slow twin.
+# The whole, against the slow reference.
 
 
 def random_options(rng, fresh):
@@ -120,7 +120,7 @@ def random_options(rng, fresh):
 
 
 def random_gradient(rng, size):
-    """Half zeros, as where units are dead; None now and then."""
+    """Half zeros, as for dead units; None now and then."""
     if rng.random() < 0.2:
         return None
     return [rng.gauss(0, 1) if rng.random() < 0.5 else 0.0 for _ in range(size)]
@@ -291,7 +291,7 @@ def test_parameters_never_given_a_gradient_are_neither_ranked_nor_reset():
         optimizer
     )
     with torch.no_grad():
-        unused += 1.0  # changed by someone else
+        unused += 1.0  # changed from outside
     used.grad = torch.arange(1.0, 11.0)
     optimizer.step()
     assert (used == 1).tolist() == [True] * 5 + [False] * 5
@@ -673,7 +673,7 @@ def test_save_load_and_go_on_equals_going_on(options):
         train(*stopped[:2], range(moment))
         saved = save(stopped)
         resumed = make()
-        train(*resumed[:2], range(50, 52))  # whatever it did before is replaced
+        train(*resumed[:2], range(50, 52))  # its previous state is replaced
         for part, state in zip(resumed, saved):
             part.load_state_dict(state)
         train(*resumed[:2], range(moment, steps))

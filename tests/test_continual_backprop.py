@@ -1,5 +1,5 @@
 """Continual backpropagation: units are ranked by what they contribute,
-and the least useful of the mature ones are made anew.
+and the mature ones with the lowest utility are reinitialised.
 """
 
 import copy
@@ -124,7 +124,7 @@ def test_what_a_new_unit_leads_to_does_not_change_by_it():
     before = net(images)
     newest = rule.state_dict()["layers"][0]["born"].argmax()
     with torch.no_grad():
-        net[1].bias[newest] += 5.0  # whatever a new unit does, nothing hears of it yet
+        net[1].bias[newest] += 5.0  # a new unit's outgoing weights are zero: it has no effect yet
     assert rule.replaced and torch.equal(net(images), before)
 
 

@@ -15,7 +15,7 @@ from pycil_wsc.runs.run import Run
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 METHODS = ("finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", "joint", "wsc")
-EXPANDING = ("der", "memo")  # whose cost grows from task to task
+EXPANDING = ("der", "memo")  # methods whose cost grows from task to task
 TASKS, SAMPLES = 10, 500  # CIFAR-100 in tasks of ten classes
 
 
@@ -49,7 +49,7 @@ def counted(method, folder):
             super().__setattr__(name, value)
             found[-1].append(value)
 
-    if method not in EXPANDING:  # one later task tells the cost of all
+    if method not in EXPANDING:  # one later task determines the cost of all
         settings |= {"increment": 90}
     config = resolve(settings)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Data sets: what is read is what was stored, and every defect is one line that names the file."""
+"""Data sets are read exactly as stored, and every defect is reported in one line that names the file."""
 
 import dataclasses
 import io
@@ -61,7 +61,7 @@ def write_folder(root, files):
 
 
 def complaint(name, root="."):
-    """The one line with which the data set is refused."""
+    """The one-line error message for the data set."""
     with pytest.raises(UserError) as caught:
         load_dataset(name, root)
     return one_line(caught.value)
@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_read_is_named(defect, tmp_path):
 
 
 GOOD = small_arrays()
-DEFECTS = {  # changed arrays -> what the message says
+DEFECTS = {  # changed arrays -> parts of the message
     "no training images": ({"train_x": None}, ["no array 'train_x'", "train_y", "test_x", "test_y"]),
     "no test labels": ({"test_y": None}, ["no array 'test_y'"]),
     "float images": ({"train_x": GOOD["train_x"] / 255}, ["'train_x'", "float64", "uint8"]),
@@ -472,7 +472,7 @@ def test_the_facts_of_digits():
     )
 
 
-# which data these are
+# fingerprints
 
 
 def fingerprint(name, root="."):
@@ -633,7 +633,7 @@ def emptied(folder):
     folder.mkdir()
 
 
-FOLDER_DEFECTS = {  # -> (what to do to the data, which path is named, what else)
+FOLDER_DEFECTS = {  # -> (damage to the data, path in the message, another part of the message)
     "no such folder": (shutil.rmtree, "train", "No such file"),
     "no training part": (lambda root: shutil.rmtree(root / "train"), "train", "No such file"),
     "no test part": (lambda root: shutil.rmtree(root / "val"), "val", "No such file"),

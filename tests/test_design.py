@@ -1,4 +1,4 @@
-"""What holds of the tree as a whole: the direction of imports, and that the README's code is true."""
+"""Properties of the whole repository: the direction of imports, and the README's code."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def test_public_functions_are_annotated():
 
 
 def test_only_the_registry_finds_language_models():
-    """No import by name either, as ``importlib`` has it."""
+    """No import by name either, as by ``importlib``."""
     named = [name for name, path in modules() if "pycil_wsc.llm" in path.read_text()]
     assert [name for name in named if not within(name, ["pycil_wsc.llm"])] == []
 

@@ -1,5 +1,5 @@
 """Every block of code in README.md and docs/ runs, every page's link leads somewhere,
-and what is generated is up to date.
+and generated content is up to date.
 
 The blocks of a page run in their order, in an empty folder: Python in one namespace, JSON saved under its title,
 commands in process. A command trains only where it is quick; where it takes hours it is a dry run, with the page's own

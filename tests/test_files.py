@@ -1,4 +1,4 @@
-"""Files of tensors: what is damaged is noticed."""
+"""Files of tensors: damage is detected."""
 
 import random
 

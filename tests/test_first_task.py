@@ -1,4 +1,4 @@
-"""A first task that several runs share is trained once, and nothing but the time spent tells."""
+"""A first task shared by several runs is trained once, and only the recorded time differs."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def test_what_decides_later_tasks_alone_leaves_it_shared(key, value, settings):
 
 
 def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
-    """Declared, and nothing else: runs with different values share neither folder nor first task."""
+    """A declaration is enough: runs with different values share neither folder nor first task."""
 
     @dataclass(frozen=True)
     class Options:
@@ -129,7 +129,7 @@ def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
 
 
 def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
-    """The same with one line more in the package: a key beside ``momentum``."""
+    """The package with one more line: a key beside ``momentum``."""
     shutil.copytree(ROOT / "pycil_wsc", tmp_path / "pycil_wsc", ignore=shutil.ignore_patterns("__pycache__"))
     options = tmp_path / "pycil_wsc" / "config" / "options.py"
     line = "    momentum: float ="

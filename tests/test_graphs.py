@@ -56,7 +56,7 @@ class Tape(TorchDispatchMode):
 
     @torch.no_grad()
     def forget(self):
-        """Recording computes nothing: what it wrote over is as before, what it made is rubbish."""
+        """Recording computes nothing: overwritten memory is restored, and new tensors are undefined."""
         for tensor in self.made:
             tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
         for tensor, content in reversed(self.written):

@@ -1,4 +1,4 @@
-"""One sequence of gradients through every host gives the same weights: a plain loop,
+"""The same sequence of gradients gives the same weights in every host: a plain loop,
 PyCIL's path and the Hugging Face callback.
 """
 
@@ -12,12 +12,12 @@ from pycil_wsc.plugins import pycil
 epochs = 8  # where a learner of PyCIL's has it
 GRADIENTS = torch.randn(
     3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-)  # of each step of an epoch
+)  # the gradient of each step of an epoch
 OPTIONS = dict(retain=0.3, importance=moment_score(), reset=Blend(0.4))
 
 
 class Dictated(nn.Module):
-    """Its gradient is the batch, whatever its weights are; and the weights are what dictates the loss,
+    """Its gradient is the batch, regardless of its weights; it also computes the loss,
     as Trainer wants it.
     """
 
@@ -52,7 +52,7 @@ def plain_loop(tmp_path):
 
 
 class Learner:
-    """Of PyCIL's learners what the plugin sees."""
+    """The part of PyCIL's learners that the plugin uses."""
 
     _cur_task, _known_classes, _total_classes, _device = 1, 2, 4, torch.device("cpu")
 

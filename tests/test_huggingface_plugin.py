@@ -1,4 +1,4 @@
-"""The consolidation in a Hugging Face Trainer: a tiny language model learns two tasks, and is stopped and goes on."""
+"""The consolidation in a Hugging Face Trainer: a tiny language model learns two tasks, and is stopped and resumed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`pycil_wsc.Learner`: tasks as they come, from Python, on the engine of a run."""
+"""`pycil_wsc.Learner`: tasks learned one by one from Python."""
 
 import hashlib
 import json
@@ -69,7 +69,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_changes_nothing(name, months, tmp_path):
-    """It holds exemplars alone between two tasks, and is saved and loaded; the run has the images of all tasks."""
+    """It keeps only exemplars between two tasks, and is saved and loaded; the run has the images of all tasks."""
     folder, result = run(tmp_path, months, model_name=name, nme=False)
     learner = learned(months[0], name=name)
     for number, source in enumerate(months[1:]):
@@ -87,7 +87,7 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
 
 
 def script(out, tasks, tested, queue):
-    """What a user's script does; what it printed goes into ``queue``."""
+    """A user's script; its output goes into ``queue``."""
     learner = Learner("wsc", **SMALL | {"epochs": 30}, out=out)
     found = []
     for source in tasks:

@@ -1,4 +1,4 @@
-"""LoRA: what its merges are, what it costs, and the folders that are left of it."""
+"""LoRA: merging, costs and saved folders."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""TRACE's folder format: what is read, what is refused and how, what is replayed and what is warned about."""
+"""TRACE's folder format: reading, errors, replay and warnings."""
 
 import json
 

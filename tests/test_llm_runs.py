@@ -35,7 +35,7 @@ TIMES = {"train_minutes", "relative_vram_minutes", "relative_vram_minutes_stream
 
 
 def lasting(result):
-    """What a repetition must give again."""
+    """The values that a repetition must reproduce."""
     return {key: value for key, value in without_measurements(result).items() if key not in TIMES}
 
 
@@ -123,7 +123,7 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_s
     for number, saves in enumerate(np.diff([0, 1, 6, 11, 13, 15, 16, 20, 22])):
         with killed_at(saves, Run):
             Run(config, corpus).execute()
-        torch.manual_seed(number)  # the global generator is not what decides
+        torch.manual_seed(number)  # the global generator must not matter
     assert lasting(Run(config, corpus).execute()) == lasting(undisturbed)
     predictions = [
         {path.relative_to(folder): path.read_text() for path in folder.rglob("*.jsonl") if "predictions" in path.parts}

@@ -1,4 +1,4 @@
-"""Labels, truncation and batches: what the model sees is what is tested."""
+"""Labels, truncation and batches, tested on the model's inputs."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Batches hold every sample once, with its label, and random numbers follow the seed alone."""
+"""Batches hold every sample once, with its label, and random numbers depend on the seed only."""
 
 import numpy as np
 import pytest

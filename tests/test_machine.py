@@ -1,4 +1,4 @@
-"""What a run does with the machine it is on."""
+"""How a run uses its machine."""
 
 import subprocess
 import sys

@@ -21,7 +21,7 @@ from pycil_wsc.runs.planning import plan_of
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time as measurements see it: it stands still but for what a test adds to ``now``."""
+    """A clock for measurements that advances only when a test adds to ``now``."""
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(measure, "time", clock)
     return clock

@@ -1,4 +1,4 @@
-"""Exemplars: herding picks what PyCIL's would, quotas hold, and sampling is uniform."""
+"""Exemplars: herding picks the same samples as PyCIL, quotas hold, and sampling is uniform."""
 
 import io
 

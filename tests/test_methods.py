@@ -1,4 +1,4 @@
-"""Each method does what its paper and PyCIL say: its mechanism against a closed form or a slow reference."""
+"""Each method follows its paper and PyCIL: its mechanism against a closed form or a slow reference."""
 
 import copy
 import math
@@ -275,7 +275,7 @@ def test_memos_trunk_learns_through_the_old_blocks_too(digits, tmp_path):
     """As in PyCIL: an old block's weights are frozen, not the way through it."""
     learner, _ = after("memo", 2, digits, tmp_path)
     with torch.no_grad():
-        learner.network.head.weight[:, 64:] = 0  # the newest block cannot speak
+        learner.network.head.weight[:, 64:] = 0  # the newest block has no effect
     learner.network.classify(learner.network.extract(images())).sum().backward()
     assert learner.network.trunk[0][0].weight.grad.abs().sum() > 0
 

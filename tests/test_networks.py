@@ -27,7 +27,7 @@ def test_parameter_counts_are_the_published_ones():
 
 def test_the_shortcut_takes_every_second_pixel_and_appends_zero_channels():
     block = BasicBlock(16, 32, 2).eval()
-    nn.init.zeros_(block.bn2.weight)  # the residual branch is silent
+    nn.init.zeros_(block.bn2.weight)  # the residual branch is zero
     images = torch.rand(2, 16, 8, 8)
     out = block(images)
     assert torch.equal(out[:, :16], images[:, :, ::2, ::2]) and not out[:, 16:].any()

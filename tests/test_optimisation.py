@@ -169,7 +169,7 @@ def test_adamw_has_defaults_of_its_own_and_they_give_way():
 
 
 def test_what_decides_training_decides_the_first_task():
-    """A first task is shared by runs that agree on these keys, whatever else they differ in."""
+    """Runs that agree on these keys share a first task, even if they differ in others."""
     assert declared(TrainingOptions).keys() <= resolve({}).first_task().keys()
 
 

@@ -1,4 +1,4 @@
-"""What is printed cannot fail a run, wherever it goes and in whatever encoding."""
+"""Printing cannot fail a run, for any output and encoding."""
 
 import io
 import os
@@ -88,7 +88,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(number, settings, tmp_pat
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits that it is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
     )
     maps = f"/proc/{process.pid}/maps"
     if not os.path.exists(maps):

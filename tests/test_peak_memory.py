@@ -1,4 +1,4 @@
-"""What a training step holds while old networks work beside the new one."""
+"""Peak memory of a training step with old networks beside the new one."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""``convs`` and ``utils``: scripts written for PyCIL run over the package, and the package needs neither."""
+"""``convs`` and ``utils``: scripts written for PyCIL run on the package, which imports neither."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ def manager(**changes):
 
 
 def trained_by_a_script_for_pycil(args):
-    """The loop of a script that knows PyCIL's interface alone: -> top-1 of each task, by logits and by class means."""
+    """The loop of a script that uses only PyCIL's interface: -> top-1 of each task, by logits and by class means."""
     data, model = manager(), factory.get_model(args["model_name"], args)
     before, curves = count_parameters(model._network), {"cnn": [], "nme": []}
     assert before > 0

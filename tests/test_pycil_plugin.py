@@ -179,7 +179,7 @@ epochs = 8  # where a learner of PyCIL's has it
 
 
 class Learner:
-    """What the plugin sees of one of PyCIL's learners in its second task: four old classes and two new ones."""
+    """The part that the plugin uses of a PyCIL learner in its second task: four old classes and two new ones."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -274,5 +274,5 @@ def test_rows_of_new_classes_in_a_split_head():
 
 
 def test_options_have_the_names_and_defaults_of_our_own_keys():
-    ours = {f.name: f.default for f in fields(WSCOptions)} | {"average_lr": "initial"}  # PyCIL's lrate, whatever it is
+    ours = {f.name: f.default for f in fields(WSCOptions)} | {"average_lr": "initial"}  # PyCIL's lrate
     assert {f.name: f.default for f in fields(pycil.Settings)}.items() <= ours.items()

@@ -1,4 +1,4 @@
-"""The ranking of elements: exact counts, ties by position, and memory that does not grow with the model."""
+"""The ranking of elements: exact counts, ties broken by position, and memory that does not grow with the model."""
 
 import subprocess
 import sys

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "docs" / "speed.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# what a column of a table of runs says of a run; others (names, the paper's values) are not numbers of ours
+# columns of a table of runs -> a run's value; other columns (names, the paper's values) are not checked
 MEASURES = {
     "average accuracy": lambda run, runs: with_student(run),
     "last accuracy": lambda run, runs: f"{run['last_acc']:.2f}",
@@ -143,7 +143,7 @@ def says(cell, *values):
 
 
 def speeds(record, name, column):
-    """What a table of speeds says of a method: one value, or the ends of a range."""
+    """A method's entry in a table of speeds: one value, or the ends of a range."""
     method, replay = record["methods"][name], record["methods"]["replay"]
     rates = method["images_per_second"]
     if column == "range":

@@ -1,4 +1,4 @@
-"""The report's page and figures; files that cannot be used are named, skipped and left as they are."""
+"""The report's page and figures; unusable files are listed, skipped and left unchanged."""
 
 import json
 import math
@@ -246,7 +246,7 @@ def test_the_colours_of_the_methods_are_told_apart_by_every_sight(sight):
         for name, colour in COLOURS.items()
     }
     distances = {(a, b): math.dist(seen[a], seen[b]) for a in seen for b in seen if a < b}
-    assert min(distances.values()) > 10  # a difference of 2 is just seen
+    assert min(distances.values()) > 10  # a difference of 2 is just noticeable
     assert len(set(MARKERS.values())) == len(MARKERS) == len(COLOURS)
 
 
@@ -270,7 +270,7 @@ def test_the_console_table_needs_no_matplotlib():
 
 
 def corrupt(folder):
-    """``{path: (content, what the report says of it)}``, written below ``folder``."""
+    """``{path: (content, the report's message)}``, written below ``folder``."""
     whole = synthetic.result("wsc", 200)
     other = {key: value for key, value in whole.items() if key != "matrix"}
     spoilt = synthetic.result("wa", 200) | {"train_loss": "none", "confusion": [[1, 2]]}

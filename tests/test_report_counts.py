@@ -1,4 +1,4 @@
-"""Which results are the same run, which may be compared, and how they are named: counts that cannot be wrong."""
+"""Identity, comparability and names of results."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def test_a_seed_counts_once_however_many_keys_an_older_record_lacks(tmp_path, un
     alone = json.loads((RESULTS / "cifar100_short_all" / "wsc-m200.json").read_text())
     assert (float(wsc["mean"]), wsc["averaged_over"], wsc["standard_error"]) == (alone["avg_acc"], "1", "")
     (left,) = re.findall(r"<code>([^<]*)</code>: the same run as \S*moment.json; counted once", page.read_text())
-    assert left.endswith("wsc-m200.json")  # which records less
+    assert left.endswith("wsc-m200.json")  # records fewer values
 
 
 @pytest.mark.parametrize("method", sorted(registry.learners))
@@ -69,7 +69,7 @@ def test_the_report_takes_for_the_same_run_what_the_engine_does(method):
 
 
 def test_a_key_added_later_has_in_older_results_the_value_that_runs_had_then(monkeypatch):
-    """Whatever its default: the declaration says so."""
+    """For any default: the declaration decides."""
     added = Key("init_lr", float, 0.9, "", "result", None, None, None, None, (), before=0.1)
     monkeypatch.setattr("pycil_wsc.report.identity.KEYS", {**KEYS, "init_lr": added})
     older, newer = record(), record()
@@ -93,7 +93,7 @@ def test_results_of_one_run_that_contradict_each_other_are_named(tmp_path, undra
 
 
 def test_of_two_results_of_one_run_the_fuller_counts(tmp_path, undrawn):
-    """Whichever is found first, and whether they agree or not."""
+    """In either order, whether they agree or not."""
     one = synthetic.result("wsc", 20)
     other = one | {"curve": [value - 1 for value in one["curve"]], "avg_acc": one["avg_acc"] - 1}
     bare = {name: value for name, value in one.items() if name != "train_loss"}
@@ -363,7 +363,7 @@ def test_the_configuration_on_the_page_makes_the_same_runs_again(tmp_path, undra
     path.write_text(json.dumps(asked | {"epochs": 4, "budget": {"updates_like": "replay"}, "dataset": "digits"}))
     configs = load(path)
     made = [synthetic.result(c.model_name, c.memory_per_class, c.seed) | {"config": c.to_dict()} for c in configs]
-    synthetic.write(tmp_path / "runs", *made[:-1])  # one is lacking
+    synthetic.write(tmp_path / "runs", *made[:-1])  # one is missing
     folder = report.write_report(tmp_path / "runs").parent
     (written,) = (folder / "configs").glob("*.json")
     again = load(written)

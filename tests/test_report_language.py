@@ -1,4 +1,4 @@
-"""The report of language models: numbers as in the results, the paper's beside them where they belong."""
+"""The report of language models: numbers equal the results, with the paper's beside them."""
 
 import csv
 import json
@@ -143,7 +143,7 @@ def test_titles_of_panels_and_the_legend_do_not_overlap():
     with drawing():
         curves = next(iter(language_figures(group))).figure
         curves.draw_without_rendering()
-        texts = [axes._left_title for axes in curves.axes] + curves.legends  # where the style puts titles
+        texts = [axes._left_title for axes in curves.axes] + curves.legends  # the position of titles in this style
         boxes = [text.get_window_extent() for text in texts]
         assert [text.get_text().split()[0] for text in texts[:2]] == ["0", "20"]
         assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]

@@ -1,4 +1,4 @@
-"""The report's tables: their numbers are the runs' numbers, and the marks are where they belong."""
+"""The report's tables: numbers equal those of the runs, and marks are correct."""
 
 import html.parser
 import json
@@ -83,7 +83,7 @@ def retained(config, row):
 
 
 def listed(config, row):
-    """Rows like ``wsc wsc.retain=0.5``: what is not named is as usual."""
+    """Rows like ``wsc wsc.retain=0.5``; keys that are not named have their default values."""
     name, *keys = row.split(" ")
     named = dict(key.split("=") for key in keys)
     same = all(str(config.get(key)).lower() == value.lower() for key, value in named.items())
@@ -173,12 +173,12 @@ def test_every_number_of_a_table_is_computed_from_the_runs(made, slug):
 
 
 def seeds_of(line):
-    """What a line of a table has for each seed."""
+    """The values of a line of a table by seed."""
     return {int(key.removeprefix("seed_")): float(line[key]) for key in line if key.startswith("seed_") and line[key]}
 
 
 def paired(ours, theirs):
-    """Mean of the differences over equal seeds, its standard error (None of one seed) and their number."""
+    """Mean of the differences over equal seeds, its standard error (None for one seed) and their number."""
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     return mean(differences), standard_error(differences), len(differences)
 
@@ -252,7 +252,7 @@ NAMES = {
 
 
 def as_shown(label, corner="method"):
-    """A row's name as the page has it: the method as its paper writes it."""
+    """A row's name on the page: the method as written in its paper."""
     method, _, rest = label.partition(" ")
     return f"{NAMES[method]} {rest}".strip() if corner == "method" else label
 

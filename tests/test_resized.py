@@ -1,4 +1,4 @@
-"""Small copies of image files: made once, of the right size and content, and never in the place of the files."""
+"""Small copies of image files: made once, with the right size and content, without replacing the originals."""
 
 import os
 from dataclasses import replace

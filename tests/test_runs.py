@@ -1,5 +1,5 @@
-"""Whole runs through the command line: every learner learns, a killed run goes on,
-and what goes wrong costs nothing done.
+"""Whole runs through the command line: every learner learns, a killed run resumes,
+and failures lose no completed work.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undist
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, undisturbed):
-    """As the log has them, rounded; phases one after another."""
+    """The values in the log, rounded; phases in order."""
     folder, result = undisturbed(model_name=name, **STOPPED)
     logged = re.findall(
         r"task (\d)/3 .* epoch \d+/\d+: loss (.+), train accuracy (.+)", (folder / "log.txt").read_text()
@@ -128,7 +128,7 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, setting
     for number, epochs in enumerate(np.diff([0, 1, 4, 6, 7, 9, 11])):
         with killed_at(lambda calls: sum(optimizer is not None for _, optimizer in calls) == epochs):
             Run(config, dataset).execute()
-        torch.manual_seed(number)  # the global generator is not what decides
+        torch.manual_seed(number)  # the global generator must not matter
     result = Run(config, dataset).execute()
     expected = expected | {"config": expected["config"] | {"dataset": config.dataset}}
     assert without_measurements(result) == without_measurements(expected)
@@ -136,7 +136,7 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, setting
 
 @pytest.mark.parametrize("moment", ["metrics.jsonl", "checkpoint.pt", "result.json"])
 def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypatch):
-    """Killed at the very end, just after the last writing of ``moment``."""
+    """Killed at the very end, right after ``moment`` was last written."""
     config = resolve(settings | {"model_name": "replay"})
     dataset = load_dataset(config.dataset, ".")
     write = run_module.write_atomically
@@ -370,7 +370,7 @@ def test_a_result_that_is_not_whole_is_named_and_kept(settings, tmp_path, capsys
 
 
 def other_data(settings, **sizes):
-    """The same file with other data."""
+    """A file with the same name and other data."""
     path = Path(settings["dataset"].removeprefix("npz:"))
     small_data(path, **sizes)
     with np.load(path) as arrays:

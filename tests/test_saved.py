@@ -1,4 +1,4 @@
-"""Saved weights: what ``load`` gives classifies as the run did, and what cannot be loaded is one clear line."""
+"""Saved weights: a loaded model classifies as in the run, and loading errors are one clear line."""
 
 import copy
 import functools
@@ -100,7 +100,7 @@ def test_every_learners_weights_classify_as_the_run_did_after_each_task(name, ru
 
 
 def test_equal_logits_are_told_apart_in_one_way(run, arrays, monkeypatch):
-    """Logits so coarse that most images have several largest ones, as some have in bf16."""
+    """Logits so coarse that most images have ties, as can happen in bf16."""
     classify = IncrementalNet.classify
     monkeypatch.setattr(IncrementalNet, "classify", lambda net, features: (classify(net, features).float() / 2).round())
     monkeypatch.setattr(Replay, "also_tested", lambda learner: {"twin": learner.network})
@@ -255,7 +255,7 @@ INNER = [["info"], ["config"], ["learner"], ["learner", "_extra_state"], ["learn
 
 
 def test_mangled_weights_are_one_line_or_do_no_harm(run, arrays):
-    """Each part of the file in turn is left out or replaced, with right checksums."""
+    """Each part of the file in turn is left out or replaced, with correct checksums."""
     kept = run(save_weights=True)
     kept.execute()
     path, images, refused = kept.folder / "weights.pt", arrays["test_x"][:9], 0

@@ -39,7 +39,7 @@ def run(tmp_path):
 
 
 class StandIn:
-    """A writer that holds what it is given by file; a new one drops the steps from ``purge_step`` on,
+    """A writer that stores scalars by file; a new one drops the steps from ``purge_step`` on,
     as TensorBoard does.
     """
 
@@ -140,7 +140,7 @@ def test_without_the_package_one_line_says_so_before_training(key, package, only
 
 
 class OfflineRun:
-    """What a run of Weights & Biases was told: the rows that were logged; a new one starts without any."""
+    """The rows logged to a run of Weights & Biases; a new run starts empty."""
 
     runs = []
 

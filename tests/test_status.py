@@ -1,4 +1,4 @@
-"""--status: what a sweep's folders say of its runs, while they run and after."""
+"""--status: the states of a sweep's runs, read from their folders, during and after the sweep."""
 
 import json
 import time

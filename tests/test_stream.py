@@ -1,4 +1,4 @@
-"""Tasks that bring their own images: classes are names, names may come again, and exemplars are chosen again."""
+"""Streams: tasks with their own images, whose classes are identified by name and may recur."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The paper's questions as options: what weights are ranked by, and what is done to those that are not kept."""
+"""The paper's studies: scores that rank the weights, and rules that reset the others."""
 
 import copy
 from unittest.mock import Mock

@@ -1,4 +1,4 @@
-"""Sweeps of many runs: nothing is lost or done twice, whatever dies, and the overview tells the truth."""
+"""Sweeps of many runs: no run is lost or repeated if a process dies, and the overview is correct."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def wait_for_epochs(settings, number, process):
 
 @pytest.mark.slow
 def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path):
-    """Parent and workers are killed together, at moments drawn at random."""
+    """Parent and workers are killed together at random moments."""
     settings, chance = settings | FORTY, random.Random(0)
     undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
@@ -73,7 +73,7 @@ def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, 
 
 
 def test_workers_do_not_outlive_the_parent(settings, tmp_path):
-    """Their runs, which would go on for hours, are free for the next command."""
+    """Their runs, which would take hours, are free for the next command."""
     settings |= {"seed": [1, 2], "init_epoch": 100_000}
     process = command(tmp_path, settings, "--workers", "2")
     wait_until(lambda: len(list(Path(settings["out"]).rglob("checkpoint.pt"))) == 2, process)
@@ -301,7 +301,7 @@ class Terminal(io.StringIO):
 
 
 def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monkeypatch):
-    """Three runs of 1000 images. One goes on from image 400: 100 more in 10 s, and the other trains 300,
+    """Three runs of 1000 images. One resumes from image 400: 100 more in 10 s, and the other trains 300,
     so 40 images/s.
     """
     clock = [0.0]
@@ -317,7 +317,7 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     clock[0] = 10.0
     overview.progress(first, Progress("task 2/3", 500, 10.0))
     overview.progress(second, Progress("task 1/3", 300, 30.0))
-    # to go: 500 + 700 + 1000 images
+    # left: 500 + 700 + 1000 images
     assert overview.status() == "done 0/3, running 2, waiting 1, failed 0, 0:00:55 left"
     assert (
         "[2/3] wsc m4 seed 2 task 1/3" in sys.stderr.getvalue() and "30 images/s, 0:00:23 left" in sys.stderr.getvalue()
@@ -335,7 +335,7 @@ def load_settings(settings):
 
 
 def nothing(self, images, targets):
-    """A loss from which nothing is learned."""
+    """A loss with zero gradients."""
     logits = self.network(images)
     return 0 * logits.sum(), logits
 

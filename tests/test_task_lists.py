@@ -1,4 +1,4 @@
-"""Runs whose tasks bring their own images: `"tasks": [...]`, and a longer list that goes on from a finished one."""
+"""Runs with `"tasks": [...]`, and a longer list that extends a finished run."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from pycil_wsc.files import load_tensors
 pytestmark = pytest.mark.usefixtures("undrawn")
 TEMPLATES = np.random.default_rng(0).integers(0, 200, (6, 8, 8, 3))
 NAMES = ["ant", "bee", "cat", "dog", "elk", "fox"]
-MONTHS = [["cat", "ant"], ["bee", "cat"], ["dog", "ant"]]  # cat and ant come again
+MONTHS = [["cat", "ant"], ["bee", "cat"], ["dog", "ant"]]  # cat and ant recur
 
 
 def month(path, names, seed, per_class=10):
@@ -87,7 +87,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("name", ["wsc", "foster"])
 def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, monkeypatch, capsys):
-    """It ends with the numbers of a run that had the whole list from the start, and trains what was not trained."""
+    """The numbers equal those of a run with the whole list from the start, and only new tasks are trained."""
     whole_folder, whole = run(tmp_path / "whole", months, model_name=name)
     folder, first = run(tmp_path, months[:2], model_name=name)
     config = write(tmp_path, listed(tmp_path, months, model_name=name))

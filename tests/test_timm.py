@@ -1,4 +1,4 @@
-"""timm's models as backbones: every learner trains them, weights come from files, and what does not fit is one line."""
+"""timm's models as backbones: every learner trains them, weights are read from files, and errors are one line."""
 
 import json
 import sys

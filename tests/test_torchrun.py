@@ -1,4 +1,4 @@
-"""Two processes on one class-incremental run give what one gives: gloo on the CPU."""
+"""Two processes on one class-incremental run give the same result as one: gloo on the CPU."""
 
 import contextlib
 import copy
@@ -51,7 +51,7 @@ CASES = {
 
 
 def outcomes(cases, data, out):
-    """What the runs of all ``cases`` end with."""
+    """The results of the runs of all ``cases``."""
     ended, dataset = {}, load_dataset(f"npz:{data}", ".")
     for name, keys in cases.items():
         config = resolve(SMALL | {"dataset": f"npz:{data}", "out": f"{out}/{name}"} | keys)
@@ -73,7 +73,7 @@ def outcomes(cases, data, out):
 
 @contextlib.contextmanager
 def counted_images():
-    """The sizes of all batches that this process takes, for whatever purpose."""
+    """The sizes of all batches that this process loads, for any purpose."""
     sizes, batches = [], Source.batches
 
     def counting(source, *arguments, **keys):
@@ -86,7 +86,7 @@ def counted_images():
 
 
 def nearly(value, wanted):
-    """Whether two JSON values are equal but for the rounding of their numbers."""
+    """Whether two JSON values are equal up to rounding."""
     if isinstance(wanted, dict):
         return value.keys() == wanted.keys() and all(nearly(value[key], wanted[key]) for key in wanted)
     if isinstance(wanted, list):
@@ -245,12 +245,12 @@ def test_a_run_whose_process_was_killed_resumes_with_equal_numbers(tmp_path):
 
 
 def lasting(result):
-    """What a repetition must give again."""
+    """The values that a repetition must reproduce."""
     return {key: value for key, value in without_measurements(result).items() if key != "config"}
 
 
 def complaint(*settings_files):
-    """The exit code of this process's command, and what it says."""
+    """The exit code of this process's command, and its output."""
     with contextlib.redirect_stderr(io.StringIO()) as stream:
         code = commanded("--config", settings_files[int(os.environ["RANK"])])
     return code, stream.getvalue()

@@ -1,4 +1,4 @@
-"""When the warm-up ends: after its share of the epochs, or at a plateau that training itself shows."""
+"""When the warm-up ends: after its share of the epochs, or at a plateau of the loss."""
 
 import json
 import math
@@ -102,7 +102,7 @@ def run(settings, **keys):
 
 
 def first_plateau(losses, patience):
-    """Epochs until there have been ``patience`` ones without a new least: by looking back over the whole curve."""
+    """Epochs until ``patience`` of them have passed without a new minimum, from the whole curve."""
     for epoch in range(len(losses) - 1):
         if int(np.argmin(losses[: epoch + 1])) <= epoch - patience:
             return epoch + 1

@@ -1,5 +1,5 @@
-"""Hyper-parameters are chosen on a part of the training data: never on the test set,
-for each method with as many trials.
+"""Hyperparameters are chosen on held-out training data, never on the test set,
+with as many trials for each method.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ TUNING = f"tuning-{HERE}-validation10"
 
 
 def numbered(sizes):
-    """A data set whose training images are their own numbers; the classes have these ``sizes``, in mixed order."""
+    """A data set whose training images contain their indices; the classes have these ``sizes``, in mixed order."""
     targets = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
     images = np.arange(len(targets), dtype=np.uint8)[:, None, None, None] + np.zeros((1, 4, 4, 3), np.uint8)
     info = DatasetInfo("numbers", tuple(map(str, range(len(sizes)))), 4, (0.5,) * 3, (0.5,) * 3, "pad", 0, False, 0.0)
