@@ -286,7 +286,8 @@ HELD = {  # the file of a test -> finding -> the test that holds it
         "an executed pickle": "test_nothing_in_the_file_is_executed",
     },
     "test_output.py": {
-        "printing to a closed pipe, a full disk, in ASCII": "test_every_run_ends_wherever_its_output_goes",
+        "printing to a closed pipe and a full disk": "test_every_run_ends_wherever_its_output_goes",
+        "printing in ASCII": "test_what_an_encoding_lacks_is_printed_as_an_escape",
         "Ctrl-C during imports": "test_ctrl_c_while_modules_are_imported_is_one_line",
     },
     "test_runs.py": {

@@ -5,6 +5,7 @@ import faulthandler
 import json
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -91,13 +92,13 @@ def without_measurements(result):
 
 
 class Command(multiprocessing.get_context("fork").Process):
-    """Run main.py with these arguments in a fork of this process, which need not import torch again.
-    Like ``subprocess.Popen``.
+    """A fork of this process, which need not import torch again, runs a Python script with these arguments: by default
+    main.py. Like ``subprocess.Popen``. ``prepare`` is called first, in the fork.
     """
 
-    def __init__(self, arguments):
+    def __init__(self, arguments, script=None, prepare=lambda: None):
         super().__init__()
-        self.arguments = arguments
+        self.arguments, self.script, self.prepare = [str(argument) for argument in arguments], script, prepare
         self.streams = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
         self.start()
 
@@ -108,8 +109,11 @@ class Command(multiprocessing.get_context("fork").Process):
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, closefd=False) for descriptor in (1, 2))
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         faulthandler.register(signal.SIGUSR1, self.streams[1])
-        sys.argv = ["main.py", *self.arguments]
-        sys.exit(main())
+        sys.argv = [str(self.script or "main.py"), *self.arguments]
+        self.prepare()
+        if self.script is None:
+            sys.exit(main())
+        runpy.run_path(str(self.script), run_name="__main__")
 
     @property
     def returncode(self):

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_runs import killed_at, without_measurements
+from small_runs import Command, killed_at, without_measurements
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -214,8 +214,16 @@ def run_benchmark(script, arguments):
 
 
 @functools.cache
-def options_of(script):
-    return python(ROOT / script, "--help")
+def options_of(path):
+    return script(ROOT / path, "--help")
+
+
+def script(path, *arguments):
+    """What the script prints."""
+    process = Command(arguments, path)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return output
 
 
 def python(*arguments):
@@ -516,14 +524,14 @@ def test_the_pages_benchmarks_run(name, tmp_path):
     if name == "keep_up_to_date":
         data_sets_of_the_pages(tmp_path)
         options += ["--data", tmp_path / "data/imagenet100"]
-    python(ROOT / f"benchmarks/{name}.py", *options, "--out", tmp_path / "record.json")
+    script(ROOT / f"benchmarks/{name}.py", *options, "--out", tmp_path / "record.json")
     assert {"commit", "device", "torch"} <= set(json.loads((tmp_path / "record.json").read_text()))
 
 
 def test_the_benchmark_of_short_tasks_runs(tmp_path):
     """It writes rows, not a record."""
     options = "--loops sgd --methods replay --epochs 2 --seeds 2".split()
-    python(ROOT / "benchmarks/short_tasks.py", *options, "--out", tmp_path / "rows.csv")
+    script(ROOT / "benchmarks/short_tasks.py", *options, "--out", tmp_path / "rows.csv")
     (row,) = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
     assert row["method"] == "replay" and 0 < float(row["0"]) < 100 and 0 < float(row["1"]) < 100
 

@@ -225,7 +225,7 @@ def test_trls_trainer_takes_the_callback(tmp_path):
     torch.manual_seed(0)
     sizes = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes))
-    callback = WSCCallback(warmup=0.25, average=Average(every=3))
+    callback = WSCCallback(warmup=0.25, reset=Blend(), average=Average(every=3, power=0))
     watch = Watch(callback)
     arguments = trl.SFTConfig(
         str(tmp_path), max_steps=8, learning_rate=1e-2, save_steps=4, bf16=False, use_cpu=True, report_to=[]
@@ -251,7 +251,7 @@ def test_of_a_peft_model_the_adapters_alone_are_consolidated_and_their_average_i
     tiny_model().save_pretrained(tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
-    callback = WSCCallback(warmup=0.25, average=Average(every=3))
+    callback = WSCCallback(warmup=0.25, reset=Blend(), average=Average(every=3, power=0))
     watch = Watch(callback)
     trainer_for(model, tmp_path, callback, watch, save_strategy="steps", save_steps=20).train()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

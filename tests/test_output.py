@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import synthetic
-from small_runs import ROOT, results, wait_until, write
+from small_runs import ROOT, Command, results, wait_until, write
 
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import __main__ as report_command
@@ -17,24 +17,40 @@ SHORT = {"model_name": "finetune", "seed": [1, 2], "init_cls": 3, "increment": 3
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 
 
-@pytest.mark.parametrize(
-    "redirection, environment",
-    [
-        ("| head -c 1 > /dev/null", {}),
-        pytest.param("> /dev/full 2>&1", {}, marks=FULL),
-        ("2>&-", {}),
-        ("", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
-    ],
-)
-def test_every_run_ends_wherever_its_output_goes(redirection, environment, settings, tmp_path):
-    arguments = ["--config", write(tmp_path, settings | SHORT)]
-    shell = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "bash", sys.executable, str(ROOT / "main.py")]
-    variables = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    ended = subprocess.run([*shell, *arguments], capture_output=True, text=True, env=variables)
-    assert ended.returncode == 0, ended
-    assert len(results(settings)) == 2 and "Traceback" not in ended.stderr and "Exception" not in ended.stderr
-    if not redirection:
-        assert "Report: " in ended.stdout and "mean \\xb1 standard error" in ended.stdout
+def nobody_reads():
+    """As after ``| head -1``, when it has ended."""
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    os.close(reading)
+
+
+def nothing_fits():
+    """``> /dev/full 2>&1``"""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.dup2(full, 2)
+
+
+def no_errors():
+    """``2>&-``"""
+    os.close(2)
+    sys.stderr = None
+
+
+@pytest.mark.parametrize("redirect", [nobody_reads, pytest.param(nothing_fits, marks=FULL), no_errors])
+def test_every_run_ends_wherever_its_output_goes(redirect, settings, tmp_path):
+    process = Command(["--config", write(tmp_path, settings | SHORT)], prepare=redirect)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert len(results(settings)) == 2 and "Traceback" not in errors and "Exception" not in errors
+
+
+def test_what_an_encoding_lacks_is_printed_as_an_escape(settings, tmp_path):
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, str(ROOT / "main.py"), "--config", write(tmp_path, settings | SHORT)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=variables)
+    assert ended.returncode == 0 and len(results(settings)) == 2 and "Traceback" not in ended.stderr, ended
+    assert "Report: " in ended.stdout and "mean \\xb1 standard error" in ended.stdout
 
 
 class Broken(io.StringIO):

@@ -36,7 +36,12 @@ def dataset(folder):
     return load_dataset(f"folder:{folder}", ".", 64)  # the short side of the test transform: 64 * 256 / 224 = 73
 
 
-def test_copies_have_the_short_side_and_the_picture_and_small_images_stay(dataset, folder, tmp_path):
+@pytest.mark.parametrize("chunk", [1, 32])
+def test_copies_have_the_short_side_and_the_picture_and_small_images_stay(
+    chunk, dataset, folder, tmp_path, monkeypatch
+):
+    """Copied by worker processes, or by this one."""
+    monkeypatch.setattr("pycil_wsc.data.resized.CHUNK", chunk)
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
     small = resized(dataset, tmp_path, 1)
     for split, copies in ((dataset.train, small.train), (dataset.test, small.test)):

@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import hypothesis
@@ -17,8 +16,8 @@ import pytest
 import torch
 from hypothesis import strategies
 from small_runs import (
-    ROOT,
     SETTINGS,
+    Command,
     Killed,
     command,
     killed_at,
@@ -344,17 +343,14 @@ def test_an_output_folder_that_cannot_be_is_named(settings, tmp_path, capsys):
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings, tmp_path):
     """A limit on the size of files stands in for the disk: writing a checkpoint fails half-way, as on a full disk."""
     path = write(tmp_path, settings | {"model_name": "replay"})
-    script = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.path.insert(0, '.'); "
-        "from main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.run([sys.executable, "-c", script, "--config", path], cwd=ROOT, capture_output=True, text=True)
-    assert (
-        process.returncode == 2
-        and "checkpoint.pt: cannot be written" in process.stderr
-        and "Traceback" not in process.stderr
-    )
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    process = Command(["--config", path], prepare=limit)
+    _, errors = process.communicate()
+    assert process.returncode == 2 and "checkpoint.pt: cannot be written" in errors and "Traceback" not in errors
     assert not list(Path(settings["out"]).rglob("*.partial"))
     assert main(["--config", path]) == 0
 
@@ -476,7 +472,7 @@ SPLITS += [pytest.param(*split, marks=pytest.mark.slow) for split in [("der", 5,
 @pytest.mark.parametrize("name, init_cls, increment", SPLITS)
 def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(name, init_cls, increment, settings, tmp_path):
     data = small_data(tmp_path / "hundred.npz", classes=100, per_class=4)
-    keys = {"model_name": name, "memory_per_class": 2, "epochs": 2, "wsc.warmup": 0.5}
+    keys = {"model_name": name, "memory_per_class": 2, "epochs": 2, "wsc.warmup": 0.5, "checkpoint_seconds": 60}
     learned_and_reported(settings | keys, data, 100, init_cls, increment)
 
 

@@ -86,7 +86,7 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
 def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(
     settings, tmp_path, capsys, monkeypatch
 ):
-    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 150, "model_name": "replay"}
+    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 40, "model_name": "replay"}
     killed = []
 
     def receive_and_kill(worker):

@@ -1,5 +1,6 @@
 """Small copies of image files, made once: decoding a 500x375 photograph takes longer than training on it."""
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -20,6 +21,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 
 QUALITY = 95  # of the JPEG copies
+CHUNK = 32  # images that a process takes at a time; starting processes for fewer takes longer than resizing them
 SMALL = b"\n"  # instead of the copy of an image that is small enough; a power failure may leave empty files
 
 
@@ -79,11 +81,14 @@ def _copy_all(pairs, folder, side, workers):
     if not pairs:
         return
     logging.getLogger("pycil_wsc").info("%s: copying %d images with a short side of %d", folder, len(pairs), side)
-    with ProcessPoolExecutor(max(1, workers), get_context("spawn")) as pool:
-        copying = pool.map(partial(_copy, side=side), pairs, chunksize=32)
+    with contextlib.ExitStack() as stack:
+        copying = map(partial(_copy, side=side), pairs)
+        if workers and len(pairs) > CHUNK:
+            pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn")))
+            stack.callback(pool.shutdown, cancel_futures=True)
+            copying = pool.map(partial(_copy, side=side), pairs, chunksize=CHUNK)
         for problem in tqdm(copying, "resizing images", len(pairs), leave=False):
             if problem:
-                pool.shutdown(cancel_futures=True)
                 raise UserError(problem)
 
 
