@@ -32,7 +32,7 @@ from pycil_wsc import registry
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-NOT_RUN = {"text", "bibtex"}
+NOT_RUN = {"text", "bibtex", "yaml"}
 TOOLS = {"pip", "pytest", "ruff", "pyright", "mkdocs", "accelerate", "lm_eval"}  # installed software; not run here
 TINY = {  # commands that train: what makes them quick
     "exps/quickstart.json": {
@@ -143,7 +143,7 @@ def small_flowers(classes=6, per_class=10):
 
 def commands(code):
     """The commands of a shell block, as lists of words, with the words' quotes removed as a shell does."""
-    lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
+    lines = [line for line in code.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
     for line in lines:
         assert not re.search(r"(?<!')--set (?!')\S*[][*?]", line), f"zsh takes this for a pattern: {line}"
         for command in line.split("&&"):
