@@ -1,8 +1,8 @@
 """A toolbox for continual learning with abundant memory, built around Weight Space Consolidation.
 
-Importing the package imports nothing else of it, so that ``pycil_wsc.consolidation`` fits into any code base.
-``pycil_wsc.load`` (of ``pycil_wsc.runs.weights``) and ``pycil_wsc.Learner`` (of ``pycil_wsc.runs.learner``) are there
-when they are asked for.
+Importing the package does not import its modules, so that ``pycil_wsc.consolidation`` can be used in any code base.
+``pycil_wsc.load`` (from ``pycil_wsc.runs.weights``) and ``pycil_wsc.Learner`` (from ``pycil_wsc.runs.learner``) are
+imported on first use.
 """
 
 from typing import Any

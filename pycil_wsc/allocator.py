@@ -1,4 +1,4 @@
-"""The C library's memory on the CPU: kept between steps, returned between runs. Without glibc nothing changes."""
+"""The C library's allocator on the CPU: keeps freed memory between steps, returns it between runs (glibc only)."""
 
 import ctypes
 import sys
@@ -16,8 +16,8 @@ def keep_freed_memory(device: "torch.device") -> None:
     """
     mallopt = getattr(_libc(), "mallopt", None)
     if device.type == "cpu" and mallopt:
-        mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped by itself
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap is never cut
+        mallopt(-4, 0)  # M_MMAP_MAX: do not map large blocks separately
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never trim the heap
 
 
 def return_freed_memory() -> None:

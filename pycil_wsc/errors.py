@@ -1,4 +1,4 @@
-"""Errors that are reported in one line, without a traceback. Of a :class:`UserError` the exit code is 2."""
+"""Errors that are reported in one line, without a traceback. A :class:`UserError` leads to the exit code 2."""
 
 import difflib
 import json
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input: the message says what is wrong, where, and what to do, in one line.
+    """Invalid input: the message says in one line what is wrong, where, and what to do.
 
-    A name that is quoted in it may hold line breaks and control characters: they are shown as escapes.
+    Unprintable characters in quoted names are shown as escapes.
     """
 
     def __str__(self) -> str:
@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 class UnusableRun(UserError):
-    """What a run's folder holds cannot be used. Other runs go on."""
+    """The contents of a run's folder cannot be used. Other runs continue."""
 
 
 class TrainingDiverged(Exception):
@@ -24,16 +24,16 @@ class TrainingDiverged(Exception):
 
 
 class WrongPlan(Exception):
-    """A learner trained on another number of images than its class plans: a mistake in the class."""
+    """A learner did not train on the planned number of images: an error in its class."""
 
 
 def one_line(text: str) -> str:
-    """``text`` with escapes for what is not printable: line breaks, control characters, lone surrogates."""
+    """``text`` with unprintable characters (line breaks, control characters, lone surrogates) as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the known name nearest to ``name``, or the list of known names if none is near."""
+    """``"; did you mean 'x'?"`` for the known name closest to ``name``, or a list of known names if none is similar."""
     if "," in str(name):
         return f"; several values are a list: [{name}]"
     known = sorted(known)
@@ -42,6 +42,6 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object, quotes: bool = False) -> str:
-    """A value as JSON has it, for an error: a long one is cut, and a string has ``quotes`` only if asked for."""
+    """``value`` as JSON for an error message; long values are cut, and strings have no quotes unless ``quotes``."""
     text = value if isinstance(value, str) and not quotes else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, then renamed into it."""
+"""Atomic writing of files: under a temporary name in the same folder, then renamed. Also locks and tensors."""
 
 import contextlib
 import io
@@ -13,13 +13,13 @@ from filelock import FileLock, Timeout
 
 from pycil_wsc.errors import UserError
 
-RESULT_SCHEMA = 1  # of result.json: counts up when a reader of the version before would misread it
+RESULT_SCHEMA = 1  # of result.json: increased when earlier versions would misread it
 
 
 def write_atomically(path: str | Path, content: bytes | str, durable: bool = True) -> None:
-    """Write ``content`` to ``path``. What stood there stays whole if the disk is full or the process dies.
+    """Write ``content`` to ``path``. If the disk is full or the process dies, the previous file is unchanged.
 
-    ``durable``: also if the power fails, for which the disk is waited for. Otherwise an empty file may then be left.
+    ``durable``: wait for the disk, so that this also holds if the power fails; otherwise the file may then be empty.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
@@ -35,7 +35,7 @@ def write_atomically(path: str | Path, content: bytes | str, durable: bool = Tru
         try:
             partial.unlink(missing_ok=True)
         except OSError:
-            pass  # the folder itself cannot be written or is no folder: the first error tells
+            pass  # the folder cannot be written or is not a folder: the first error is reported
         raise UserError(
             f"{path}: cannot be written ({error.strerror}); free space or choose another folder with --out. "
             "What was saved before is intact"
@@ -59,15 +59,15 @@ def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> contex
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """JSON to be read: a key or item a line, but a list of numbers on one line."""
+    """Write readable JSON: one key or item per line, but lists of numbers on one line."""
     text = json.dumps(value, indent=2)
     text = re.sub(r'\[\n\s*([^]["{}]*?)\n\s*\]', lambda numbers: "[" + re.sub(r"\n\s*", " ", numbers[1]) + "]", text)
     write_atomically(path, text + "\n")
 
 
 def save_tensors(path: str | Path, state: Any) -> None:
-    """``torch.save``, atomically, and with a full disk reported as any other."""
-    import torch  # takes seconds, and most who write files have no tensors
+    """``torch.save`` through :func:`write_atomically`, with the same errors."""
+    import torch  # slow to import, and only needed for tensors
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -75,10 +75,10 @@ def save_tensors(path: str | Path, state: Any) -> None:
 
 
 def load_tensors(path: str | Path) -> Any:
-    """What :func:`save_tensors` wrote, on the CPU; nothing in the file is executed.
+    """Load what :func:`save_tensors` wrote, on the CPU; nothing in the file is executed.
 
-    ``torch.load`` takes damaged tensors as they are. Here the checksum of every part of the archive is compared first.
-    Raises ``OSError`` where the file cannot be read, and ``ValueError`` where it is damaged or of another kind.
+    ``torch.load`` does not detect damaged tensors, so the checksum of every part of the archive is verified first.
+    Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is damaged or of another kind.
     """
     import torch
 
@@ -94,5 +94,5 @@ def load_tensors(path: str | Path) -> Any:
         raise ValueError(str(error)) from None
     except ValueError:
         raise
-    except Exception as error:  # whatever an unpickler finds
+    except Exception as error:  # the unpickler raises many kinds of errors
         raise ValueError(type(error).__name__) from None

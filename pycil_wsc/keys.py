@@ -140,7 +140,7 @@ def select(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Contai
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with lists for tuples, as JSON has them."""
+    """``values`` with tuples converted to lists, as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""Console output that never fails a run: what cannot be written is dropped."""
+"""Console output that never fails a run: text that cannot be written is dropped."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ class BestEffort:
         stream, self._stream = self._stream, None
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream in memory has no descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())  # what it still holds must not fail when the interpreter ends
+            os.dup2(nowhere, stream.fileno())  # flushing buffered text at the interpreter's exit must not fail
             os.close(nowhere)
 
 

@@ -1,7 +1,7 @@
-"""Registries: a name in the JSON becomes an object here.
+"""Registries, which map names in the JSON to objects.
 
-A leaf: it imports nothing of the package but the error type. What registers itself does so with a decorator where it is
-defined, and is found by the folder that it lies in::
+Objects are registered with a decorator where they are defined, and found by their folder. This module imports only
+``errors`` from the package::
 
     @register_learner("replay", epochs=70, milestones=[30, 50])
     class Replay(BaseLearner): ...
@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 
 class Registry(UserDict):
-    """A dict whose look-up failure is a :class:`UserError` that names the nearest known key.
+    """A dict that raises a :class:`UserError` with the most similar known key if a key is missing.
 
-    ``kind`` is what an entry is, for that error. ``modules`` are imported at the first look-up: they register the
-    entries that come with the package.
+    ``kind`` names the entries in this error. ``modules`` are imported at the first look-up and register the package's
+    own entries.
     """
 
     def __init__(self, kind: str, modules: Iterable[str] = ()) -> None:
         self.kind, self._modules, self._entries = kind, list(modules), {}
 
     @property
-    def data(self) -> dict[str, Any]:  # all that UserDict does goes through it
-        while self._modules:  # what they import may look something up, and must find this list shorter
+    def data(self) -> dict[str, Any]:  # used by all methods of UserDict
+        while self._modules:  # popped before the import, which may itself look something up
             importlib.import_module(self._modules.pop())
         return self._entries
 
@@ -58,15 +58,15 @@ class Registry(UserDict):
 
 
 def _modules_named(name: str) -> list[str]:
-    """The modules ``name`` of the package's rooms."""
+    """The modules ``name`` of the package's subpackages."""
     here = Path(__file__).parent
     return [f"{here.name}.{path.parent.name}.{name}" for path in sorted(here.glob(f"*/{name}.py"))]
 
 
-def _modules_in(room: str) -> list[str]:
-    """All modules of a room of the package."""
+def _modules_in(subpackage: str) -> list[str]:
+    """All modules of a subpackage."""
     here = Path(__file__).parent
-    return [f"{here.name}.{room}.{path.stem}" for path in sorted((here / room).glob("*.py"))]
+    return [f"{here.name}.{subpackage}.{path.stem}" for path in sorted((here / subpackage).glob("*.py"))]
 
 
 learners = Registry("model_name", ["pycil_wsc.learners"])
@@ -84,8 +84,8 @@ kinds = Registry("kind of run", _modules_named("kind"))
 def register_learner(name: str, **defaults: Any) -> Callable[[type[T]], type[T]]:
     """Register a learner class under ``name``.
 
-    ``defaults``: the values that keys of ``Config`` have for it if absent from the JSON. Keys that it alone has are
-    fields of its dataclass ``Options``, declared with :func:`pycil_wsc.keys.key`; they are found in ``config.options``.
+    ``defaults``: its defaults for keys of ``Config``. A learner's own keys are fields of its dataclass ``Options``,
+    declared with :func:`pycil_wsc.keys.key`; their values are in ``config.options``.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -98,14 +98,14 @@ def register_learner(name: str, **defaults: Any) -> Callable[[type[T]], type[T]]
 def register_backbone(name: str) -> Callable[[T], T]:
     """Register ``build(**keywords) -> nn.Module``: (B, 3, H, W) images -> (B, ``out_dim``) features.
 
-    Its keywords are the keys ``convnet_options`` of the JSON; each has a default, by whose type a value is checked,
-    and a ValueError says which values there are. A module with ``split() -> (trunk, block)`` also serves MEMO.
+    Its keyword arguments are the keys in ``convnet_options``. Each has a default, whose type is checked; ``build``
+    raises a ValueError for invalid values. MEMO needs a module with ``split() -> (trunk, block)``.
     """
     return lambda build: backbones.add(name, build)
 
 
 def check_backbone_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise :class:`UserError` unless ``options`` are keywords of the backbone ``name``, of their defaults' types."""
+    """Raise :class:`UserError` unless ``options`` are keyword arguments of the backbone, with their defaults' types."""
     parameters = inspect.signature(backbones[name]).parameters
     for option, value in options.items():
         if option not in parameters:
@@ -122,8 +122,8 @@ def register_optimizer(name: str, **defaults: Any) -> Callable[[T], T]:
     """Register ``build(groups, config) -> torch.optim.Optimizer``.
 
     ``groups`` are parameter groups with ``params``, ``lr`` and ``weight_decay``; the training loop sets ``lr``.
-    ``defaults``: the values that keys of ``Config`` have with this optimiser if absent from the JSON, whatever the
-    learner: rates and decays that suit it.
+    ``defaults``: defaults for keys of ``Config`` with this optimiser, such as learning rates and weight decays. They
+    take precedence over the learner's defaults.
     """
 
     def decorate(build: T) -> T:
@@ -141,23 +141,24 @@ def register_dataset(name: str) -> Callable[[T], T]:
 def register_importance(name: str) -> Callable[[T], T]:
     """Register ``score(network, params, previous, batches, options) -> {name: scores}`` for ``wsc.importance``.
 
-    ``network`` is in evaluation mode and gives logits; ``params`` and ``previous`` are {name: tensor}, the weights to
-    rank now and before the task; ``batches`` is the task's training data with the memory, a list-like of
-    (images, targets) without augmentation; ``options`` are the keys ``wsc.*``. What has the highest scores is kept.
+    ``network`` is in evaluation mode and returns logits. ``params`` and ``previous`` are {name: tensor}: the current
+    weights to rank, and those before the task. ``batches`` is a sequence of (images, targets) from the task's training
+    data and the memory, without augmentation. ``options`` are the keys ``wsc.*``. Weights with the highest scores are
+    retained.
     """
     return lambda score: importances.add(name, score)
 
 
 def register_analysis(name: str) -> Callable[[T], T]:
-    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`; runs whose ``analyse`` names it have one."""
+    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`, used by runs that list it in ``analyse``."""
     return lambda observer: analyses.add(name, observer)
 
 
 def register_metric(name: str) -> Callable[[T], T]:
-    """Register ``measure(history) -> JSON value``, which ``result.json`` then has under ``name``.
+    """Register ``measure(history) -> JSON value``, which ``result.json`` stores under ``name``.
 
-    ``history`` holds the line of ``metrics.jsonl`` for each task: dicts with ``cnn_top1``, ``cnn_tasks`` (the accuracy
-    on each task so far), ``cnn_top5``, ``nme_top1`` where there are exemplars, ``num_seen`` and others.
+    ``history`` has the line of ``metrics.jsonl`` for each task: a dict with ``cnn_top1``, ``cnn_tasks`` (the accuracy
+    on each task so far), ``cnn_top5``, ``nme_top1`` (if there are exemplars), ``num_seen`` and others.
     """
     return lambda measure: metrics.add(name, measure)
 
@@ -165,70 +166,70 @@ def register_metric(name: str) -> Callable[[T], T]:
 class Kind:
     """A kind of run: class-incremental learning, or the continual training of a language model.
 
-    A room of the package with a module ``kind`` registers its own there; all else knows nothing but this interface.
-    A configuration is a frozen dataclass whose class attribute ``kind`` is the name of its kind. It has ``prefix``,
-    ``seed``, ``device``, ``threads``, ``out``, ``method`` (the name that tables have), ``run_folder``, ``to_dict()``
-    (plain JSON values, from which :meth:`resolve` makes it again) and ``identity()`` (those that decide the result).
+    A subpackage registers its kind of run in a module ``kind``; other code uses only this interface. A configuration is
+    a frozen dataclass whose class attribute ``kind`` is the name of its kind. It has ``prefix``, ``seed``, ``device``,
+    ``threads``, ``out``, ``method`` (the name in tables), ``run_folder``, ``to_dict()`` (plain JSON values, which
+    :meth:`resolve` accepts) and ``identity()`` (the values that decide the result).
     """
 
-    unit: str  # what the cost of a run is counted in
+    unit: str  # the unit of a run's cost
 
     def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of a JSON file, nested ones with dots, and over them those of the command line."""
+        """Merge the keys of a JSON file (nested ones with dots) with those of the command line, which override them."""
         return {**file, **overrides}
 
     def takes_list(self, name: str) -> bool:
-        """Whether one value of the key is itself a list; for other keys a list is an axis of the sweep."""
+        """Whether a value of the key is itself a list; for other keys, a list is an axis of the sweep."""
         raise NotImplementedError
 
     def resolve(self, flat: Mapping[str, Any]) -> Any:
-        """One complete, checked configuration from one value per key."""
+        """Build a complete, checked configuration from one value per key."""
         raise NotImplementedError
 
     def earlier(self) -> dict[str, Any]:
-        """Values of keys that were added with another default than what runs had done until then."""
+        """Values that applied before keys were added whose defaults differ from them."""
         return {}
 
     def loader(self) -> Callable[[Any], Any]:
-        """A function from a configuration to the data of its run, which reads what several runs use once."""
+        """A function from a configuration to the data of its run, which reads shared data only once."""
         raise NotImplementedError
 
     def plan(self, config: Any, data: Any) -> int:
-        """What a whole run costs, in ``unit``."""
+        """The cost of a whole run, in ``unit``."""
         raise NotImplementedError
 
     def measurer(self) -> Callable[[Any, Any], float]:
-        """A function from a configuration and its data to the seconds that training takes on this machine.
+        """A function that estimates the training time on this machine, in seconds, from a configuration and its data.
 
-        From a few measured steps of each phase; what several runs have in common is measured once.
+        It measures a few steps of each phase; runs whose steps take equally long share a measurement.
         """
         raise UserError(f"--measure: training on {self.unit} cannot be measured yet; leave it out")
 
     def execute(self, config: Any, data: Any, report: Callable[[Any], None]) -> dict[str, Any]:
-        """Bring a run to its end, from where a stopped one stood; returns the contents of its ``result.json``.
+        """Execute a run, resuming it if it was stopped; returns the contents of its ``result.json``.
 
         ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
         """
         raise NotImplementedError
 
     def headline(self, result: Mapping[str, Any]) -> str:
-        """A finished run in a few words."""
+        """A short summary of a finished run."""
         raise NotImplementedError
 
     def extends(self, config: Any) -> bool:
-        """Whether the result in the run's folder is that of a shorter run, which ``config`` goes on with."""
+        """Whether the result in the run's folder is that of a run with fewer tasks, which ``config`` extends."""
         return False
 
     def leftovers(self, config: Any) -> tuple[str, ...]:
-        """Files that a finished run does not need any more."""
+        """Files that a finished run no longer needs."""
         return ("checkpoint.pt",)
 
     def unrecorded(self, config: Any) -> list[str]:
-        """What ``config`` asks to be recorded beside the result, and a run that finished before did not record."""
+        """Records that ``config`` requests but the finished run does not have."""
         return []
 
     def check_processes(self, config: Any, count: int) -> None:
-        """Raise :class:`UserError` if ``count`` processes cannot share the run of ``config``."""
+        """Raise a :class:`UserError` if ``count`` processes cannot share the run of ``config``."""
 
 
 DEFAULT_KIND = "class_incremental"

@@ -1,8 +1,8 @@
 """Random numbers by address.
 
-Each use of randomness has a name within its run, ``(seed, "batches", task, phase, epoch)`` for example, and draws from
-a generator seeded by that address. So no generator state has to be saved to resume a run, and drawing more in
-one place changes nothing in another.
+Each use of randomness has an address, such as ``(seed, "batches", task, phase, epoch)``, and draws from a generator
+seeded by it. A run can therefore be resumed without saved generator states, and drawing more numbers in one place does
+not affect others.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def generator(seed: int, *address: str | int, device: str | torch.device = "cpu"
 
 @contextlib.contextmanager
 def seeded(seed: int, *address: str | int) -> Iterator[None]:
-    """Seeds torch's global generator by address, for initial weights for example; restores it on exit."""
+    """Seed torch's global generator by address, such as for initial weights; restores it on exit."""
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derived_seed(seed, *address))
         yield

@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> the 
     "an output folder that is too long": ({"out": "x" * 300}, "out"),
     "an output path that is too long": ({"out": "/".join(["x" * 200] * 30)}, "cannot be searched (File name too long)"),
     "an output folder that is not UTF-8": ({"out": "a\udcff"}, "is not UTF-8"),
-    "an output folder that begins with a tilde": ({"out": "~/runs"}, "only a shell replaces"),
+    "an output folder that begins with a tilde": ({"out": "~/runs"}, "only a shell expands"),
     "an unknown user's file": ({"dataset": "npz:~nosuchuser/x"}, "nosuchuser"),
     "an unknown user's folder": ({"dataset": "folder:~nosuchuser/x"}, "nosuchuser"),
     "a folder with a zero byte": ({"dataset": "folder:a\0b"}, "zero byte"),
@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> the 
 }
 OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> the error message
     "several values without brackets": (["--set", "seed=1993,1994"], "several values are a list: [1993,1994]"),
-    "PyCIL's name of the learning rate": (["--set", "lr=0.2"], "give init_lr (first task), or lrate (later tasks)"),
+    "PyCIL's name of the learning rate": (["--set", "lr=0.2"], "use init_lr (first task) or lrate (later tasks)"),
     "a group given as a number, as an option": (["--set", "wsc=0.3"], "wsc: is a group of keys"),
     "no workers": (["--workers", "0"], "--workers 0"),
     "no workers, as a dry run": (["--workers", "0", "--dry-run"], "--workers 0"),

@@ -43,7 +43,10 @@ class Config(TrainingOptions):
         decides="later tasks",
     )
     memory_bytes: int | None = key(
-        None, "instead of these: total bytes of exemplars (pixels, or mean file size)", low=0, decides="later tasks"
+        None,
+        "total size of the exemplars in bytes (of pixels or, on average, of files), instead of the keys above",
+        low=0,
+        decides="later tasks",
     )
     shuffle: bool = key(True, "shuffle the class order by `seed`, as PyCIL does", decides="data")
     init_cls: int = key(10, "classes of the first task", low=1, decides="data")
@@ -243,7 +246,7 @@ class Config(TrainingOptions):
     def continues(self, identity: Mapping[str, Any]) -> bool:
         """Whether the run with this ``identity`` is the same run, or one that learned only the first of its tasks.
 
-        Keys that the version that made it did not know have their earlier values.
+        Keys that are missing from ``identity`` have their earlier values.
         """
         own, done = self.identity(), list(identity.get("tasks", []))
         unknown = plain({name: self.keys[name].earlier for name in own.keys() - identity.keys()})
