@@ -31,7 +31,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
-from pycil_wsc.engine.processes import ALONE, Processes
+from pycil_wsc.engine.processes import SINGLE_PROCESS, Processes
 
 SHAPES = {"cifar": ("resnet32", 32), "imagenet": ("resnet18", 224)}
 SIZES = {"cifar": {"batch_size": 128, "steps": 12}, "imagenet": {"batch_size": 32, "steps": 3}}
@@ -89,7 +89,7 @@ def work(rank, count, threads, port, folder, args):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "scaling"}
     torch.set_num_threads(threads)
-    processes = Processes() if count > 1 else ALONE
+    processes = Processes() if count > 1 else SINGLE_PROCESS
     learner, phase, batch = prepared(processes, args)
     passes, counts = learner.passes(phase), {"messages": 0, "message_bytes": 0}
 
@@ -102,7 +102,7 @@ def work(rank, count, threads, port, folder, args):
     together = seconds(passes, phase, batch, args.steps)
     with patch.object(distributed, "all_reduce", counted):
         passes(*batch)
-    learner.processes = ALONE
+    learner.processes = SINGLE_PROCESS
     alone = seconds(learner.passes(phase), phase, batch, args.steps) if count > 1 else together
     gradients = sum(
         p.grad.nbytes for group in phase.optimizer.param_groups for p in group["params"] if p.grad is not None

@@ -207,4 +207,4 @@ class SingleProcess(Processes):
         self.rank, self.count = 0, 1
 
 
-ALONE = SingleProcess()
+SINGLE_PROCESS = SingleProcess()

@@ -38,8 +38,8 @@ class SyncedBatchNorm(TorchFunctionMode):
 class OwnBatchNorm(TorchFunctionMode):
     """A context in which each process normalises its own part of a batch, with ``share`` (0 to 1) of its images.
 
-    When it ends, after the backward pass, the running statistics are replaced by their mean over the processes,
-    weighted by ``share``, so that all processes hold the same. All processes must compute the same layers.
+    On exit, after the backward pass, the running statistics are replaced by their mean over the processes, weighted by
+    ``share``, so that they are the same in all processes. All processes must compute the same layers.
     """
 
     def __init__(self, share: Tensor) -> None:
@@ -48,10 +48,10 @@ class OwnBatchNorm(TorchFunctionMode):
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is batch_norm:
-            self._note(*args, **(kwargs or {}))
+            self._collect(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
-    def _note(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+    def _collect(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
         if training and running_mean is not None:
             self.running |= {id(statistic): statistic for statistic in (running_mean, running_var)}
 
@@ -59,9 +59,9 @@ class OwnBatchNorm(TorchFunctionMode):
         super().__exit__(*error)
         if self.running and error[0] is None:
             statistics = list(self.running.values())
-            together = self.share * torch.cat(statistics)
-            distributed.all_reduce(together)
-            torch._foreach_copy_(statistics, list(together.split([len(each) for each in statistics])))
+            mean = self.share * torch.cat(statistics)
+            distributed.all_reduce(mean)
+            torch._foreach_copy_(statistics, list(mean.split([len(each) for each in statistics])))
 
 
 def _batch_norm(

@@ -19,7 +19,7 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.optimization import clip, parameter_groups, set_rate, task_schedule
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
-from pycil_wsc.engine.processes import ALONE, Processes
+from pycil_wsc.engine.processes import SINGLE_PROCESS, Processes
 from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.engine.step_cost import StepCost
@@ -45,7 +45,7 @@ class BaseLearner(nn.Module):
     epoch_keys: tuple[str, ...] = ("epochs",)  # the keys whose sum is the number of epochs of a later task
 
     def __init__(
-        self, config: Any, manager: Any, train_source: Any, device: torch.device, processes: Processes = ALONE
+        self, config: Any, manager: Any, train_source: Any, device: torch.device, processes: Processes = SINGLE_PROCESS
     ):
         super().__init__()
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device

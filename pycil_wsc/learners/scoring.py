@@ -54,8 +54,8 @@ class UnaugmentedBatches:
     """Iterable, any number of times, over the task's training data and the memory, without augmentation.
 
     ``wsc.importance_samples`` limits the number of samples, which are drawn with ``seed``. ``images``: the number of
-    images that all processes have passed over so far. A mean over samples is shared out among them by
-    ``batches.mean(score(batches.shared()))``.
+    images that all processes have passed over so far. ``batches.mean(score(batches.shared()))`` distributes a mean over
+    samples among the processes.
     """
 
     def __init__(self, learner: "Consolidated", task: Task):
@@ -71,14 +71,14 @@ class UnaugmentedBatches:
             yield images, labels
 
     def shared(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of the batches, perhaps none."""
+        """This process's share of the batches, which may be empty."""
         self.images, self.own = self.images + len(self.indices), 0
         for images, labels in self._batches(self.learner.processes.share_of_batches):
             self.own += len(images)
             yield images, labels
 
     def mean(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean over all samples; ``own`` is that over this process's, which it has just passed over."""
+        """The mean over all samples, from ``own``, the mean over the samples that this process has just passed over."""
         processes, weight = self.learner.processes, self.own / len(self.indices)
         if processes.count == 1:
             return dict(own)
