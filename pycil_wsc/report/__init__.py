@@ -51,7 +51,7 @@ def _group_text(group: Group, title: str) -> str:
     seeds = sorted({len(cell.seeds) for line in lines.values() for cell in line if cell.seeds})
     over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
     header = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
-    columns = [f"{memory}/class" if group.setting.fixed_memory else f"{memory} in all" for memory in memories]
+    columns = [f"{memory}/class" if group.setting.fixed_memory else f"{memory} in total" for memory in memories]
     rows = tuple(Row((name,), False, tuple(line)) for name, line in lines.items())
     return to_text(Table("", header, title, ("exemplars",), tuple(map(Column, columns)), rows))
 

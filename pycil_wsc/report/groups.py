@@ -126,7 +126,7 @@ class Group:
 
     @property
     def memory_title(self) -> str:
-        return "exemplars per class" if self.setting.fixed_memory else "exemplars in all"
+        return "exemplars per class" if self.setting.fixed_memory else "exemplars in total"
 
 
 def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[Group], list[Problem]]:

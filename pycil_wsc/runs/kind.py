@@ -60,11 +60,11 @@ class ClassIncremental(Kind):
         return load_for
 
     def plan(self, config: Config, data: Dataset) -> int:
-        return planned_images(counted(config, data), tasks_of(data, config))
+        return planned_images(with_memory_size(config, data), tasks_of(data, config))
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
         seconds = measurer()
-        return lambda config, data: seconds(counted(config, data), data)
+        return lambda config, data: seconds(with_memory_size(config, data), data)
 
     def check_processes(self, config: Config, count: int) -> None:
         if config.batch_size < count:
@@ -74,7 +74,7 @@ class ClassIncremental(Kind):
             )
 
     def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
-        return Run(counted(config, data), for_training(data, config), report).execute()
+        return Run(with_memory_size(config, data), for_training(data, config), report).execute()
 
     def headline(self, result: Mapping[str, Any]) -> str:
         on = " on held-out training data" if result.get("tested_on") == "validation" else ""
@@ -113,7 +113,7 @@ def as_configured(dataset: Dataset, config: Config) -> Dataset:
     return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
 
 
-def counted(config: Config, dataset: Dataset) -> Config:
+def with_memory_size(config: Config, dataset: Dataset) -> Config:
     """``config`` with the ``memory_size`` that follows from ``memory_bytes``, if that is given."""
     if config.memory_bytes is None:
         return config

@@ -24,8 +24,8 @@ from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.keys import LARGEST_NUMBER
-from pycil_wsc.runs import shelf
-from pycil_wsc.runs.kind import as_configured, counted, for_training
+from pycil_wsc.runs import saved_learner
+from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run, end_of
 from pycil_wsc.runs.weights import Classifier, Images, rebuilt
@@ -107,7 +107,7 @@ class Learner:
         Raises:
             UserError: if the images are invalid, or the method cannot learn them.
         """
-        if self._held and (missing := shelf.missing(self._held)):
+        if self._held and (missing := saved_learner.missing(self._held)):
             raise UserError(
                 f"{missing[0]}: no longer exists, one of {len(missing)} missing files of exemplars; restore them, or "
                 "save the learner with copy_images=True before the images are removed"
@@ -115,7 +115,7 @@ class Learner:
         part = as_configured(read_source(source, self.config.data_root), self.config)
         part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
         stream = extended(self._held, part)
-        config = counted(dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name)), stream)
+        config = with_memory_size(dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name)), stream)
         with self._folder() as folder:
             saved = folder / f"task{len(config.tasks)}"
             if (saved / "learner.json").exists():
@@ -155,25 +155,25 @@ class Learner:
         state = run.state(end_of(run.manager.tasks[-1]))
         memory = state["learner"]["_extra_state"]["memory"]
         memory["classes"] = {c: numbers[indices].tolist() for c, indices in run.learner.memory.classes.items()}
-        self._become(config, held, state)
+        self._set_state(config, held, state)
         for handler in list(run.log.handlers):
             handler.close()
         (folder / "checkpoint.pt").unlink(missing_ok=True)
         if self.out is not None:
-            shelf.write(folder, self._shelved())
+            saved_learner.write(folder, self._to_save())
 
     def _restore(self, saved, config, stream):
         """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``."""
-        found = shelf.read(saved)
+        found = saved_learner.read(saved)
         if configured(found.config, tasks=config.tasks).identity() != config.identity():
             raise UserError(f"{saved}: was learned with other settings; choose another folder 'out'")
         if difference := changed(found.held.fingerprint, stream.fingerprint):
             raise UserError(f"{saved}: was learned from other images ({difference}); choose another folder 'out'")
-        self._become(config, found.held, found.state)
+        self._set_state(config, found.held, found.state)
         if not self.quiet:
             print(f"task {len(config.tasks)} was learned before: loaded from {saved}", flush=True)
 
-    def _become(self, config, held, state):
+    def _set_state(self, config, held, state):
         self.config = dataclasses.replace(self.config, tasks=config.tasks)
         self._held, self._state, self._model = held, state, None
 
@@ -234,8 +234,8 @@ class Learner:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
                 new = Path(temporary, "new")
-                shelf.write(new, self._shelved(), copy_images)
-                shelf.replace_folder(new, folder)
+                saved_learner.write(new, self._to_save(), copy_images)
+                saved_learner.replace_folder(new, folder)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
 
@@ -245,18 +245,18 @@ class Learner:
 
         Nothing in the folder is executed. ``keys`` override the saved ones: ``device="cuda"``, ``epochs=2``.
         """
-        found = shelf.read(Path(folder))
+        found = saved_learner.read(Path(folder))
         learner = cls.__new__(cls)
         learner.config = configured(found.config | flatten(keys), tasks=tuple(found.config["tasks"]))
         learner.out, learner.quiet = Path(out) if out is not None else None, quiet
         learner._held, learner._state, learner._model = found.held, found.state, None
         return learner
 
-    def _shelved(self) -> shelf.Shelved:
+    def _to_save(self) -> saved_learner.SavedLearner:
         assert self._held and self._state
         config = {name: value for name, value in self.config.to_dict().items() if name not in OF_RUNS - {"model_name"}}
         config["tasks"] = list(self.config.tasks)
-        return shelf.Shelved(config, self._held, self._state)
+        return saved_learner.SavedLearner(config, self._held, self._state)
 
 
 def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:

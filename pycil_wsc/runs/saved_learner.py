@@ -36,7 +36,7 @@ FILES = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # learner.js
 TENSOR, PAIRS, FLOAT = "$tensor", "$pairs", "$float"  # mark values that JSON lacks, such as {TENSOR: the tensor's name}
 
 
-class Shelved(NamedTuple):
+class SavedLearner(NamedTuple):
     """The contents of a folder.
 
     ``config``: the configuration's values; ``held``: the exemplars, as a stream without test images; ``state``: that of
@@ -48,11 +48,11 @@ class Shelved(NamedTuple):
     state: dict[str, Any]
 
 
-def write(folder: Path, shelved: Shelved, copy_images: bool = False) -> None:
+def write(folder: Path, learner: SavedLearner, copy_images: bool = False) -> None:
     """Write the files to ``folder``. ``learner.json`` is written last, so a folder that has it is complete."""
-    held, tensors = shelved.held, {}
+    held, tensors = learner.held, {}
     assert held.arrivals is not None
-    state = _packed(shelved.state, "", tensors)
+    state = _packed(learner.state, "", tensors)
     content = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     write_atomically(folder / "weights.safetensors", content)
     exemplars: dict[str, Any] = {"labels": held.train.targets.tolist(), "tasks": held.arrivals.train.tolist()}
@@ -65,7 +65,7 @@ def write(folder: Path, shelved: Shelved, copy_images: bool = False) -> None:
             exemplars["files"] = _copied(exemplars["files"], folder)
     write_json(folder / "exemplars.json", exemplars)
     facts = {"info": dataclasses.asdict(held.info), "seen": list(held.arrivals.seen), "data": held.fingerprint}
-    settings = {"version": VERSION, "config": shelved.config}
+    settings = {"version": VERSION, "config": learner.config}
     content = {**settings, **facts, "state": state}
     sums = {name: _sha256((folder / name).read_bytes()) for name in FILES if (folder / name).exists()}
     write_json(folder / "learner.json", {**content, "sha256": sums | {"learner.json": _sha256_of_json(content)}})
@@ -83,7 +83,7 @@ def replace_folder(new: Path, folder: Path) -> None:
     shutil.rmtree(old)
 
 
-def read(folder: Path) -> Shelved:
+def read(folder: Path) -> SavedLearner:
     """Read what :func:`write` wrote. Raises a :class:`UserError` if it is missing or damaged."""
     if not (folder / "learner.json").is_file():
         raise UserError(f"{folder}: no saved learner there; give a folder written by Learner.save")
@@ -99,7 +99,7 @@ def read(folder: Path) -> Shelved:
         pixels = files.get("exemplars.npy")
         held = _exemplars(folder, exemplars, pixels, checked_info(info), tuple(content["seen"]), content["data"])
         config = {"memory_bytes": content.get("memory_bytes"), **content["config"]}  # earlier versions had it there
-        return Shelved(config, held, state)
+        return SavedLearner(config, held, state)
     except UserError:
         raise
     except OSError as error:
