@@ -73,7 +73,7 @@ def named(run, column, cell):
         return cell.split(",")[0] == run["config"]["model_name"]
     if column == "exemplars per class":
         return cell == str(run["config"]["memory_per_class"])
-    return not column.startswith("`") or cell.split()[0].strip("`") == run["config"][column.strip("`")]
+    return not column.startswith("`") or cell.split()[0].strip("`") == str(run["config"][column.strip("`")])
 
 
 @pytest.mark.parametrize(
