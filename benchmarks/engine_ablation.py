@@ -131,7 +131,7 @@ class Optimizer(Whole):
                 parameters, lr=0.0, momentum=learner.config.momentum, weight_decay=weight_decay, foreach=False
             )
 
-        learner.sgd = sgd
+        learner.optimizer = sgd
 
 
 class Waiting(Whole):

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -50,8 +51,10 @@ def main():
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     given = {name: value for name in ("batch_size", "steps") if (value := getattr(args, name))}
-    record = {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()}
-    record["shapes"] = {}
+    record: dict[str, Any] = {
+        "shapes": {},
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
     for shape in args.shapes:
         sizes = SIZES[shape] | given
         job = argparse.Namespace(shape=shape, precision=args.precision, **sizes)

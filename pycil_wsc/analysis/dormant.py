@@ -60,7 +60,8 @@ def mean_activations(
         images_seen += len(images)
     parts = gathered(([total.cpu() for total in totals], images_seen))
     images_seen = sum(images for _, images in parts)
-    return [sum(sums) / images_seen for sums in zip(*(totals for totals, _ in parts if totals), strict=True)]
+    zero = torch.zeros((), dtype=torch.float64)
+    return [sum(sums, zero) / images_seen for sums in zip(*(totals for totals, _ in parts if totals), strict=True)]
 
 
 class Activations(TorchDispatchMode):

@@ -115,7 +115,7 @@ def after_failure(error: ChildFailedError, job: Job, count: int, outcome: Outcom
 def how_it_ended(failure: ProcessFailure) -> str:
     if failure.exitcode < 0:
         return f"died ({failure.signal_name()})"
-    message = failure.message
+    message: Any = failure.message
     if isinstance(message, dict):  # of an exception
         return f"failed: {' '.join(message['message'].split())} (traceback in log.txt)"
     return f"ended with exit code {failure.exitcode}"
