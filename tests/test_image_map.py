@@ -103,6 +103,18 @@ def test_images_are_those_of_the_test_transform(dataset, tmp_path):
         assert type(source) is kind and all(map(torch.equal, collected(source, split), plain))
 
 
+def test_workers_decode_as_this_process_does_and_name_a_broken_file(dataset, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_map, "CHUNK", 3)
+    here, theirs = (decoded(dataset, tmp_path / str(workers), workers, False).train.decoded for workers in (0, 2))
+    assert here.path != theirs.path and all(
+        np.array_equal(*pair)
+        for pair in ((here.starts, theirs.starts), (here.sizes, theirs.sizes), (here.pixels, theirs.pixels))
+    )
+    (folder / "train" / "b" / "3.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="b/3.png: not a readable image"):
+        decoded(dataset, tmp_path / "2", 2, False)
+
+
 def test_workers_and_device_crop_alike_and_shares_are_parts(dataset, tmp_path):
     split = decoded(dataset, tmp_path, 0, on_device=True).train
     workers, device = FolderSource(dataset.info, split, CPU, 0), DeviceSource(dataset.info, split.decoded, CPU)
