@@ -61,6 +61,14 @@ def centre_boxes(sizes: np.ndarray, side: int) -> np.ndarray:
     return np.concatenate([places, np.full_like(places, side)], 1)
 
 
+def random_resized_crop(images: Tensor, side: int, interpolation: str, rng: np.random.Generator) -> Tensor:
+    """A random crop of each image, resized: uint8 (B, H, W, 3) -> uint8 (B, side, side, 3)."""
+    height, width = images.shape[1:3]
+    sizes = np.tile([[height, width]], (len(images), 1))
+    starts = np.arange(len(images)) * height * width
+    return resized_crops(images.reshape(-1, 3), starts, sizes[:, 1], random_boxes(sizes, rng), side, interpolation)
+
+
 def resized_crops(
     pixels: Tensor,
     starts: np.ndarray,

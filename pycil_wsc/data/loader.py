@@ -23,7 +23,7 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data import augment, crops
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.image_map import ImageMap
-from pycil_wsc.data.rand_augment import rand_augment, random_resized_crop
+from pycil_wsc.data.rand_augment import rand_augment
 from pycil_wsc.data.types import DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
@@ -133,7 +133,7 @@ class ArraySource(Source):
 
     def _augment(self, images, generator, rng):
         if self.info.augmentation == "timm":
-            images = random_resized_crop(images, self.info.image_size, self.info.interpolation, rng)
+            images = crops.random_resized_crop(images, self.info.image_size, self.info.interpolation, rng)
             images = augment.flip(images, augment.coins(len(images), generator)) if self.info.flip else images
             return rand_augment(images, rng)
         if self.info.padding or self.info.flip:

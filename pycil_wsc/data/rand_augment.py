@@ -1,8 +1,8 @@
-"""timm's training augmentation on whole batches: random crops of any scale, and RandAugment (Cubuk et al., 2020).
+"""RandAugment (Cubuk et al., 2020) on whole batches, as timm has it.
 
-Does what ``timm.data.create_transform(side, is_training=True, auto_augment="rand-m9-mstd0.5-inc1")`` does for single
-images, on the device, with torchvision's batched functions. Random choices are drawn on the host. Images of a batch
-that draw the same operation share its magnitude; their signs are independent.
+Does what ``rand-m9-mstd0.5-inc1`` of ``timm.data.create_transform`` does for single images, on the device, with
+torchvision's batched functions. Random choices are drawn on the host. Images of a batch that draw the same operation
+share its magnitude; their signs are independent.
 """
 
 import math
@@ -13,42 +13,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from pycil_wsc.data.crops import RATIO, SCALE
-
 LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # timm's rand-m9-mstd0.5-inc1; magnitudes are 0..10
 GREY = 128.0  # fill value of geometric operations
-
-
-def random_resized_crop(images: Tensor, side: int, interpolation: str, rng: np.random.Generator) -> Tensor:
-    """A random crop of each image, resized: uint8 (B, H, W, C) -> uint8 (B, side, side, C).
-
-    A crop larger than the image is cut to the image; torchvision draws another one instead.
-    """
-    boxes = random_boxes(len(images), rng)
-    return crop_resize(images, torch.from_numpy(boxes).to(images.device, torch.float32), side, interpolation)
-
-
-def random_boxes(number: int, rng: np.random.Generator) -> np.ndarray:
-    """Random boxes (number, 4): left, top, width and height as fractions of a square image."""
-    area = rng.uniform(*SCALE, number)
-    narrowest, widest = map(math.log, RATIO)
-    ratio = np.exp(rng.uniform(narrowest, widest, number))
-    width, height = np.minimum(1, np.sqrt(area * ratio)), np.minimum(1, np.sqrt(area / ratio))
-    return np.stack([rng.uniform(0, 1 - width), rng.uniform(0, 1 - height), width, height], 1)
-
-
-def crop_resize(images: Tensor, boxes: Tensor, side: int, interpolation: str) -> Tensor:
-    """Crop the box (B, 4) of each image and resize it: uint8 (B, H, W, C) -> uint8 (B, side, side, C)."""
-    left, top, width, height = boxes.unbind(1)
-    zero = torch.zeros_like(left)
-    across = torch.stack([width, zero, 2 * left + width - 1], 1)
-    down = torch.stack([zero, height, 2 * top + height - 1], 1)
-    maps = images.permute(0, 3, 1, 2).float()
-    shape = [len(images), images.shape[3], side, side]
-    grid = torch.nn.functional.affine_grid(torch.stack([across, down], 1), shape, align_corners=False)
-    mode = "bilinear" if interpolation == "bilinear" else "bicubic"
-    crops = torch.nn.functional.grid_sample(maps, grid, mode, padding_mode="border", align_corners=False)
-    return crops.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
 def rand_augment(
