@@ -204,7 +204,7 @@ def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_trie
     captured = capsys.readouterr()
     planned = 4 * (24 + 2 * 4)  # epochs x (the task's 24 samples and 4 exemplars of each of two classes)
     assert (
-        f"'two_phases' trained on {2 * planned} images in task 2, and {planned} were planned" in captured.err
+        f"'two_phases' trained on {2 * planned} images in task 2, but {planned} were planned" in captured.err
         and "epoch_keys (epochs)" in captured.err
     )
     assert captured.out.count("FAILED") == 1 and len(results(settings)) == 1
