@@ -513,6 +513,7 @@ SMALL = {  # by script: options that make it quick
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
+    "image_folder": "--images 100 --caches false --workers 1",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
 
@@ -524,6 +525,8 @@ def test_the_pages_benchmarks_run(name, tmp_path):
     if name == "keep_up_to_date":
         data_sets_of_the_pages(tmp_path)
         options += ["--data", tmp_path / "data/imagenet100"]
+    if name == "image_folder":
+        options += ["--folder", tmp_path / "made"]
     script(ROOT / f"benchmarks/{name}.py", *options, "--out", tmp_path / "record.json")
     assert {"commit", "device", "torch"} <= set(json.loads((tmp_path / "record.json").read_text()))
 
