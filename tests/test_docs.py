@@ -513,7 +513,7 @@ SMALL = {  # by script: options that make it quick
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
-    "image_folder": "--images 100 --caches false --workers 1",
+    "image_folder": "--images 2600 --caches false --workers 1",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
 
