@@ -4,7 +4,6 @@ with a shared output folder or without.
 
 import json
 import multiprocessing
-import re
 import socket
 import sys
 import threading
@@ -284,8 +283,7 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
 
     outcome = attempt_in_processes(job, 2, 1, kill)
     folder = job.config.run_folder
-    # the agent names one process: the dead one, or the first, whose connection to it broke
-    assert re.match(r"process 2 of 2 died \(SIGKILL\)|RuntimeError: .*gloo", outcome.failure) and outcome.again
+    assert outcome.failure.startswith("process 2 of 2 died (SIGKILL)") and outcome.again
     assert json.loads((folder / "failed.json").read_text())["reason"] == outcome.failure
     assert not multiprocessing.active_children() and not (folder / "result.json").exists()
     outcome = attempt_in_processes(replace(job, attempt=2), 2, 1, lambda progress: None)

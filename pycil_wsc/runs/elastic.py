@@ -5,6 +5,7 @@ import multiprocessing
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.together import follow
 from pycil_wsc.runs.workers import end_with
 
+MONITOR_SECONDS = 0.1  # between two looks of the agent at its processes
 START_METHOD = "forkserver"  # the server imports torch once for all processes
 
 
@@ -67,6 +69,7 @@ def launch(count: int, logs: str, arguments: tuple[Any, ...]) -> None:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
+        monitor_interval=MONITOR_SECONDS,
         start_method=START_METHOD,
         logs_specs=DefaultLogsSpecs(logs),
     )
@@ -89,6 +92,7 @@ def take_part(job: Job, threads: int, start_method: str, ending: Connection, mes
     outcome = attempt(job, Datasets(), messages.send)
     messages.send(outcome)
     if outcome.again or outcome.error:
+        time.sleep(10 * MONITOR_SECONDS)  # where another process died first, the agent finds that one
         sys.exit(1)  # the others may be in the middle of the run: the agent ends them
     announcements().announce(None)
 
