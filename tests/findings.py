@@ -282,7 +282,7 @@ HELD = {  # the file of a test -> finding -> the test that holds it
         "mangled weights": "test_mangled_weights_are_one_line_or_do_no_harm",
     },
     "test_files.py": {
-        "a byte of weights.pt flipped": "test_every_flipped_byte_is_noticed_or_does_no_harm",
+        "a byte of weights.pt flipped": "test_every_flipped_bit_is_noticed_or_does_no_harm",
         "an executed pickle": "test_nothing_in_the_file_is_executed",
     },
     "test_output.py": {

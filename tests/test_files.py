@@ -1,9 +1,8 @@
 """Files of tensors: damage is detected."""
 
-import random
-
 import pytest
 import torch
+from damage import each_with_a_bit_flipped
 
 from pycil_wsc.files import load_tensors, save_tensors
 
@@ -19,21 +18,16 @@ def equal(state):
     return tensors and state["names"] == STATE["names"]
 
 
-def test_every_flipped_byte_is_noticed_or_does_no_harm(tmp_path):
-    path, chance = tmp_path / "state.pt", random.Random(0)
+def test_every_flipped_bit_is_noticed_or_does_no_harm(tmp_path):
+    path, noticed = tmp_path / "state.pt", 0
     save_tensors(path, STATE)
-    whole, noticed = path.read_bytes(), 0
-    positions = chance.sample(range(len(whole)), 400)
-    for position in positions:
-        damaged = bytearray(whole)
-        damaged[position] ^= 1 << chance.randrange(8)
-        path.write_bytes(damaged)
+    for position in each_with_a_bit_flipped(path, 400):
         try:
             assert equal(load_tensors(path)), position
         except ValueError as error:
             assert "\n" not in str(error)
             noticed += 1
-    assert noticed > len(positions) / 2, "the rest is padding"
+    assert noticed > 400 / 2, "the rest is padding"
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 2000, -1])

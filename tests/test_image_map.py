@@ -104,7 +104,7 @@ def test_images_are_those_of_the_test_transform(dataset, tmp_path):
 
 
 def test_workers_decode_as_this_process_does_and_name_a_broken_file(dataset, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_map, "CHUNK", 3)
+    monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", 3)
     here, theirs = (decoded(dataset, tmp_path / str(workers), workers, False).train.decoded for workers in (0, 2))
     assert here.path != theirs.path and all(
         np.array_equal(*pair)

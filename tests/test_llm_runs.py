@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from damage import a_bit_flipped, each_with_a_bit_flipped
 from small_llm import configured, write_rows
 from small_processes import commanded, in_two_processes
 from small_runs import ROOT, Killed, command, killed_at, results, wait_until, without_measurements, write
@@ -132,17 +132,13 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_s
     assert predictions[0] == predictions[1] and len(predictions[0]) == 3
 
 
-def a_byte_flipped(content, position, bit=2):
-    return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
-
-
-def test_a_checkpoint_with_a_flipped_byte_is_named(llm_settings, tmp_path, capsys):
+def test_a_checkpoint_with_a_flipped_bit_is_named(llm_settings, tmp_path, capsys):
     config, corpus = configured(llm_settings, llm__method="wsc")
     with killed_at(2, Run):
         Run(config, corpus).execute()
     path = config.run_folder / "checkpoint.safetensors"
     whole = path.read_bytes()
-    path.write_bytes(a_byte_flipped(whole, len(whole) - 1000))  # among the tensors
+    path.write_bytes(a_bit_flipped(whole, len(whole) - 1000))  # among the tensors
     arguments = ["--config", write(tmp_path, llm_settings | {"llm.method": "wsc"})]
     assert main(arguments) == 1
     error = capsys.readouterr().err
@@ -169,13 +165,10 @@ def same(state, other):
     return state == other
 
 
-def test_every_flipped_byte_of_a_checkpoint_is_noticed_or_does_no_harm(tmp_path):
-    path, chance = tmp_path / "checkpoint.safetensors", random.Random(0)
+def test_every_flipped_bit_of_a_checkpoint_is_noticed_or_does_no_harm(tmp_path):
+    path, noticed = tmp_path / "checkpoint.safetensors", 0
     save_state(path, STATE)
-    whole, noticed = path.read_bytes(), 0
-    positions = chance.sample(range(len(whole)), 400)
-    for position in positions:
-        path.write_bytes(a_byte_flipped(whole, position, chance.randrange(8)))
+    for position in each_with_a_bit_flipped(path, 400):
         try:
             verify_state(path)
             with open_state(path) as state:
@@ -183,7 +176,7 @@ def test_every_flipped_byte_of_a_checkpoint_is_noticed_or_does_no_harm(tmp_path)
         except UnusableRun as error:
             assert str(path) in str(error)
             noticed += 1
-    assert noticed > 0.9 * len(positions)
+    assert noticed > 0.9 * 400
 
 
 def test_a_checkpoint_without_a_checksum_is_taken_as_it_is(tmp_path):

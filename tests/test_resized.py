@@ -41,7 +41,7 @@ def test_copies_have_the_short_side_and_the_picture_and_small_images_stay(
     chunk, dataset, folder, tmp_path, monkeypatch
 ):
     """Copied by worker processes, or by this one."""
-    monkeypatch.setattr("pycil_wsc.data.resized.CHUNK", chunk)
+    monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", chunk)
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
     small = resized(dataset, tmp_path, 1)
     for split, copies in ((dataset.train, small.train), (dataset.test, small.test)):

@@ -10,26 +10,21 @@ import io
 import logging
 import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from torchvision.transforms import v2
-from tqdm import tqdm
 
 from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.resized import cache_folder
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
-
-CHUNK = 64  # images that a process decodes per work item
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +90,7 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
     with locked(folder):
         if (known := _read(index, key)) is None:
             index.unlink(missing_ok=True)  # it will no longer match the file of images
-            with ProcessPoolExecutor(workers, get_context("spawn")) if workers else nullcontext() as pool:
+            with process_pool(workers, len(paths)) as pool:
                 sizes = _sizes(paths, side, pool)
                 known = np.concatenate([[0], np.cumsum(sizes.prod(1))]), sizes
                 _write(paths, path, *known, v2.Resize(side, v2.InterpolationMode(interpolation)), pool)
@@ -130,7 +125,7 @@ def _write_index(index, key, starts, sizes):
 
 def _sizes(paths, side, pool):
     """Height and width of each image after resizing: int64 (N, 2)."""
-    parts = _in_processes(partial(_sizes_of, side=side), paths, pool, "reading sizes of images")
+    parts = map_parts(partial(_sizes_of, side=side), paths, pool, "reading sizes of images")
     return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
 
@@ -148,27 +143,11 @@ def _write(paths, path, starts, sizes, resize, pool):
         file.truncate(total)
     numbered = np.array(list(zip(paths.tolist(), starts[:-1].tolist())), dtype=object)
     decode_part = partial(_decode_into, file=partial_file, resize=resize)
-    for _ in _in_processes(decode_part, numbered, pool, "decoding images"):
+    for _ in map_parts(decode_part, numbered, pool, "decoding images"):
         pass
     with open(partial_file, "r+b") as file:
         os.fsync(file.fileno())  # before the index says that it is complete
     os.replace(partial_file, path)
-
-
-def _in_processes(work, items, pool, description):
-    """Yield ``work(part)`` for each ``CHUNK`` of ``items``, in order, from the processes of ``pool`` (None: this one).
-
-    Raises a :class:`UserError` that a process raised.
-    """
-    parts = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    if pool is None:
-        yield from map(work, parts)
-        return
-    try:
-        yield from tqdm(pool.map(work, parts), desc=description, total=len(parts), leave=False)
-    except UserError:
-        pool.shutdown(cancel_futures=True)
-        raise
 
 
 def _sizes_of(paths, side):

@@ -1,27 +1,22 @@
 """Small copies of image files, made once: decoding a 500x375 photograph takes longer than training on it."""
 
-import contextlib
 import hashlib
 import io
 import logging
 import os
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from pycil_wsc.data.image_files import common_folder, decode
+from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
 
 QUALITY = 95  # of the JPEG copies
-CHUNK = 32  # images that a process takes at a time; starting processes for fewer takes longer than resizing them
 SMALL = b"\n"  # instead of the copy of an image that is small enough; a power failure may leave empty files
 
 
@@ -29,8 +24,8 @@ def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
     """``dataset`` with its image files replaced by small copies below ``root``.
 
     The copies have the short side of the test transform; an image that is not larger is not copied. Missing or outdated
-    copies are made by ``workers`` processes. Arrays in memory are left unchanged. Raises a :class:`UserError` if a file
-    cannot be read or written.
+    copies are made by ``workers`` processes, or in this one if they are few. Arrays in memory are left unchanged.
+    Raises a :class:`UserError` if a file cannot be read or written.
     """
     if dataset.train.in_memory:
         return dataset
@@ -81,31 +76,25 @@ def _copy_all(pairs, folder, side, workers):
     if not pairs:
         return
     logging.getLogger("pycil_wsc").info("%s: copying %d images with a short side of %d", folder, len(pairs), side)
-    with contextlib.ExitStack() as stack:
-        copying = map(partial(_copy, side=side), pairs)
-        if workers and len(pairs) > CHUNK:
-            pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn")))
-            stack.callback(pool.shutdown, cancel_futures=True)
-            copying = pool.map(partial(_copy, side=side), pairs, chunksize=CHUNK)
-        for problem in tqdm(copying, "resizing images", len(pairs), leave=False):
-            if problem:
-                raise UserError(problem)
+    with process_pool(workers, len(pairs)) as pool:
+        for _ in map_parts(partial(_copies, side=side), pairs, pool, "resizing images"):
+            pass
 
 
-def _copy(pair, side):
-    """Write one copy, or a marker if the image is small enough. Returns an error message or None."""
-    path, copy = pair
-    try:
-        image = decode(path)
-        if min(image.size) <= side:
-            write_atomically(copy, SMALL, durable=False)
-            return None
-        scale = side / min(image.size)
-        small = image.resize(
-            [round(length * scale) for length in image.size], Image.Resampling.BILINEAR
-        )  # as the test transform does
-        encoded = io.BytesIO()
-        small.save(encoded, "JPEG", quality=QUALITY)
-        write_atomically(copy, encoded.getvalue(), durable=False)
-    except UserError as error:
-        return str(error)
+def _copies(pairs, side):
+    for path, copy in pairs:
+        _copy(path, copy, side)
+
+
+def _copy(path, copy, side):
+    """Write one copy, or a marker if the image is small enough."""
+    image = decode(path)
+    if min(image.size) <= side:
+        write_atomically(copy, SMALL, durable=False)
+        return
+    scale = side / min(image.size)
+    size = [round(length * scale) for length in image.size]
+    small = image.resize(size, Image.Resampling.BILINEAR)  # as the test transform does
+    encoded = io.BytesIO()
+    small.save(encoded, "JPEG", quality=QUALITY)
+    write_atomically(copy, encoded.getvalue(), durable=False)

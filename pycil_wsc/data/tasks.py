@@ -36,8 +36,10 @@ class TaskSequence:
     Args:
         class_order: the data set's labels in learning order.
         boundaries: 0, then the number of classes known after each task.
-        train_targets, test_targets: (N,), (M,), classes numbered in learning order.
-        train_tasks, test_tasks: (N,), (M,), the task of each sample, counted from 0.
+        train_targets: (N,), classes numbered in learning order.
+        test_targets: (M,), likewise.
+        train_tasks: (N,), the task of each sample, counted from 0.
+        test_tasks: (M,), likewise.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ class DatasetInfo:
         name: the data set's name.
         classes: class names in label order.
         image_size: side of the square images after the transforms.
-        mean, std: of each channel, on the 0..1 scale.
+        mean: of each channel, on the 0..1 scale.
+        std: of each channel, on the same scale.
         crop: "pad" (zero-pad by ``padding``, random crop; test images unchanged) or "resized" (``RandomResizedCrop``;
             test images are resized to a short side of ``round(image_size * 256 / 224)`` and cropped at the centre).
         padding: width of the zero padding.

@@ -248,9 +248,10 @@ def models_resident(
 
     Args:
         task_vectors: whether slerp's ``space`` is ``"task_vectors"``.
-        trained, merged: shares of the model's parameters that are trained and merged. Other copies of the model hold
-            the trained parameters only, which are very few with adapters. The running merge holds the merged
-            parameters: with adapters, those of the adapted layers.
+        trained: share of the model's parameters that are trained: very few with adapters. Other copies of the model
+            hold these only.
+        merged: share of the parameters that are merged, which the running merge holds: with adapters, those of the
+            adapted layers.
     """
     if method in UNMERGED:
         residents = 1 + (UNMERGED[method] - 1) * trained
