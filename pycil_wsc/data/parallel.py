@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 CHUNK = 64  # items that a process takes at a time; to start processes for fewer would take longer than the work
@@ -17,7 +18,7 @@ def process_pool(workers: int, items: int) -> contextlib.AbstractContextManager[
 
 
 def map_parts(
-    work: Callable[[Any], Any], items: Sequence[Any], pool: ProcessPoolExecutor | None, description: str
+    work: Callable[[Any], Any], items: Sequence[Any] | np.ndarray, pool: ProcessPoolExecutor | None, description: str
 ) -> Iterator[Any]:
     """Yield ``work(part)`` for each ``CHUNK`` of ``items``, in order, from the processes of ``pool`` (None: this one).
 
