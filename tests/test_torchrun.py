@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.loader import Source
+from pycil_wsc.data.memory import herding
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.files import load_tensors
@@ -56,7 +57,7 @@ def outcomes(cases, data, out):
     for name, keys in cases.items():
         config = resolve(SMALL | {"dataset": f"npz:{data}", "out": f"{out}/{name}"} | keys)
         run = Run(config, dataset, lambda progress: None)
-        with counted_images() as images:
+        with counted_images() as images, patch("pycil_wsc.data.memory.herding", side_effect=herding) as herded:
             result = run.execute()
         weights = {key: value for key, value in run.learner.state_dict().items() if isinstance(value, torch.Tensor)}
         ended[name] = {
@@ -67,6 +68,7 @@ def outcomes(cases, data, out):
             "weights": {key: value.numpy() for key, value in weights.items()},
             "records": run.records.lines,
             "images": sum(images),
+            "herded classes": herded.call_count,
         }
     return ended
 
@@ -112,22 +114,23 @@ def test_two_processes_give_what_one_gives(name, both):
     np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4)
     assert first["curves"] == one["curves"] and first["exemplars"] == one["exemplars"]
     assert first["flops"] == one["flops"] and nearly(first["records"], one["records"])
-    assert first["images"] + second["images"] == one["images"], "no process does what another does too"
+    for shared in "images", "herded classes":
+        assert first[shared] + second[shared] == one[shared], "no process does what another does too"
     assert first["weights"].keys() == one["weights"].keys()
     for key, value in one["weights"].items():
         np.testing.assert_allclose(first["weights"][key], value, rtol=1e-3, atol=1e-4, err_msg=key)
         np.testing.assert_array_equal(first["weights"][key], second["weights"][key], err_msg=key)
 
 
-def small_network():
+def small_network(kernel=3):
     torch.manual_seed(0)
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    layers = nn.Conv2d(3, 4, kernel), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * (7 - kernel) ** 2, 3)
     return nn.Sequential(*layers), torch.randn(5, 3, 6, 6), torch.tensor([0, 1, 2, 0, 1])
 
 
-def trained_on_own_parts():
-    """Gradients and buffers after steps of five images and of one, of which the second process has none."""
-    network, images, targets = small_network()
+def trained_on_own_parts(kernel, sizes):
+    """Gradients and buffers after steps of so many images."""
+    network, images, targets = small_network(kernel)
     processes, steps = Processes(), []
 
     def loss(images, targets):
@@ -136,7 +139,7 @@ def trained_on_own_parts():
 
     optimizer = torch.optim.SGD(network.parameters())
     passes = SharedPasses(loss, optimizer, processes, sync_batch_norm=False)
-    for size in 5, 1:
+    for size in sizes:
         rows = slice(processes.rank, size, processes.count)
         passes(images[rows], targets[rows])
         gradients = [parameter.grad.numpy().copy() for parameter in network.parameters()]
@@ -145,15 +148,19 @@ def trained_on_own_parts():
     return steps
 
 
-def test_without_synced_batch_norm_each_process_normalises_its_own_part():
-    """Against torch's batch norm on each part: gradients and running statistics weigh it by its images."""
-    first, second = in_two_processes(trained_on_own_parts)
-    network, images, targets = small_network()
-    for size, (gradients, buffers), others in zip((5, 1), first, second, strict=True):
+@pytest.mark.parametrize("kernel, sizes", [(3, (5, 1)), (6, (5, 3))])
+def test_without_synced_batch_norm_each_process_normalises_its_own_part(kernel, sizes):
+    """Against torch's batch norm on each part: gradients and running statistics weigh it by its images. Of one image,
+    the second process has none; of three, it has one, which has no variance where kernel 6 makes maps of 1x1.
+    """
+    first, second = in_two_processes(trained_on_own_parts, kernel, sizes)
+    network, images, targets = small_network(kernel)
+    for size, (gradients, buffers), others in zip(sizes, first, second, strict=True):
         parts, before = [slice(rank, size, 2) for rank in range(2)], copy.deepcopy(network)
         wanted_gradients, statistics = 0, 0
         for rows in parts[:size]:
             network, share = copy.deepcopy(before), len(images[rows]) / size
+            network.train(kernel == 3 or len(images[rows]) > 1)  # else the running statistics normalise
             loss = cross_entropy(network(images[rows]), targets[rows])
             wanted_gradients = wanted_gradients + share * flat(torch.autograd.grad(loss, list(network.parameters())))
             statistics = statistics + share * flat([network[1].running_mean, network[1].running_var])

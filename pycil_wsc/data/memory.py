@@ -1,6 +1,6 @@
 """Exemplar memory: stores indices into the training set, not images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class ExemplarMemory:
         targets: np.ndarray,
         features: Callable[[np.ndarray], np.ndarray] | None,
         rng: np.random.Generator,
+        map_classes: Callable[..., Iterable[np.ndarray]] = map,
     ) -> None:
         """Choose exemplars of the classes in ``task`` and, unless ``fixed``, reduce those of the other classes.
 
@@ -59,32 +60,30 @@ class ExemplarMemory:
             targets: (N,), the targets of the whole training set.
             features: maps indices to features, float32 (n, d). Called once, and only for herding.
             rng: source of the random numbers.
+            map_classes: herds the classes, like ``map``; several processes can share them out.
         """
         if self.strategy == "reservoir":
             self._update_reservoir(task, targets, rng)
         else:
-            self._update_classes(task, targets, features, rng)
+            self._update_classes(task, targets, features, rng, map_classes)
         self.seen += len(task.train_indices)
 
-    def _update_classes(self, task, targets, features, rng):
+    def _update_classes(self, task, targets, features, rng, map_classes):
         quota = self.quota(task.num_seen)
         self.classes = {c: kept[:quota] for c, kept in self.classes.items()} if not self.fixed else self.classes
         candidates = self._candidates(task, targets)
-        vectors = None
-        if self.strategy == "herding" and quota not in (0, ALL):
+        classes = sorted({*range(task.num_old, task.num_seen), *targets[candidates].tolist()})
+        rows = [np.flatnonzero(targets[candidates] == c) for c in classes]
+        if quota in (0, ALL):
+            picks = [of_class[:quota] for of_class in rows]
+        elif self.strategy == "random":
+            picks = [rng.permutation(of_class)[:quota] for of_class in rows]
+        else:
             assert features is not None, "herding needs features"
             vectors = features(candidates)
-        for c in sorted({*range(task.num_old, task.num_seen), *targets[candidates].tolist()}):
-            rows = np.flatnonzero(targets[candidates] == c)
-            if not quota:
-                picks = rows[:0]
-            elif quota == ALL:
-                picks = rows
-            elif vectors is None:
-                picks = rng.permutation(rows)[:quota]
-            else:
-                picks = rows[herding(vectors[rows], quota)]
-            self.classes[c] = candidates[picks]
+            orders = map_classes(lambda of_class: herding(vectors[of_class], quota), rows)
+            picks = [of_class[order] for of_class, order in zip(rows, orders)]
+        self.classes |= {c: candidates[chosen] for c, chosen in zip(classes, picks)}
 
     def _candidates(self, task, targets):
         """The task's samples and the exemplars of their classes, sorted by class, then by index."""

@@ -15,6 +15,7 @@ from pycil_wsc.data.loader import Share
 from pycil_wsc.errors import UserError
 
 T = TypeVar("T")
+U = TypeVar("U")
 # outside collectives, the others wait while the first process writes reports or waits for the run of another command
 IDLE = timedelta(days=365)
 
@@ -142,6 +143,10 @@ class Processes:
         for rank, part in enumerate(shares):
             whole[rank :: self.count] = part
         return whole
+
+    def map(self, work: Callable[[T], U], values: Sequence[T]) -> list[U]:
+        """``work(value)`` for all ``values``; each process does its :meth:`share`."""
+        return self.gather([work(value) for value in self.share(values)], len(values))
 
     def broadcast(self, message: T) -> T:
         """The first process's ``message``, in every process."""

@@ -154,8 +154,7 @@ class BaseLearner(nn.Module):
         self.end_task(task)
         monitor.task_trained(task)
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
-        self.memory.update(task, self.manager.train_targets, self.features, rng)
-        self.memory.load_state_dict(self.processes.broadcast(self.memory.state_dict()))
+        self.memory.update(task, self.manager.train_targets, self.features, rng, self.processes.map)
 
     def train_for(self, task: Task, monitor: Any, resume: Resume | None) -> None:
         if resume:
