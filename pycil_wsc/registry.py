@@ -1,7 +1,7 @@
 """Registries, which map names in the JSON to objects.
 
-Objects are registered with a decorator where they are defined, and found by their folder. This module imports only
-``errors`` from the package::
+Objects are registered with a decorator where they are defined, and found by their folder. Modules of other packages are
+found by their entry points of the group ``pycil_wsc``. This module imports only ``errors`` from the package::
 
     @register_learner("replay", epochs=70, milestones=[30, 50])
     class Replay(BaseLearner): ...
@@ -14,19 +14,21 @@ import inspect
 import json
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pycil_wsc.errors import UserError, did_you_mean
 
 T = TypeVar("T")
+_groups = ["pycil_wsc"]  # of entry points that are still to be loaded
 
 
 class Registry(UserDict):
     """A dict that raises a :class:`UserError` with the most similar known key if a key is missing.
 
     ``kind`` names the entries in this error. ``modules`` are imported at the first look-up and register the package's
-    own entries.
+    own entries; then those of other packages are loaded.
     """
 
     def __init__(self, kind: str, modules: Iterable[str] = ()) -> None:
@@ -36,6 +38,7 @@ class Registry(UserDict):
     def data(self) -> dict[str, Any]:  # used by all methods of UserDict
         while self._modules:  # popped before the import, which may itself look something up
             importlib.import_module(self._modules.pop())
+        _load_entry_points()
         return self._entries
 
     def __missing__(self, name: str) -> Any:
@@ -55,6 +58,20 @@ class Registry(UserDict):
             raise ValueError(f"{self.kind} '{name}' is registered twice")
         self._entries[name] = entry
         return entry
+
+
+def _load_entry_points():
+    """Load the modules that installed packages name as entry points, once in each process."""
+    while _groups:  # popped before loading, which may itself look something up
+        for entry in entry_points(group=_groups.pop()):
+            try:
+                entry.load()
+            except Exception as error:
+                package = entry.dist.name if entry.dist else "?"
+                raise UserError(
+                    f"entry point '{entry.name} = {entry.value}' of the package '{package}' cannot be loaded "
+                    f"({type(error).__name__}: {error}); correct or uninstall that package"
+                ) from error
 
 
 def _modules_named(name: str) -> list[str]:

@@ -32,7 +32,7 @@ from pycil_wsc import registry
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-NOT_RUN = {"text", "bibtex", "yaml"}
+NOT_RUN = {"text", "bibtex", "yaml", "toml"}  # test_package.py installs the package of the toml
 TOOLS = {"pip", "pytest", "ruff", "pyright", "mkdocs", "accelerate", "lm_eval"}  # installed software; not run here
 TINY = {  # commands that train: what makes them quick
     "exps/quickstart.json": {

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from small_runs import small_data
+from test_docs import blocks
 
 import main
 from pycil_wsc.runs import command
@@ -155,6 +156,35 @@ def test_the_wheels_plugin_trains_in_a_checkout_of_pycil(binaries, elsewhere):
     (elsewhere / "wsc.json").write_text(json.dumps(settings))
     plugin = ["-m", "pycil_wsc.plugins.pycil", "--pycil", ROOT / "tests" / "pycil_standin", "--config", "wsc.json"]
     assert run(binaries / "python", *plugin, cwd=elsewhere).count("top1") == 3
+
+
+@pytest.fixture
+def learner_package(tmp_path):
+    """The page's package with the page's LwF, as it is installed."""
+    page, source, site = blocks("docs/extending.md"), tmp_path / "source", tmp_path / "site"
+    (source / "my_learners").mkdir(parents=True)
+    (learner,) = (code for _, title, code in page if title == "pycil_wsc/learners/lwf.py")
+    (project,) = (code for language, _, code in page if language == "toml")
+    (source / "my_learners" / "lwf.py").write_text(learner)
+    (source / "pyproject.toml").write_text(project)
+    install = ["install", source, "--no-build-isolation", "--no-deps", "--no-index", "--target", site]
+    run(sys.executable, "-m", "pip", *install, cwd=tmp_path)
+    return site
+
+
+@pytest.mark.slow
+def test_a_learner_of_another_package_is_found_in_every_process(learner_package, binaries, elsewhere):
+    config = ["--config", "config.json", "--set", "model_name=lwf", "--set", "seed=[1,2]", "--workers", "2"]
+    run(binaries / "pycil-wsc", *config, cwd=elsewhere, PYTHONPATH=str(learner_package))
+    assert len(list(elsewhere.rglob("lwf/*/*/result.json"))) == 2
+    (learner_package / "my_learners" / "lwf.py").write_text("import no_such_module")
+    environment = os.environ | {"PYTHONPATH": str(learner_package)}
+    command = [binaries / "pycil-wsc", *config]
+    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == (
+        "error: config.json: entry point 'lwf = my_learners.lwf' of the package 'my-learners' cannot be loaded "
+        "(ModuleNotFoundError: No module named 'no_such_module'); correct or uninstall that package\n"
+    )
 
 
 def test_the_command_is_main_py():
