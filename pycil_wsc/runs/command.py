@@ -37,40 +37,60 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    _add_what_to_run(parser.add_argument_group("what to run"))
+    _add_where_to_run(parser.add_argument_group("where to run it"))
+    _add_instead_of_running(parser.add_argument_group("instead of running it"))
+    args = parser.parse_args(argv)
+    if args.redo and (args.dry_run or args.status):
+        parser.error("--redo: does runs, which --dry-run and --status do not")
+    if args.measure and (not args.dry_run or args.ray is not None):
+        parser.error("--measure needs --dry-run" if not args.dry_run else "--measure is for this machine, not for Ray")
+    return args
+
+
+def _add_what_to_run(group):
+    group.add_argument(
         "--config",
         required=True,
         metavar="FILE",
         help="JSON file of the experiment; a list where one value is expected is an axis of the sweep",
     )
-    parser.add_argument(
+    group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="override a key of the file (JSON value; repeatable; nested keys with a dot)",
     )
-    parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
-    parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs)")
-    parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument(
+    group.add_argument("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
+    group.add_argument("--out", metavar="DIR", help="folder of the results (default: runs)")
+    group.add_argument(
+        "--redo",
+        action="store_true",
+        help="repeat finished runs, after a change of code or defaults; previous results become result.old.json",
+    )
+    group.add_argument(
         "--tensorboard",
         action="store_true",
         help="write scalars for TensorBoard beside each run's results (needs tensorboard)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--wandb",
         action="store_true",
         help="write the same scalars for Weights & Biases, offline: wandb sync uploads them (needs wandb)",
     )
-    parser.add_argument(
+
+
+def _add_where_to_run(group):
+    group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
+    group.add_argument(
         "--workers",
         type=int,
         metavar="N",
         help="runs at a time, in processes that share cores and GPUs (default: 1); "
         "with --ray on each GPU, or on each node that has none",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ray",
         nargs="?",
         const="",
@@ -78,33 +98,23 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here "
         "(needs requirements-cluster.txt)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--gpus-per-run",
         type=int,
         metavar="N",
         help="with --ray: train each run on N GPUs of one node, in N processes as torchrun does; "
         "on a cluster without GPUs, in N processes on the CPU",
     )
-    parser.add_argument(
-        "--redo",
-        action="store_true",
-        help="repeat finished runs, after a change of code or defaults; previous results become result.old.json",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
-    parser.add_argument(
+
+
+def _add_instead_of_running(group):
+    group.add_argument("--dry-run", action="store_true", help="list the runs and their cost")
+    group.add_argument(
         "--measure",
         action="store_true",
         help="with --dry-run: train a few steps of each method and phase, and estimate the hours on this machine",
     )
-    parser.add_argument(
-        "--status", action="store_true", help="show which runs are done, running, waiting or failed, and stop"
-    )
-    args = parser.parse_args(argv)
-    if args.redo and (args.dry_run or args.status):
-        parser.error("--redo: does runs, which --dry-run and --status do not")
-    if args.measure and (not args.dry_run or args.ray is not None):
-        parser.error("--measure needs --dry-run" if not args.dry_run else "--measure is for this machine, not for Ray")
-    return args
+    group.add_argument("--status", action="store_true", help="show which runs are done, running, waiting or failed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
