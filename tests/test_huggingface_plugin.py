@@ -116,7 +116,7 @@ def test_gradients_accumulated_by_the_trainer_are_one_step(tmp_path):
 def test_a_checkpoint_saved_without_the_callback_is_refused(tmp_path):
     trainer_for(tiny_model(), tmp_path, save_strategy="steps", save_steps=4).train()
     trainer = trainer_for(tiny_model(), tmp_path, WSCCallback(reset=Blend()))
-    with pytest.raises(RuntimeError, match="resume at step 8, but .*checkpoint-8/wsc.pt does not exist"):
+    with pytest.raises(RuntimeError, match="cannot resume at step 8: .*checkpoint-8/wsc.pt does not exist"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
 
 
