@@ -21,12 +21,14 @@ from sklearn.datasets import load_digits
 from torchvision.datasets import ImageFolder
 
 from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import fingerprint as fingerprints
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.npz import mean_and_std
 from pycil_wsc.errors import UserError
+from pycil_wsc.runs.attempt import Datasets
 
 ROOT = Path(__file__).parent.parent
 
@@ -615,6 +617,12 @@ def test_the_facts_of_folders(tmp_path):
     assert (info.crop, info.padding, info.flip, info.brightness) == ("resized", 0, True, 0)
     assert (info.mean, info.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert load_dataset(f"folder:{tmp_path}", ".", 64).info == dataclasses.replace(info, image_size=64)
+
+
+@pytest.mark.parametrize("key", ["padding", "brightness"])
+def test_what_image_files_do_not_have_is_refused(key, tmp_path):
+    with pytest.raises(UserError, match=f"{key}: has no effect on image files, .*; leave the key out"):
+        Datasets().of(resolve({"dataset": f"folder:{image_folder(tmp_path)}", key: 1}))
 
 
 def test_imagenet100_is_the_folder_below_the_root(tmp_path):

@@ -273,12 +273,13 @@ def check_experiment(names, output):
 def prepare_a_run_with_weights(monkeypatch):
     """The run that the page loads, in its folder, and some of other commands for the report."""
     settings = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "save_weights": True}
+    settings |= {"model_name": "replay"}
     Path("digits.json").write_text(json.dumps(settings | {"init_epoch": 1, "epochs": 1, "device": "cpu"}))
     run_main(["--config", "digits.json", "--dry-run"])
     monkeypatch.setitem(TINY, "digits.json", {})
     run_main(["--config", "digits.json"])
     (run,) = Path("runs/run").rglob("result.json")
-    run.parent.rename("runs/run/digits-b4-inc3/wsc/m20/seed1993")
+    run.parent.rename("runs/run/digits-b4-inc3/replay/m20/seed1993")  # from a folder with a hash
     for folder in "paper", "mine":
         shutil.copytree(ROOT / "results/cifar100_short", f"runs/{folder}")
     return {"images": np.zeros((5, 8, 8, 3), np.uint8)}

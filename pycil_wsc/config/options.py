@@ -138,20 +138,24 @@ class Config(TrainingOptions):
     )
     augmentation: str = key(
         "pycil",
-        "augmentation of training images: `pycil` (padded crop and brightness) or `timm` (random resized crop and "
-        "RandAugment)",
+        "augmentation of training images: `pycil` (arrays: padded crop and brightness; image files: random resized "
+        "crop) or `timm` (random resized crop and RandAugment)",
         choices=("pycil", "timm"),
         decides="data",
     )
     padding: int | None = key(
-        None, "zero padding of the random crop; null: as the data set defines", low=0, high=1024, decides="data"
+        None,
+        "arrays: zero padding of the random crop; null: as the data set defines",
+        low=0,
+        high=1024,
+        decides="data",
     )
     flip: bool | None = key(
         None, "flip training images horizontally at random; null: as the data set defines", decides="data"
     )
     brightness: float | None = key(
         None,
-        "brightness jitter: factors in 1 +- this value; null: as the data set defines",
+        "arrays: brightness jitter, factors in 1 +- this value; null: as the data set defines",
         low=0,
         high=10,
         decides="data",

@@ -102,6 +102,8 @@ def as_configured(dataset: Dataset, config: Config) -> Dataset:
     For a timm model, the default size, the normalisation and the interpolation are those of its pre-training.
     """
     changes: dict[str, Any] = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
+    if dataset.info.crop == "resized" and (unused := [name for name in ("padding", "brightness") if name in changes]):
+        raise UserError(f"{unused[0]}: has no effect on image files, which get random resized crops; leave the key out")
     if is_timm(config.convnet_type):
         pretraining = data_config(config.convnet_type)
         dataset = sized(dataset, config.image_size or pretraining["image_size"])
