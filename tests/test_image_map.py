@@ -145,6 +145,21 @@ def test_an_interrupted_file_is_not_taken_for_a_whole_one(dataset, tmp_path, mon
     assert (decoded(dataset, tmp_path, 0, False).train.decoded.image(0) == [255, 0, 0]).all(), "a file has changed"
 
 
+@pytest.mark.parametrize(
+    "damaged, left", [("*.npz", 0.5), ("*.npz", 0), ("*.uint8", 0.5), ("*.uint8", 0), ("*.uint8", None)]
+)
+def test_a_truncated_or_deleted_file_is_made_again(damaged, left, dataset, tmp_path):
+    """``left``: the share of the file that is left, None if it is deleted."""
+    whole = decoded(dataset, tmp_path, 0, False).train.decoded.pixels.copy()
+    (path,) = tmp_path.rglob(f"decoded-{damaged}")
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, int(left * path.stat().st_size))
+    again = decoded(dataset, tmp_path, 0, False).train.decoded
+    assert np.array_equal(again.pixels, whole)
+
+
 def test_a_full_disk_and_a_broken_file_are_one_line(dataset, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(image_map.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))

@@ -2,7 +2,7 @@
 
 The file holds the images as uint8, concatenated, resized to the short side of the test transform. An index stores
 where each image begins, and a hash of the image files' paths, sizes and times. It is written last: if it is missing or
-the hash differs, the images are decoded again.
+damaged, the hash differs, or the file of images has another size, the images are decoded again.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import shutil
+import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -88,12 +89,12 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
     name = f"decoded-{listed.hexdigest()[:8]}"
     path, index = folder / f"{name}.uint8", folder / f"{name}.npz"
     with locked(folder):
-        if (known := _read(index, key)) is None:
+        if (known := _read(index, path, key)) is None:
             index.unlink(missing_ok=True)  # it will no longer match the file of images
             with process_pool(workers, len(paths)) as pool:
                 sizes = _sizes(paths, side, pool)
                 known = np.concatenate([[0], np.cumsum(sizes.prod(1))]), sizes
-                _write(paths, path, *known, v2.Resize(side, v2.InterpolationMode(interpolation)), pool)
+                _write(paths, path, known[0], v2.Resize(side, v2.InterpolationMode(interpolation)), pool)
             _write_index(index, key, *known)
     starts, sizes = known
     return ImageMap(path, starts[:-1], sizes)
@@ -108,12 +109,13 @@ def _key(paths, side, interpolation):
     return digest.hexdigest()
 
 
-def _read(index, key):
-    """(starts, sizes) from the index, or None if it is missing, damaged or has another key."""
+def _read(index, path, key):
+    """(starts, sizes) from the index; None if it is missing, damaged or has another key, or ``path`` is not whole."""
     try:
         with np.load(index) as known:
-            return (known["starts"], known["sizes"]) if str(known["key"]) == key else None
-    except (OSError, ValueError, KeyError, EOFError):
+            starts, sizes, same = known["starts"], known["sizes"], str(known["key"]) == key
+        return (starts, sizes) if same and path.stat().st_size == 3 * starts[-1] else None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
@@ -129,7 +131,7 @@ def _sizes(paths, side, pool):
     return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
 
-def _write(paths, path, starts, sizes, resize, pool):
+def _write(paths, path, starts, resize, pool):
     """Decode all images into ``path``."""
     total, free = 3 * int(starts[-1]), shutil.disk_usage(path.parent).free
     if total > free:
