@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.learner import Learner
+from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = {  # those of small_runs.SETTINGS that are for a learner
@@ -129,6 +132,38 @@ def test_stopped_at_each_checkpoint_of_a_task_it_ends_like_one_never_stopped(mon
         with killed_at(last):
             learned(*months[:2], out=tmp_path / "work")
     assert_same(learned(*months[:2], out=tmp_path / "work"), learned(*months[:2]))
+
+
+def test_the_threads_of_a_learner_are_its_own_and_its_log_is_closed_after_an_error(months, tmp_path, monkeypatch):
+    used, learn = [], Run.learn
+
+    def learn_and_fail(run):
+        learn(run)
+        used.append(torch.get_num_threads())
+        if run.folder.parent == tmp_path:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(Run, "learn", learn_and_fail)
+    learned(months[0], threads=2, epochs=1, init_epoch=1)
+    assert (used, torch.get_num_threads()) == ([2], 1)
+    with pytest.raises(ZeroDivisionError):
+        learned(months[0], threads=2, epochs=1, init_epoch=1, out=tmp_path)
+    assert not logging.getLogger(f"pycil_wsc.run.{tmp_path / '.task1'}").handlers and torch.get_num_threads() == 1
+
+
+def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(months):
+    learner, epochs, ended = learned(months[0]), [], Run.epoch_ended
+
+    def end_twice(run, *arguments):
+        ended(run, *arguments)
+        epochs.append(arguments)
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
+
+    with patch.object(Run, "epoch_ended", end_twice), pytest.raises(KeyboardInterrupt):
+        learner.learn(months[1])
+    learner.learn(months[1])
+    assert_same(learner, learned(*months[:2]))
 
 
 def test_other_settings_or_images_in_the_folder_of_the_work_are_refused(months, tmp_path):

@@ -10,21 +10,24 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+import torch
 from filelock import FileLock
 from PIL import Image
 from small_runs import command, killed_at, results, wait_until, without_measurements, write
 
 from main import main
 from pycil_wsc import registry
-from pycil_wsc.config.loading import load
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.runs import progress, workers
+from pycil_wsc.runs import progress, together, workers
 from pycil_wsc.runs.attempt import Job
 from pycil_wsc.runs.progress import Overview, Progress
-from pycil_wsc.runs.sweep import Schedule
+from pycil_wsc.runs.run import Run
+from pycil_wsc.runs.sweep import Schedule, sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 FORTY = {
@@ -248,6 +251,49 @@ def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path
     assert main(["--config", write(tmp_path, settings | {"device": "cuda:99"}), "--workers", "2"]) == 2
     assert capsys.readouterr().err.strip().startswith("error: device: 'cuda:99' is not available")
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_a_sweep_leaves_no_file_open(settings, tmp_path):
+    """Neither runs that finish nor those that fail."""
+    settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
+    assert main(["--config", write(tmp_path, settings)]) == 0  # what is opened once for all runs
+    before = len(os.listdir("/proc/self/fd"))
+    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3]})]) == 0
+    assert main(["--config", write(tmp_path, settings | {"seed": [4, 5], "init_lr": 1e30})]) == 1
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture
+def threads_used(monkeypatch):
+    """The threads that each run trained with, where this process has two."""
+    used, learn, before = [], Run.learn, torch.get_num_threads()
+
+    def learn_and_look(run):
+        learn(run)
+        used.append(torch.get_num_threads())
+
+    monkeypatch.setattr(Run, "learn", learn_and_look)
+    torch.set_num_threads(2)
+    yield used
+    torch.set_num_threads(before)
+
+
+def one_thread_then_any(settings):
+    settings = settings | {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
+    return [resolve(settings | keys) for keys in ({"seed": 1, "threads": 1}, {"seed": 2})]
+
+
+def test_a_run_does_not_inherit_the_threads_of_the_one_before(settings, threads_used):
+    assert sweep(one_thread_then_any(settings)) == 0
+    assert threads_used == [1, 2] and torch.get_num_threads() == 2
+
+
+def test_nor_does_a_process_that_follows_runs(settings, threads_used, monkeypatch):
+    messages = [{"kind": config.kind, "config": config.to_dict()} for config in one_thread_then_any(settings)]
+    monkeypatch.setattr(together, "announcements", lambda: SimpleNamespace(listen=lambda: messages))
+    assert together.follow() == 0
+    assert threads_used == [1, 2] and torch.get_num_threads() == 2
 
 
 def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):

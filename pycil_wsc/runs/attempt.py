@@ -1,12 +1,15 @@
 """One attempt at a run, in this process, a worker process or on a cluster node."""
 
+import contextlib
 import functools
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import Timeout
 
 from pycil_wsc import registry
@@ -19,7 +22,7 @@ from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.first_task import REDONE
-from pycil_wsc.runs.progress import open_log
+from pycil_wsc.runs.progress import close_log, open_log
 from pycil_wsc.runs.status import RECORD, recorded
 
 TRACEBACK_LINES = 20
@@ -71,7 +74,8 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
             if not result:
                 follow = recorded(report, folder, kind.plan(job.config, dataset))
                 announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
-                result = kind.execute(job.config, dataset, follow)
+                with contained(folder):
+                    result = kind.execute(job.config, dataset, follow)
             # a process killed right after writing its result leaves these files
             for name in ("failed.json", RECORD, REDONE, *kind.leftovers(job.config)):
                 (folder / name).unlink(missing_ok=True)
@@ -87,6 +91,18 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
         return failed(job, f"{type(error).__name__}: {message} (traceback in log.txt)", error=error)
 
 
+@contextlib.contextmanager
+def contained(folder: Path) -> Iterator[None]:
+    """A context for the run in ``folder``: on exit its log is closed, and torch has as many threads as before."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        close_log(folder)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
 def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:
     """Record a failed attempt in ``failed.json`` and, with the traceback of ``error``, in the log."""
     folder, trace = job.config.run_folder, "".join(traceback.format_exception(error)) if error else ""
@@ -97,6 +113,8 @@ def failed(job: Job, reason: str, again: bool = True, error: Exception | None = 
         write_json(folder / "failed.json", record)
     except UserError as unwritable:
         return Outcome(error=str(unwritable))
+    finally:
+        close_log(folder)
     return Outcome(failure=reason, again=again)
 
 

@@ -25,6 +25,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.runs import saved_learner
+from pycil_wsc.runs.attempt import contained
 from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run, end_of
@@ -149,15 +150,13 @@ class Learner:
         bar = Bar(self.quiet)
         run = Run(config, for_training(stream, config), bar, folder, self._state)
         bar.begin(run.plan)
-        with bar:
+        with bar, contained(folder):
             run.learn()
         held, numbers = kept(stream, run.learner.memory.indices)
         state = run.state(end_of(run.manager.tasks[-1]))
         memory = state["learner"]["_extra_state"]["memory"]
         memory["classes"] = {c: numbers[indices].tolist() for c, indices in run.learner.memory.classes.items()}
         self._set_state(config, held, state)
-        for handler in list(run.log.handlers):
-            handler.close()
         (folder / "checkpoint.pt").unlink(missing_ok=True)
         if self.out is not None:
             saved_learner.write(folder, self._to_save())

@@ -200,13 +200,11 @@ def duration(seconds: float) -> str:
 
 
 def open_log(folder: Path) -> logging.Logger:
-    """Create the run's own logger, which appends to ``log.txt`` in its folder."""
-    log = logging.getLogger(f"pycil_wsc.run.{folder}")
+    """Create the run's own logger, which appends to ``log.txt`` in its folder until :func:`close_log`."""
+    close_log(folder)
+    log = _log_of(folder)
     log.setLevel(logging.INFO)
     log.propagate = False
-    for handler in list(log.handlers):
-        log.removeHandler(handler)
-        handler.close()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
@@ -215,3 +213,15 @@ def open_log(folder: Path) -> logging.Logger:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     return log
+
+
+def close_log(folder: Path) -> None:
+    """Close the log of the run in ``folder``, if it is open."""
+    log = _log_of(folder)
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+
+
+def _log_of(folder):
+    return logging.getLogger(f"pycil_wsc.run.{folder}")

@@ -13,7 +13,7 @@ from pycil_wsc import registry
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
-from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.attempt import Datasets, contained
 
 
 def together(configs: Sequence[Any], work: Callable[[], int]) -> int:
@@ -68,7 +68,8 @@ def follow() -> int:
         kind = registry.kinds[message["kind"]]
         config = kind.resolve(message["config"])
         try:
-            kind.execute(config, data.of(config), lambda progress: None)
+            with contained(config.run_folder):
+                kind.execute(config, data.of(config), lambda progress: None)
         except (TrainingDiverged, WrongPlan, UnusableRun):  # raised in all processes; the first one reports it
             continue
         except UserError as error:
