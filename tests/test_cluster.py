@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from small_runs import results, without_measurements, write
+from test_task_lists import MONTHS, listed, month
 
 from main import main
 from pycil_wsc.config.loading import resolve
@@ -162,6 +163,22 @@ def test_a_result_that_another_process_finished_is_kept(settings):
     assert (config.run_folder / "result.json").read_text() == "{}" and not (config.run_folder / "log.txt").exists()
     with FileLock(config.run_folder / ".lock").acquire(timeout=0):
         pass
+
+
+def test_the_result_of_a_longer_list_of_tasks_replaces_that_of_a_shorter_one(tmp_path, monkeypatch):
+    tasks = [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS[:2])]
+    keys = {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
+    shorter, config = (resolve(listed(tmp_path, tasks[:count], **keys)) for count in (1, 2))
+    attempt(Job(1, 1, shorter), Datasets(), print)
+    monkeypatch.chdir(tmp_path)
+    files, unseen = ray_cluster.read_files(config.run_folder), str(tmp_path / "unseen")
+    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), unseen, files, 1, Local())
+    ray_cluster.deliver(config, files)
+    result = json.loads((config.run_folder / "result.json").read_text())
+    assert result["curve"] == outcome.result["curve"] and len(result["curve"]) == 2
+    assert (config.run_folder / "checkpoint.pt").read_bytes() == files["checkpoint.pt"], "for a still longer list"
+    ray_cluster.deliver(config, {"result.json": b"another"})
+    assert json.loads((config.run_folder / "result.json").read_text()) == result, "it is finished now"
 
 
 @pytest.mark.parametrize("share", [1, 1 / 3, 1 / 6, 2 / 7])

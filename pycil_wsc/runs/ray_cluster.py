@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from filelock import Timeout
 
+from pycil_wsc import registry
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically, write_json
@@ -252,13 +253,14 @@ datasets = functools.cache(Datasets)  # Ray uses a process for many runs
 def deliver(config: Any, files: dict[str, bytes]) -> None:
     """Write a run's ``files`` into its folder, unless another process finished it there.
 
-    The result is written last, since it marks the run as finished.
+    The result of a run with fewer tasks, which this one extends, is replaced. The result is written last, since it
+    marks the run as finished.
     """
     if not files:
         return
     folder = config.run_folder
     with locked(folder):
-        if (folder / "result.json").exists():
+        if (folder / "result.json").exists() and not registry.kinds[config.kind].extends(config):
             return
         result = files.pop("result.json", None)
         write_files(folder, files)
