@@ -25,8 +25,11 @@ def generator(seed: int, *address: str | int, device: str | torch.device = "cpu"
 
 
 @contextlib.contextmanager
-def seeded(seed: int, *address: str | int) -> Iterator[None]:
-    """Seed torch's global generator by address, such as for initial weights; restores it on exit."""
-    with torch.random.fork_rng(devices=[]):
+def seeded(seed: int, *address: str | int, device: torch.device = torch.device("cpu")) -> Iterator[None]:
+    """Seed torch's global generators of the CPU and of ``device`` by address; they are restored on exit."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.random.default_generator.manual_seed(derived_seed(seed, *address))
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(derived_seed(seed, *address))
         yield

@@ -103,6 +103,27 @@ def test_images_are_those_of_the_test_transform(dataset, tmp_path):
         assert type(source) is kind and all(map(torch.equal, collected(source, split), plain))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_pass_within_another_changes_neither(mapped, workers, dataset, tmp_path):
+    """A reset in the middle of an epoch scores parameters with the same images."""
+    split = decoded(dataset, tmp_path, 0, on_device=False).train if mapped else dataset.train
+    source = FolderSource(dataset.info, split, CPU, workers)
+    alone, within = collected(source, split, train=True), collected(source, split)
+    batches = source.batches(np.arange(len(split)), split.targets, 4, train=True, seed=5)
+    seen = [next(batches)]
+    assert all(map(torch.equal, collected(source, split), within))
+    seen += batches
+    assert all(map(torch.equal, map(torch.cat, zip(*seen)), alone))
+    assert all(map(torch.equal, collected(source, split), within))
+
+
+def test_a_device_holds_the_images_of_both_splits_once(dataset, tmp_path):
+    whole = decoded(dataset, tmp_path, 0, on_device=True)
+    train, test = (open_source(dataset.info, split, CPU, 0) for split in (whole.train, whole.test))
+    assert isinstance(train, DeviceSource) and train.pixels is test.pixels
+
+
 def test_workers_decode_as_this_process_does_and_name_a_broken_file(dataset, folder, tmp_path, monkeypatch):
     monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", 3)
     here, theirs = (decoded(dataset, tmp_path / str(workers), workers, False).train.decoded for workers in (0, 2))

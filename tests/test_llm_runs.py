@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -302,6 +303,14 @@ def torchrun(config):
     ]
 
 
+def test_answers_with_any_line_break_are_read_again(llm_settings):
+    config, corpus = configured(llm_settings, llm__method="zero_shot")
+    breaks = "a\u2028b\u2029c\x85d\re\nf"
+    with patch("pycil_wsc.llm.trainer.answers", lambda model, tokenizer, prompts, *others: [breaks] * len(prompts)):
+        result = Run(config, corpus).execute()
+    assert len(result["scores"]["trace"]["matrix"]) == 2, "after the second task, those after the first are read"
+
+
 def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
     config, corpus = configured(llm_settings | {"llm.method": "magmax", "save_weights": True})
     Run(config, corpus).execute()
@@ -332,6 +341,8 @@ WRONG = [
     ({"llm.epochs": [[1, 2, 3]]}, "llm.epochs: 3 numbers for 2 tasks"),
     ({"llm.tasks": [["colours", "colours"]]}, "llm.tasks: expected different tasks"),
     ({"llm.heads": 5}, "llm.heads: must divide"),
+    ({"llm": 5}, "unknown key 'llm'"),
+    ({"llm.ema_decay": 1}, "llm.ema_decay: 1.0 is not below 1"),
     ({"wsc.warmup": 1}, "wsc.warmup: 1 leaves no step"),
     ({"llm.tasks": [["colours", "shape"]]}, "did you mean 'shapes'"),
     ({"llm.pool": "Lisa"}, "llm.pool to null"),

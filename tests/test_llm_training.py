@@ -43,6 +43,30 @@ def weights(training):
     return torch.cat([parameter.detach().flatten().clone() for parameter in training.parameters.values()])
 
 
+def test_an_average_that_would_have_no_sample_is_refused_before_the_task(llm_settings):
+    keys = {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 999, "llm.method": "wsc"}
+    training, config, corpus = training_of(llm_settings | keys)
+    learn(training, config, corpus, 0)
+    with pytest.raises(UserError, match=r"wsc: a task is too short \(no sample of the average within the . steps"):
+        training.begin_task(1, corpus.epochs(config, 1))
+
+
+def test_dropout_is_seeded_by_the_step(llm_settings):
+    """Whatever other random numbers were drawn before, and in which process."""
+    losses = []
+    for number in range(2):
+        training, config, corpus = training_of(llm_settings)
+        for module in training.model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.5
+        torch.manual_seed(number)
+        examples = list(corpus.encoded.values())[:8]
+        losses.append([training.step(examples).item() for _ in range(3)])
+    assert losses[0] == losses[1]
+    without, config, corpus = training_of(llm_settings)
+    assert without.step(examples).item() != losses[0][0]
+
+
 @pytest.mark.parametrize("loss", ["item", "token"])
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
 @pytest.mark.parametrize("packing, attention", [(False, "sdpa"), (True, "sdpa"), (True, "eager")])

@@ -179,6 +179,10 @@ def test_what_decides_training_decides_the_first_task():
         ({"optimizer": "adamwe"}, "unknown optimizer 'adamwe'; did you mean 'adamw'"),
         ({"betas": [0.9]}, "betas: expected two numbers"),
         ({"warmup_epochs": 70}, "warmup_epochs: 70 must be less than the 70 epochs of 'epochs'"),
+        (
+            {"model_name": "foster", "epochs": 7, "compression_epochs": 5, "warmup_epochs": 5},
+            "warmup_epochs: 5 must be less than the 5 epochs of 'compression_epochs'",
+        ),
         ({"scheduler": "cosine", "min_lr": 0.2}, "min_lr: 0.2 is above 'init_lr', which is 0.1"),
         ({"clip_norm": 0}, "clip_norm: 0.0 is not above 0"),
         ({"label_smoothing": 1}, "label_smoothing: 1.0 is not below 1"),

@@ -27,6 +27,7 @@ from small_runs import (
     without_measurements,
     write,
 )
+from torch import nn
 
 import pycil_wsc
 from main import main
@@ -35,6 +36,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.learners.replay import Replay
+from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs import run as run_module
 from pycil_wsc.runs.planning import planned_images
 from pycil_wsc.runs.run import Run
@@ -393,6 +395,36 @@ def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings,
     del result["data"]  # as of an earlier version
     (folder / "result.json").write_text(json.dumps(result))
     assert main(["--config", path]) == 0
+
+
+def test_dropout_repeats_itself_and_a_stopped_run_resumes_with_it(settings, tmp_path, monkeypatch):
+    """Whatever random numbers were drawn before."""
+
+    def dropping_out():
+        network = nn.Sequential(make_backbone("resnet8"), nn.Dropout(0.5))
+        network.out_dim = 64
+        return network
+
+    monkeypatch.setitem(registry.backbones, "dropping_out", dropping_out)
+    found = []
+    for number, stops in enumerate((None, None, 2)):
+        config = resolve(settings | {"convnet_type": "dropping_out", "out": str(tmp_path / str(number))})
+        dataset = load_dataset(config.dataset, ".")
+        torch.manual_seed(number)
+        if stops:
+            with killed_at(stops):
+                Run(config, dataset).execute()
+        torch.manual_seed(number + 10)
+        found.append(without_measurements(Run(config, dataset).execute()))
+    assert found[0] == found[1] == found[2]
+    assert found[0]["train_loss"] != without_measurements(Run(resolve(settings), dataset).execute())["train_loss"]
+
+
+def test_a_task_too_short_for_a_sample_of_the_average_is_one_line(settings, tmp_path, capsys):
+    keys = {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 9}
+    assert main(["--config", write(tmp_path, settings | keys)]) == 2
+    error = capsys.readouterr().err
+    assert "wsc: task 2 is too short (no sample of the average within the" in error and error.count("\n") == 1
 
 
 def test_a_stopped_run_does_not_go_on_with_other_data(settings, tmp_path, capsys):

@@ -44,7 +44,7 @@ CASES = {
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
     "fisher": {"wsc.importance": "fisher", "wsc.average_unit": "iteration"},
     "hessian": {"wsc.importance": "hessian"},
-    "continual-backprop": {"wsc.reset": "continual_backprop"},
+    "continual-backprop": {"wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.02, "wsc.maturity": 2},
     "icarl+wsc": {"model_name": "icarl", "consolidate": True, "wsc.reset": "shrink_perturb"},
     "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
     "analyses": {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
@@ -67,6 +67,7 @@ def outcomes(cases, data, out):
             "exemplars": {label: kept.tolist() for label, kept in run.learner.memory.classes.items()},
             "weights": {key: value.numpy() for key, value in weights.items()},
             "records": run.records.lines,
+            "units": result.get("units_replaced", []),
             "images": sum(images),
             "herded classes": herded.call_count,
         }
@@ -114,6 +115,7 @@ def test_two_processes_give_what_one_gives(name, both):
     np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4)
     assert first["curves"] == one["curves"] and first["exemplars"] == one["exemplars"]
     assert first["flops"] == one["flops"] and nearly(first["records"], one["records"])
+    assert first["units"] == one["units"] and all(one["units"])
     for shared in "images", "herded classes":
         assert first[shared] + second[shared] == one[shared], "no process does what another does too"
     assert first["weights"].keys() == one["weights"].keys()

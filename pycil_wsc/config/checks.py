@@ -54,7 +54,7 @@ def _check_backbone(config: Config) -> None:
         return
     registry.check_backbone_options(config.convnet_type, config.convnet_options)
     for name in ("pretrained", "grad_checkpointing"):
-        if getattr(config, name):
+        if getattr(config, name) is not False:
             raise UserError(f"{name}: applies to timm models only (timm:NAME), not to '{config.convnet_type}'")
 
 
@@ -68,8 +68,9 @@ def _check_rates(config: Config) -> None:
     registry.optimizers[config.optimizer]
     if len(config.betas) != 2:
         raise UserError(f"betas: expected two numbers, got {list(config.betas)}")
-    for name in ("init_epoch", "epochs"):
-        if config.warmup_epochs >= (end := getattr(config, name)):
+    lengths = vars(config) | vars(config.options)
+    for name in ("init_epoch", *config.learner.epoch_keys):
+        if config.warmup_epochs >= (end := lengths[name]):
             raise UserError(f"warmup_epochs: {config.warmup_epochs} must be less than the {end} epochs of '{name}'")
     for name in ("init_lr", "lrate"):
         if config.scheduler == "cosine" and config.min_lr > (base := getattr(config, name)):

@@ -48,6 +48,7 @@ class ContinualBackprop:
         rate: units replaced per step, as a share of the mature units.
         maturity: steps for which a new unit is protected.
         decay: decay rate of the running mean of the utility.
+        sum_: sums a tensor over the processes that share each batch, in place, so that all replace the same units.
 
     Raises:
         ValueError: an argument is out of range, a layer is of an unsupported kind, or two layers do not fit together.
@@ -61,13 +62,14 @@ class ContinualBackprop:
         rate: float = 1e-5,
         maturity: int = 1000,
         decay: float = 0.99,
+        sum_: Callable[[Tensor], Any] | None = None,
     ):
         if not 0 <= rate <= 1 or maturity < 0 or not 0 <= decay < 1:
             raise ValueError(
                 f"rate={rate!r}, maturity={maturity!r}, decay={decay!r}: "
                 "give a share, a number of steps, and a number from 0 to below 1"
             )
-        self.fresh, self.rate, self.maturity, self.decay = fresh, rate, maturity, decay
+        self.fresh, self.rate, self.maturity, self.decay, self.sum_ = fresh, rate, maturity, decay, sum_
         self.steps = self.replaced = 0
         self._hooks: list[Any] = []
         self._layers = [_Layer(model, *names) for names in units]
@@ -89,6 +91,10 @@ class ContinualBackprop:
     def _after_step(self, optimizer, args, kwargs):
         self.steps += 1
         fresh = None
+        if self.sum_:
+            observed = [layer.observed for layer in self._layers]
+            self.sum_(whole := torch.cat(observed))
+            torch._foreach_copy_(observed, list(whole.split([len(part) for part in observed])))
         for layer in self._layers:
             layer.update_utility(self.decay)
             if number := layer.count_due(self.steps, self.rate, self.maturity):
@@ -126,27 +132,26 @@ class _Layer:
             raise ValueError(f"units: '{incoming}' has {number} outputs, '{outgoing}' takes {weight.shape[1]}")
         self.utility = torch.zeros(number, dtype=wide(weight.dtype), device=weight.device)
         self.born = torch.zeros(number, dtype=torch.int64, device=weight.device)
-        # mean |h| of the last forward pass; negative if there was none
-        self.magnitude = torch.full_like(self.utility, -1)
+        # of the last forward pass: the sum of |h| of each unit, and the number of its activations
+        self.observed = torch.zeros(number + 1, dtype=self.utility.dtype, device=weight.device)
         self.births, self.due = [], 0.0  # due: c of the algorithm, below 1 between steps
 
     @torch.no_grad()
     def observe(self, outgoing, inputs):
-        """Record the mean |h| of each unit, (units,), in place: a CUDA graph always writes to the same memory."""
+        """Record |h| of each unit, in place: a CUDA graph always writes to the same memory."""
         if outgoing.training:
             h = inputs[0]
             channels = -1 if isinstance(outgoing, nn.Linear) else 1
             others = [d for d in range(h.dim()) if d != channels % h.dim()]
-            self.magnitude.copy_(
-                torch.linalg.vector_norm(h, 1, dim=others, dtype=wide(h.dtype)) / (h.numel() / len(self.utility))
-            )
+            self.observed[:-1] = torch.linalg.vector_norm(h, 1, dim=others, dtype=wide(h.dtype))
+            self.observed[-1] = h.numel() // len(self.utility)
 
     def update_utility(self, decay: float) -> None:
         """Update the utility. A step without a forward pass in training mode leaves it unchanged."""
         outgoing = self.outgoing.weight.abs().transpose(0, 1).flatten(1).sum(1)
-        contribution = torch.where(self.magnitude < 0, self.utility, (self.magnitude * outgoing).to(self.utility))
-        self.utility.lerp_(contribution, 1 - decay)
-        self.magnitude.fill_(-1)
+        magnitude, count = self.observed[:-1] / self.observed[-1], self.observed[-1]
+        self.utility.lerp_(torch.where(count > 0, (magnitude * outgoing).to(self.utility), self.utility), 1 - decay)
+        self.observed.zero_()
 
     def count_due(self, step: int, rate: float, maturity: int) -> int:
         """The number of units to replace after this step."""

@@ -10,6 +10,7 @@ interface::
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class Share:
 ALL = Share()
 Parts = list[tuple[slice, slice | None]]  # for each batch: its slice of the epoch's order, and the rows to load
 PIECE = 2**26  # pixels copied at a time
+_held = weakref.WeakValueDictionary()  # the pixels of files on devices, as long as a source has them
 
 
 def open_source(info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> Source:
@@ -176,31 +178,44 @@ class FolderSource(CroppedSource):
         super().__init__(info, device)
         size = info.image_size, info.interpolation
         self.images = MappedImages(split.decoded, *size) if split.decoded else DecodedImages(split.images, *size)
+        self.num_workers = num_workers
         self.started = False  # whether the workers run; they start with the first epoch
+        self.busy = False  # whether a pass is under way
         self.plan = []  # the batches of the current epoch, which the loader reads at each epoch's start
-        self.loader = DataLoader(
+        self.loader = self._loader(self.plan, persistent=num_workers > 0)
+
+    def _loader(self, plan, persistent):
+        return DataLoader(
             self.images,
-            batch_sampler=self.plan,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            pin_memory=device.type == "cuda",
+            batch_sampler=plan,
+            num_workers=self.num_workers,
+            persistent_workers=persistent,
+            pin_memory=self.device.type == "cuda",
             collate_fn=_stack,
         )
 
     def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
         keys = self.images.keys(order, train, rng)
         wanted = [keys[batch][rows] for batch, rows in parts if rows is not None]
-        self.plan[:] = [part for part in wanted if part]
+        plan = [part for part in wanted if part]
         if not self.started:
             return_freed_memory()
             self.started = True
-        decoded = iter(self.loader)
-        for part in wanted:
-            images = next(decoded) if part else torch.empty(0, *[self.info.image_size] * 2, 3)
-            if isinstance(images, str):
-                raise UserError(images)
-            yield images.to(self.device, non_blocking=True)
-        next(decoded, None)  # run the loader's iterator to its end
+        if self.busy:  # a pass within another one, as that of an importance within an epoch
+            loader = self._loader(plan, persistent=False)
+        else:
+            self.plan[:], loader = plan, self.loader
+        within, self.busy = self.busy, True
+        try:
+            decoded = iter(loader)
+            for part in wanted:
+                images = next(decoded) if part else torch.empty(0, *[self.info.image_size] * 2, 3)
+                if isinstance(images, str):
+                    raise UserError(images)
+                yield images.to(self.device, non_blocking=True)
+            next(decoded, None)  # run the loader's iterator to its end
+        finally:
+            self.busy = within
 
 
 class DecodedImages(Dataset):
@@ -273,8 +288,8 @@ class DeviceSource(CroppedSource):
 
 
 def fits(images: ImageMap, device: torch.device) -> bool:
-    """Whether the decoded images take at most half of the GPU's free memory; always true on the CPU."""
-    if device.type != "cuda":
+    """Whether the decoded images are on the GPU or take at most half of its free memory; always true on the CPU."""
+    if device.type != "cuda" or _file_on(device, images) in _held:
         return True
     needed, free = images.pixels.nbytes, torch.cuda.mem_get_info(device)[0]
     if needed > free / 2:
@@ -288,13 +303,25 @@ def fits(images: ImageMap, device: torch.device) -> bool:
 
 
 def held_on(device: torch.device, images: ImageMap) -> Tensor:
-    """The pixels on ``device``, copied in pieces; on the CPU, the mapped file itself."""
-    if device.type == "cpu":
-        return torch.from_numpy(images.pixels)
-    pixels = torch.empty(images.pixels.shape, dtype=torch.uint8, device=device)
-    for start in range(0, len(pixels), PIECE):
-        pixels[start : start + PIECE].copy_(torch.from_numpy(images.pixels[start : start + PIECE]))
+    """The pixels of the file on ``device``, which all splits share; on the CPU, the mapped file itself."""
+    file = _file_on(device, images)
+    if (pixels := _held.get(file)) is None:
+        pixels = _held[file] = _copied_to(device, torch.from_numpy(images.pixels))
     return pixels
+
+
+def _file_on(device, images):
+    return images.path, images.path.stat().st_mtime_ns, device
+
+
+def _copied_to(device, pixels):
+    """``pixels`` on ``device``, copied in pieces; on the CPU, themselves."""
+    if device.type == "cpu":
+        return pixels
+    copy = torch.empty_like(pixels, device=device)
+    for start in range(0, len(copy), PIECE):
+        copy[start : start + PIECE].copy_(pixels[start : start + PIECE])
+    return copy
 
 
 def _stack(samples):

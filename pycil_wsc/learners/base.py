@@ -186,18 +186,21 @@ class BaseLearner(nn.Module):
             phase.network.train()
             total_loss = torch.zeros((), device=self.device)
             correct = torch.zeros((), device=self.device, dtype=torch.int64)
-            for step, (images, targets) in enumerate(self.training_batches(phase.indices, task.index, number, epoch)):
-                if self.config.schedule_unit == "iteration":
-                    set_rate(phase.optimizer, phase.lr(epoch + step / batches))
-                with cost.measured(len(images)) if cost.unknown else contextlib.nullcontext():
-                    loss, right = passes(images, targets)
-                clip(phase.optimizer, self.config.clip_norm)
-                phase.optimizer.step()
-                self.after_step()
-                passes.clear()
-                total_loss += loss
-                correct += right
-                monitor.step(len(images))
+            with self.seeded("dropout", task.index, number, epoch, self.processes.rank, device=self.device):
+                for step, (images, targets) in enumerate(
+                    self.training_batches(phase.indices, task.index, number, epoch)
+                ):
+                    if self.config.schedule_unit == "iteration":
+                        set_rate(phase.optimizer, phase.lr(epoch + step / batches))
+                    with cost.measured(len(images)) if cost.unknown else contextlib.nullcontext():
+                        loss, right = passes(images, targets)
+                    clip(phase.optimizer, self.config.clip_norm)
+                    phase.optimizer.step()
+                    self.after_step()
+                    passes.clear()
+                    total_loss += loss
+                    correct += right
+                    monitor.step(len(images))
             self.images_trained += len(phase.indices)
             self.train_flops += (cost.per_image or 0) * len(phase.indices)
             mean_loss = self.processes.sum_(total_loss).item() / batches
@@ -333,8 +336,8 @@ class BaseLearner(nn.Module):
             )
         return needed
 
-    def seeded(self, *address: Any) -> contextlib.AbstractContextManager:
-        return seeding.seeded(self.config.seed, *address)
+    def seeded(self, *address: Any, **device: torch.device) -> contextlib.AbstractContextManager:
+        return seeding.seeded(self.config.seed, *address, **device)
 
     def place(self) -> None:
         """Move all networks to the device, in the memory format that ``channels_last`` sets."""

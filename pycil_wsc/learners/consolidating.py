@@ -103,9 +103,16 @@ class Consolidated(BaseLearner):
             eligible=self._eligible(task),
             named_buffers=self.network.named_buffers(),
         ).attach(phase.optimizer)
+        try:
+            self.consolidation.check_fits(phase.epochs * per_epoch)
+        except ValueError as error:
+            raise UserError(f"wsc: task {task.index + 1} is too short ({error}); change the keys 'wsc.*'") from None
         if options.reset == "continual_backprop":
             fresh, rates = functools.partial(self._fresh, task), (options.replacement_rate, options.maturity)
-            self.replacement = ContinualBackprop(self.network, self._units(), fresh, *rates, options.utility_decay)
+            sum_ = self.processes.sum_ if self.processes.count > 1 else None
+            self.replacement = ContinualBackprop(
+                self.network, self._units(), fresh, *rates, options.utility_decay, sum_
+            )
             self.replacement.attach(phase.optimizer)
         if options.average and options.average_lr is not None:
             schedule, value, anneal = phase.lr, options.average_lr, options.average_anneal
@@ -172,7 +179,8 @@ class Consolidated(BaseLearner):
     def _fresh(self, task) -> dict[str, Tensor]:
         """New initial values of the network's parameters: {name: tensor} of the same learner with another seed."""
         assert self.consolidation is not None
-        seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets)
+        before = [self.replacement.replaced] if self.replacement else []  # other values at each replacement
+        seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets, *before)
         other = type(self)(
             replace(self.config, seed=seed, pretrained=False), self.manager, self.train_source, self.device
         )

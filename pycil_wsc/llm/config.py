@@ -123,7 +123,7 @@ class LLMConfig:
     replay_epochs: int = key(1, "number of replay epochs, after the task's own epochs", low=1)
     average: str = key("mean", "`avg_online`: running `mean`, or `ema`", choices=("mean", "ema"))
     ema_decay: float = key(
-        0.5, "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)", low=0, high=1
+        0.5, "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)", low=0, below=1
     )
     slerp_weight: float = key(
         0.5, "`slerp`: position of the result between the merged model (0) and the new one (1)", low=0, high=1
@@ -236,7 +236,7 @@ IN_FOLDER_NAME = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.
 
 def resolve(flat: Mapping[str, Any]) -> LLMConfig:
     """One complete, checked :class:`LLMConfig` from one value per key."""
-    given = {name: value for name, value in flat.items() if name != "llm"}
+    given = {name: value for name, value in flat.items() if (name, value) != ("llm", {})}  # without keys
     for name in given:
         if name not in KEYS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, KEYS)}")

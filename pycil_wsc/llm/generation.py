@@ -52,7 +52,7 @@ def answers(
     for start in range(0, len(order), config.eval_batch):
         batch = order[start : start + config.eval_batch]
         ids, mask = left_padded([prompts[i] for i in batch], tokenizer.pad_token_id, device)
-        with autocast(), sampling(device, config.seed, "sampling", *address, start), no_settings(model):
+        with autocast(), seeding.seeded(config.seed, "sampling", *address, start, device=device), no_settings(model):
             generated = model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=options, synced_gpus=together
             )
@@ -92,11 +92,3 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 def until(ids: Sequence[int], stop: set[int]) -> Sequence[int]:
     """The tokens before the first of ``stop``."""
     return ids[: next((place for place, token in enumerate(ids) if token in stop), len(ids))]
-
-
-@contextlib.contextmanager
-def sampling(device: torch.device, seed: int, *address: str | int) -> Iterator[None]:
-    """A context in which torch's global generators are seeded by ``address``; they are restored on exit."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seeding.derived_seed(seed, *address))
-        yield

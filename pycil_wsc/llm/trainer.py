@@ -168,7 +168,7 @@ class Run:
             known, path = True, self._predictions(index - 1, number)
         texts: Any = None
         if self.processes.first and known and path.exists():
-            texts = [json.loads(line)["prediction"] for line in path.read_text().splitlines()]
+            texts = [json.loads(line)["prediction"] for line in path.read_text("utf-8").split("\n")[:-1]]
         texts = self.processes.broadcast(texts)
         if texts is None:
             texts = self._generate(index, number)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pycil_wsc import seeding
 from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolidation, moment_score
 from pycil_wsc.consolidation.functional import Betas
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import Consolidation, LLMConfig
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.merged import AdaptedWeights, TrainedWeights
@@ -63,10 +65,12 @@ class Training:
         groups = micro_batches(examples, self.config.micro_tokens, self.config.padding, self.config.packing)
         labels, loss = sum(len(e) - e.prompt for e in examples), torch.zeros((), device=self.device)
         *others, last = self.placing.share(groups)
-        with self.placing.accumulating():
-            for group, factor in others:
-                loss += self._backward(group, factor, len(examples), labels)
-        loss += self._backward(*last, len(examples), labels)
+        address = "dropout", self.counts["steps"], self.placing.processes.rank
+        with seeding.seeded(self.config.seed, *address, device=self.device):
+            with self.placing.accumulating():
+                for group, factor in others:
+                    loss += self._backward(group, factor, len(examples), labels)
+            loss += self._backward(*last, len(examples), labels)
         self.placing.collect_gradients()
         self._clip()
         self.optimizer.step()
@@ -209,7 +213,7 @@ def _consolidation(options: Consolidation, betas: Betas, placing: Replicated, st
     warmup, momentum = int(options.warmup * steps), options.reset_momentum
     resets = {"blend": Blend(options.blend, momentum=momentum), "revert": Revert(momentum=momentum), "none": None}
     average = Average(options.average_every, options.average_start, options.average_count, options.average_last)
-    return WeightSpaceConsolidation(
+    consolidation = WeightSpaceConsolidation(
         placing.parameters.items(),
         warmup_steps=max(1, warmup) if resets[options.reset] else warmup,
         retain=options.retain,
@@ -219,3 +223,8 @@ def _consolidation(options: Consolidation, betas: Betas, placing: Replicated, st
         rank_scope=options.rank_scope,
         peers=placing.peers,
     )
+    try:
+        consolidation.check_fits(steps)
+    except ValueError as error:
+        raise UserError(f"wsc: a task is too short ({error}); change the keys 'wsc.*'") from None
+    return consolidation

@@ -1,5 +1,6 @@
 """One run: tasks -> learner -> metrics -> checkpoint -> result.json."""
 
+import copy
 import json
 import logging
 import math
@@ -268,7 +269,7 @@ class Run:
         """Restore the saved state, if any; returns (index of the next task, the position in it or None)."""
         path = self.folder / "checkpoint.pt"
         found = self.processes.from_first(lambda: read_checkpoint(path, self.config, self.data))
-        state = found or self.start
+        state = found or copy.deepcopy(self.start)  # training changes its lists
         if state is None:
             return 0, None
         position, self.curves, self.confusion = state["position"], state["curves"], state["confusion"]
