@@ -216,6 +216,58 @@ def test_evaluations_are_of_the_average_where_that_is_asked_for(tmp_path):
     assert_same(one, other)
 
 
+class Interrupt(transformers.TrainerCallback):
+    """Raises in the first evaluation of step 10."""
+
+    due = True
+
+    def on_prediction_step(self, args, state, control, **others):
+        if self.due and state.global_step == 10:
+            self.due = False
+            raise KeyboardInterrupt
+
+
+class Begin(transformers.TrainerCallback):
+    """The weights with which training begins."""
+
+    def on_train_begin(self, args, state, control, model=None, **others):
+        self.weights = weights(model)
+
+
+def evaluated(folder, *others):
+    """A trainer that resets after step 6 of 20, saves every 4 steps and evaluates the average every 5."""
+    callback = WSCCallback(warmup=0.3, average=Average(every=4), reset=Blend(), evaluate_average=True)
+    trainer = trainer_for(tiny_model(), folder, *others, callback, save_strategy="steps", save_steps=4)
+    trainer.eval_dataset = trainer.train_dataset
+    trainer.args.eval_strategy, trainer.args.eval_steps = transformers.IntervalStrategy.STEPS, 5
+    return trainer
+
+
+@pytest.mark.parametrize("stop", [4, 8])
+def test_training_interrupted_in_an_evaluation_resumes_from_a_checkpoint_as_if_undisturbed(stop, tmp_path):
+    undisturbed, trainer = evaluated(tmp_path / "undisturbed"), evaluated(tmp_path / "interrupted", Interrupt())
+    undisturbed.train()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "interrupted" / f"checkpoint-{stop}"))
+    assert_same(weights(undisturbed.model), weights(trainer.model))
+    losses = [
+        [row["eval_loss"] for row in each.state.log_history if "eval_loss" in row] for each in (undisturbed, trainer)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_training_after_an_interrupted_evaluation_begins_with_the_weights_not_their_average(tmp_path):
+    trainer, begin = evaluated(tmp_path, Interrupt()), Begin()
+    (wsc,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, WSCCallback))
+    watch = Watch(wsc)
+    trainer.callback_handler.callbacks.insert(0, watch)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer_for(trainer.model, tmp_path / "again", wsc, begin).train()
+    assert_same(begin.weights, watch.weights[-1])
+
+
 def test_trls_trainer_takes_the_callback(tmp_path):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     from pycil_wsc.llm.tokens import train_tokenizer

@@ -59,7 +59,8 @@ class WSCCallback(TrainerCallback):
             raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
         self.warmup, self.options = warmup, {"importance": importance, "average": average} | options
         self.wsc: WeightSpaceConsolidation | None = None
-        self.evaluate_average, self._evaluation = evaluate_average, contextlib.ExitStack()
+        self.evaluate_average = evaluate_average
+        self._evaluation: contextlib.ExitStack | None = None  # while the average is evaluated
         # Bad options raise here, not when training begins.
         WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1000, **self.options)
 
@@ -72,6 +73,7 @@ class WSCCallback(TrainerCallback):
         optimizer: Any = None,
         **others: Any,
     ) -> None:
+        self._end_evaluation(loaded=model if state.global_step else None)  # of interrupted training
         _check(args, model)
         if self.wsc:
             self.wsc.detach()  # from interrupted training
@@ -88,13 +90,14 @@ class WSCCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
     ) -> None:
         if self.evaluate_average and control.should_evaluate and self._averaging():
-            self._evaluation.close()
+            self._end_evaluation()
+            self._evaluation = contextlib.ExitStack()
             self._evaluation.enter_context(self._applied(model))
 
     on_epoch_end = on_step_end
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self._evaluation.close()  # a checkpoint follows
+        self._end_evaluation()  # a checkpoint follows
 
     def on_save(
         self,
@@ -120,6 +123,20 @@ class WSCCallback(TrainerCallback):
         if first and processing_class is not None:
             processing_class.save_pretrained(folder / AVERAGE)
 
+    def _end_evaluation(self, loaded: Any = None) -> None:
+        """Give the model its own weights again, but leave those of a ``loaded`` model as they are."""
+        if not self._evaluation:
+            return
+        weights = []
+        if loaded is not None:
+            _drop_gathered(loaded)
+            weights = [(weight, weight.detach().clone()) for weight in loaded.parameters()]
+        self._evaluation.close()
+        self._evaluation = None
+        with torch.no_grad():
+            for weight, own in weights:
+                weight.copy_(own)
+
     def _averaging(self) -> bool:
         return bool(self.wsc and self.wsc.average and self.wsc.phase == "averaging")
 
@@ -135,7 +152,7 @@ class WSCCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
     ) -> None:
-        self._evaluation.close()
+        self._end_evaluation()
         if not self.wsc:
             return
         self.wsc.detach()
