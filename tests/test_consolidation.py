@@ -35,8 +35,8 @@ from pycil_wsc.consolidation import (
     top_mask,
     update_moments_,
 )
+from pycil_wsc.consolidation.epochs import chosen_average
 from pycil_wsc.consolidation.reference import ReferenceConsolidation
-from pycil_wsc.learners.consolidating import chosen_average
 
 EXPS = Path(__file__).parent.parent / "exps"
 

@@ -69,7 +69,7 @@ def _check_rates(config: Config) -> None:
     if len(config.betas) != 2:
         raise UserError(f"betas: expected two numbers, got {list(config.betas)}")
     lengths = vars(config) | vars(config.options)
-    for name in ("init_epoch", *config.learner.epoch_keys):
+    for name in ("init_epoch", *registry.learners[config.model_name].epoch_keys):
         if config.warmup_epochs >= (end := lengths[name]):
             raise UserError(f"warmup_epochs: {config.warmup_epochs} must be less than the {end} epochs of '{name}'")
     for name in ("init_lr", "lrate"):

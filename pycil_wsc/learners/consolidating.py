@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc import seeding
 from pycil_wsc.consolidation import (
-    Average,
     Blend,
     ContinualBackprop,
     Random,
@@ -23,6 +22,7 @@ from pycil_wsc.consolidation import (
     WeightSpaceConsolidation,
     recompute_batch_norm,
 )
+from pycil_wsc.consolidation.epochs import chosen_average, steps_between, warmup_in_steps
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
@@ -142,7 +142,7 @@ class Consolidated(BaseLearner):
             self.warm_epochs, self.plateau = math.inf, Plateau(options.patience)
             return None
         warm = int(options.warmup * epochs)
-        steps = warm * per_epoch or int(options.warmup * epochs * per_epoch)  # whole epochs, or less than one
+        steps = warmup_in_steps(options.warmup, epochs, per_epoch)
         self.warm_epochs = max(1, warm)
         return max(1, steps) if reset else steps
 
@@ -246,25 +246,3 @@ class Consolidated(BaseLearner):
                     part.load_state_dict(mine[name])
                 except ValueError as error:
                     raise UnusableRun(f"the checkpoint cannot be used ({error})") from None
-
-
-def chosen_average(options: Any, per_epoch: int) -> Average | None:
-    """The average that the keys ``wsc.average_*`` set, for epochs of ``per_epoch`` optimiser steps."""
-    if not options.average:
-        return None
-    every, unit = options.average_every, per_epoch if options.average_unit == "epoch" else 1
-    return Average(
-        every=every if every < 1 else int(every) * unit,
-        start=options.average_start,
-        count=options.average_count,
-        last=options.average_last,
-        buffers=options.bn_update == "average",
-        power=options.average_power,
-    )
-
-
-def steps_between(reset_every: str | int, per_epoch: int) -> int | None:
-    """Optimiser steps between resets, or None for a single reset; ``reset_every``: the key ``wsc.reset_every``."""
-    if isinstance(reset_every, str):
-        return {"once": None, "epoch": per_epoch, "iteration": 1}[reset_every]
-    return reset_every * per_epoch

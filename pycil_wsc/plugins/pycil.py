@@ -28,13 +28,13 @@ from typing import Any
 import torch
 
 from pycil_wsc.consolidation import (
-    Average,
     Blend,
     Revert,
     WeightSpaceConsolidation,
     drift_score,
     recompute_batch_norm,
 )
+from pycil_wsc.consolidation.epochs import chosen_average, steps_between, warmup_in_steps
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 
 MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's top-level modules
@@ -114,30 +114,20 @@ class Settings:
 
     def in_steps(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         """Arguments of :class:`WeightSpaceConsolidation` for ``epochs`` epochs of ``per_epoch`` optimiser steps."""
-        # whole epochs, or less than one
-        warmup = self.warmup_epochs(epochs) * per_epoch or int(self.warmup * epochs * per_epoch)
+        warmup = warmup_in_steps(self.warmup, epochs, per_epoch)
         common = {
-            "every": {"once": None, "epoch": per_epoch, "iteration": 1}[self.reset_every],
+            "every": steps_between(self.reset_every, per_epoch),
             "momentum": self.reset_momentum,
             "buffers": self.reset_buffers,
         }
         resets = {"blend": Blend(self.blend, **common), "revert": Revert(**common), "none": None}
         scores = MOMENT_SCORES | {"drift": lambda betas, absolute: drift_score()}
-        every, unit = self.average_every, per_epoch if self.average_unit == "epoch" else 1
-        average = Average(
-            every=every if every < 1 else int(every) * unit,
-            start=self.average_start,
-            count=self.average_count,
-            last=self.average_last,
-            buffers=self.bn_update == "average",
-            power=self.average_power,
-        )
         return {
             "warmup_steps": warmup if self.reset == "none" else max(1, warmup),
             "retain": self.retain,
             "importance": scores[self.importance](self.betas, self.score_abs),
             "reset": resets[self.reset],
-            "average": average if self.average else None,
+            "average": chosen_average(self, per_epoch),
             "rank_scope": self.rank_scope,
         }
 
