@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from pycil_wsc.errors import UserError
 
 RESULT_SCHEMA = 1  # of result.json: increased when earlier versions would misread it
+REPLACED = "result.old.json"  # a result that was set aside to do its run again
 
 
 def write_atomically(path: str | Path, content: bytes | str, durable: bool = True) -> None:

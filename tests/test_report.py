@@ -17,6 +17,7 @@ from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import group_runs
+from pycil_wsc.report.options import Options
 from pycil_wsc.report.runs import Record
 
 # ---- the page and the figures ----------------------------------------------------------------------------------------
@@ -119,6 +120,41 @@ def test_a_retain_rate_is_drawn_over_percent_with_a_line_for_each_memory_size():
     np.testing.assert_allclose(
         [line.get_ydata(orig=False) for line in lines], np.reshape([result["avg_acc"] for result in results], (2, 3))
     )
+
+
+def test_runs_that_differ_in_another_key_are_other_lines_over_the_retain_rate():
+    """Runs of a single rate draw no line, so their keys are not in the others' names."""
+    results = [
+        synthetic.result("wsc", 20, seed, wsc__retain=rate, wsc__blend=blend)
+        for seed in (1, 2)
+        for rate in (0.2, 1)
+        for blend in (0.25, 0.5)
+    ]
+    axes = drawn(*results, synthetic.result("wsc", 20, 1, wsc__blend=0.75))["retain-rate"][0]
+    lines = [line for line in axes.lines if len(line.get_xdata(orig=False)) == 2]
+    means = np.mean(np.reshape([result["avg_acc"] for result in results], (2, 2, 2)), axis=0)
+    np.testing.assert_allclose([line.get_ydata(orig=False) for line in lines], means.T)
+    assert len({line.get_marker() for line in lines}) == 2
+    (legend,) = axes.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["20\n  wsc.blend=0.25", "20\n  wsc.blend=0.5"]
+    few = drawn(*results[::2], synthetic.result("wsc", 20, 1, wsc__blend=0.75))["retain-rate"][0].figure.legends[0]
+    assert [text.get_text() for text in few.get_texts()] == ["20"]
+
+
+@pytest.mark.parametrize("spread, half, name", [("se", 1, "standard error"), ("sd", 2**0.5, "standard deviation")])
+def test_error_bars_over_the_retain_rate_show_the_chosen_spread(spread, half, name):
+    from pycil_wsc.report.figures import figures
+
+    made = [
+        synthetic.result("wsc", 20, seed, wsc__retain=rate) | {"avg_acc": 50.0 + 2 * seed}
+        for seed in (1, 2)
+        for rate in (0.2, 1)
+    ]
+    ((group,), _) = group_runs([Record(result) for result in made], Options(spread=spread))
+    (plot,) = (plot for plot in figures(group) if plot.slug == "retain-rate")
+    (bars,) = plot.figure.axes[0].collections
+    assert [upper - lower for (_, lower), (_, upper) in bars.get_segments()] == pytest.approx([2 * half] * 2)
+    assert plot.notes == (f"Error bars: ± {name}.",)
 
 
 def test_axes_are_labelled_and_measured_quantities_have_units(made):

@@ -13,7 +13,8 @@ from synthetic import HERE, lines_of
 from pycil_wsc import registry, report
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS
-from pycil_wsc.files import RESULT_SCHEMA
+from pycil_wsc.data.memory import ALL
+from pycil_wsc.files import REPLACED, RESULT_SCHEMA
 from pycil_wsc.keys import Key
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report import groups
@@ -21,7 +22,7 @@ from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.identity import variants
 from pycil_wsc.report.names import clean, dataset_names, method_name
 from pycil_wsc.report.options import Options
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.runs import Record, find_runs
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -119,6 +120,30 @@ def test_the_precision_that_auto_was_identifies_a_run():
     auto = Record(synthetic.result(precision="auto") | {"precision": "bf16"})
     told = Record(auto.data | {"config": auto.config | {"precision": "bf16"}})
     assert [len(group.records) for group in group_runs([auto, told])[0]] == [1]
+
+
+def test_a_result_that_was_set_aside_to_do_its_run_again_is_not_counted(tmp_path, undrawn):
+    """Even if it records more values. It is read if it is named."""
+    (path,) = synthetic.write(tmp_path, synthetic.result("replay", 20))
+    new, old = json.loads(path.read_text()), path.with_name(REPLACED)
+    old.write_text(json.dumps(new | {"avg_acc": new["avg_acc"] - 1, "more": 1, "values": 2}))
+    page = report.write_report(tmp_path)
+    assert float(lines_of(page.parent, f"accuracy-{HERE}")[0]["mean"]) == new["avg_acc"]
+    assert REPLACED not in page.read_text() and [record.path for record in find_runs([old]).records] == [old]
+
+
+def test_a_memory_of_all_images_is_not_that_of_as_many_exemplars():
+    """500 images per class. Only where both exist does the name say which it is."""
+    made = [(memory, seed) for memory in (20, 500, ALL) for seed in (1, 2)]
+    data = {"data": {"train": 50_000}, "class_names": [str(number) for number in range(100)]}
+    records = [Record(synthetic.result("replay", memory, seed, losses=1) | data) for memory, seed in made]
+    assert [record.memory for record in records[2:]] == [500] * 4
+    ((group,), problems) = group_runs(records)
+    assert not problems and len(group.records) == 6
+    names = group.names(group.records)
+    assert [names[one] for one in records] == ["replay"] * 4 + ["replay memory_per_class=all"] * 2
+    ((group,), _) = group_runs(records[:2] + records[4:])
+    assert set(group.names(group.records).values()) == {"replay"}
 
 
 VARIED = {"batch_size": [64, 128], "epochs": [4, 70], "wsc.retain": [0.2, 0.5], "prefix": ["a", "b"], "T": [1.0, 2.0]}
@@ -288,6 +313,16 @@ def test_labels_name_methods_and_data_sets(tmp_path, undrawn):
     (text,) = (path.read_text() for path in (tmp_path / "report" / "tables").glob("accuracy*.tex"))
     assert r"Ours \textless{}3" in text
     assert command.main([str(tmp_path), "--label", "replay"]) == 2
+
+
+def test_runs_of_other_memory_sizes_keep_their_own_labels():
+    labelled = {(20, 1): "Ours, few", (200, 1): "Ours, many"}
+    records = [record("wsc", memory, seed, label=name) for (memory, seed), name in labelled.items()]
+    without = record("wsc", 200, 2)
+    ((group,), _) = group_runs([*records, without])
+    names = group.names(group.records)
+    assert [names[one] for one in (*records, without)] == ["Ours, few", "Ours, many", "Ours, few"]
+    assert group.shown("Ours, many") == "Ours, many"
 
 
 def test_a_data_set_is_named_by_no_more_of_its_path_than_tells_it_apart():

@@ -235,6 +235,30 @@ def test_a_mean_over_seeds_and_memories_decides_and_a_trial_that_lacks_some_is_l
     )
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_trials_over_other_seeds_or_memories_are_not_ranked(reverse, tmp_path, undrawn):
+    """Most trials have seeds 1 and 2; the others have as many runs."""
+    over = {0.1: ((1, 200), (2, 200)), 0.2: ((1, 200), (2, 200)), 0.5: ((3, 200), (4, 200)), 0.9: ((1, 20), (2, 20))}
+    many = [
+        trial("wsc", 70 + 10 * retain, seed, memory, wsc__retain=retain)
+        for retain, runs in over.items()
+        for seed, memory in runs
+    ]
+    synthetic.write(tmp_path, *(many[::-1] if reverse else many))
+    page = report.write_report(tmp_path)
+    assert json.loads((page.parent / "tuned_wsc.json").read_text())["wsc.retain"] == 0.2
+    text = (page.parent / "tables" / f"{TUNING}.md").read_text()
+    assert "Missing: runs of some trials, which were left out: 2 of wsc." in text
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_of_trials_over_as_many_other_seeds_those_of_the_first_seeds_are_ranked(reverse, tmp_path, undrawn):
+    many = [trial("wsc", 70 + seed, seed, wsc__retain=retain) for seed, retain in ((1, 0.2), (2, 0.5))]
+    synthetic.write(tmp_path, *(many[::-1] if reverse else many))
+    page = report.write_report(tmp_path)
+    assert json.loads((page.parent / "tuned_wsc.json").read_text())["wsc.retain"] == 0.2
+
+
 def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path):
     tested = [synthetic.result(name, 200) | {"avg_acc": value} for name, value in (("replay", 71.0), ("wsc", 72.0))]
     synthetic.write(tmp_path, *TRIALS, *tested)

@@ -16,10 +16,10 @@ from pycil_wsc.report.analyses import ANALYSES, WIDE
 from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
 from pycil_wsc.report.groups import Group, changed_keys, position
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
+from pycil_wsc.report.names import clean
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.series import Plot, Series
-from pycil_wsc.report.stats import mean_and_error
-from pycil_wsc.report.studies import retain_row
+from pycil_wsc.report.studies import RETAIN
 from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, key, new_figure, wrapped
 from pycil_wsc.report.tables import Failed
 
@@ -208,27 +208,36 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
 
 
 def retain_rates(series: Series) -> Iterator[Plot]:
-    """Accuracy against the share of retained parameters, with and without averaging, per memory size."""
+    """Accuracy against the share of retained parameters, with and without averaging, per memory size.
+
+    Runs that differ in further keys are lines of their own, with another marker.
+    """
     group, found = series.group, {}
     for record in group.records:
-        if record.memory and retain_row(record, changed_keys(record)) is not None:
-            line = found.setdefault((record.memory, not position(record, "wsc.average")), {})
-            line.setdefault(position(record, "wsc.retain"), []).append(average(record))
+        if RETAIN.row(record, changed_keys(record)) is not None:
+            place = record.memory, not position(record, "wsc.average"), group.rest(record, RETAIN.studied)
+            found.setdefault(place, {}).setdefault(position(record, "wsc.retain"), []).append(record)
     lines = {place: line for place, line in sorted(found.items()) if len(line) > 1}
     if not lines:
         return
+    drawn = [record for line in lines.values() for records in line.values() for record in records]
+    variant = {
+        group.rest(record, RETAIN.studied): clean(name.removeprefix("wsc"))
+        for record, name in group.names(drawn, lambda record: record.method, RETAIN.studied).items()
+    }
     figure = new_figure(COLUMN, 3.5)
     axes = figure.subplots()
-    memories, styles = sorted({memory for memory, _ in lines}), {}
-    for (memory, last), line in lines.items():
+    memories, styles = sorted({memory for memory, _, _ in lines}), {}
+    for (memory, last, rest), line in lines.items():
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
-        name = f"{memory:,}" + (" without averaging" if last else "")
+        name = f"{memory:,}" + (" without averaging" if last else "") + variant[rest]
         face = SURFACE if last else colour
-        styles[name] = {"color": colour, "marker": "o", "linestyle": ":" if last else "-", "markerfacecolor": face}
+        marker = "osD^vPX"[list(variant).index(rest) % 7]
+        styles[name] = {"color": colour, "marker": marker, "linestyle": ":" if last else "-", "markerfacecolor": face}
         rates = sorted(line)
-        means, errors = zip(*(mean_and_error(line[rate]) for rate in rates))
-        bars = [error or 0 for error in errors]
-        axes.errorbar([100 * rate for rate in rates], means, bars, **styles[name] | {"elinewidth": 0.8})
+        values = [list(map(average, line[rate])) for rate in rates]
+        means, errors = list(map(np.mean, values)), list(map(series.spread, values))
+        axes.errorbar([100 * rate for rate in rates], means, errors, **styles[name] | {"elinewidth": 0.8})
     axes.set(
         xlabel="parameters that keep their weights at the reset (%)", ylabel="average accuracy (%)", xlim=(-3, 103)
     )
@@ -239,8 +248,8 @@ def retain_rates(series: Series) -> Iterator[Plot]:
         for name, line in zip(styles, lines.values())
         if len(line) < len(rates)
     ]
-    several = any(len(values) > 1 for line in lines.values() for values in line.values())
-    notes = ["Error bars: ± standard error." if several else "One seed."]
+    several = any(len(records) > 1 for line in lines.values() for records in line.values())
+    notes = [f"Error bars: ± {series.options.spread_name}." if several else "One seed."]
     notes += [f"Missing: {'; '.join(gaps)}."] if gaps else []
     yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, tuple(notes))
 

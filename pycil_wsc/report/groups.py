@@ -62,6 +62,7 @@ class Group:
         self.standard = {name: self._standard(name) for name in STUDIED}
         self.reference = paper.tables(setting) if options.paper and not self.variants_of else {}
         self.custom_names = _custom_names(self.records, variant_of)
+        self.labels = {own for record in self.records if (own := _label_of(record))}
 
     def _standard(self, name: str) -> Hashable:
         """The paper's value of a studied key if any run has it, otherwise the most frequent value."""
@@ -87,11 +88,14 @@ class Group:
         return label(records, base or self.name_of, self.variant_of, studied, brief=True)
 
     def name_of(self, record: Record) -> str:
-        return self.custom_names.get((record.method, self.variant_of[record].frozen), record.method)
+        """The label in the run's configuration; else that of the same variant's runs, or the method."""
+        return _label_of(record) or self.custom_names.get(
+            (record.method, self.variant_of[record].frozen), record.method
+        )
 
     def shown(self, name: str) -> str:
         """The display name of a row or line."""
-        if any(name == own or name.startswith(f"{own} ") for own in self.custom_names.values()):
+        if any(name == own or name.startswith(f"{own} ") for own in self.labels):
             return clean(name)
         return method_name(name, self.options.labels)
 
@@ -306,12 +310,18 @@ def distinguishing_keys(variants: Sequence[Mapping[str, Any]], skipped: set[str]
 
 
 def _custom_names(records: Iterable[Record], variant_of: Variants) -> dict[Hashable, str]:
-    """The names set by ``label`` in the configurations: ``{(method, variant): name}``."""
+    """The first name set by ``label`` in the configurations of each variant: ``{(method, variant): name}``."""
     names: dict[Hashable, str] = {}
     for record in records:
-        if isinstance(own := record.config.get("label"), str) and own:
-            names.setdefault((record.method, variant_of[record].frozen), clean(own))
+        if own := _label_of(record):
+            names.setdefault((record.method, variant_of[record].frozen), own)
     return names
+
+
+def _label_of(record: Record) -> str:
+    """The name set by ``label`` in the run's configuration, or ""."""
+    own = record.config.get("label")
+    return clean(own) if isinstance(own, str) else ""
 
 
 def position(record: Record, name: str) -> Any:

@@ -30,7 +30,8 @@ def variants(records: Iterable[Record]) -> dict[Record, Variant]:
 
     A key that the run's version did not have gets the value that applied before the key was added
     (:mod:`pycil_wsc.config.options`). A missing option of a learner gets the value of the method's other results if
-    they all agree, because the report does not import learners.
+    they all agree, because the report does not import learners. A memory of all images is part of the variant only if
+    there is also a run whose memory is given as the same number.
     """
     found = {record: _decisive(record) for record in records}
     options: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -41,6 +42,16 @@ def variants(records: Iterable[Record]) -> dict[Record, Variant]:
         for name, values in options[record.method].items():
             if name not in variant and len(values) == 1:
                 variant[name] = json.loads(next(iter(values)))
+    whole = [record for record in found if record.keeps_all]
+    places = {(record.method, record.memory) for record in whole}
+    counted = {
+        (*place, Variant(variant).frozen)  # of a copy: the variants are not yet complete
+        for record, variant in found.items()
+        if not record.keeps_all and (place := (record.method, record.memory)) in places
+    }
+    for record in whole:
+        if (record.method, record.memory, Variant(found[record]).frozen) in counted:
+            found[record]["memory_per_class"] = "all"
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pycil_wsc.config.options import ALL
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.files import RESULT_SCHEMA
+from pycil_wsc.files import REPLACED, RESULT_SCHEMA
 from pycil_wsc.report.names import clean
 
 HUGE = 1e18  # larger numbers are rejected
@@ -49,13 +49,18 @@ class Record:
         consolidated = self.config.get("consolidate") and self.config["model_name"] != "wsc"
         return self.config["model_name"] + "+wsc" * bool(consolidated)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the memory keeps every image."""
+        return self.config["fixed_memory"] and self.config["memory_per_class"] == ALL
+
     @cached_property
     def memory(self) -> float:
         """The number of exemplars: per class if the memory is fixed (the mean if all are kept), else in total."""
         if not self.config["fixed_memory"]:
             return self.config["memory_size"]
         data, classes = self.data.get("data"), self.data.get("class_names")
-        if self.config["memory_per_class"] == ALL and isinstance(data, dict) and classes:
+        if self.keeps_all and isinstance(data, dict) and classes:
             return round(data["train"] / len(classes))
         return self.config["memory_per_class"]
 
@@ -97,6 +102,7 @@ class Found:
 def find_runs(places: Iterable[str | Path]) -> Found:
     """Find the finished runs in ``places`` (files or folders): ``result.json``, and other ``*.json`` with a result.
 
+    A result that was replaced, ``result.old.json``, is left out unless it is itself one of the ``places``.
     Does not raise an exception for any contents of a file.
     """
     found, seen = Found(), set()
@@ -123,7 +129,7 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
         for parent, folders, names in os.walk(place, onerror=unreadable):
             folders.sort()
             present = set(names)
-            for name in sorted(names):
+            for name in sorted(present - {REPLACED}):
                 if name.endswith(".json") or name == "metrics.jsonl" and "result.json" not in present:
                     yield Path(parent, name)
 

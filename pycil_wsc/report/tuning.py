@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
 from pycil_wsc.config.options import INCIDENTAL
@@ -36,15 +36,18 @@ class Trial(NamedTuple):
 def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
     """``{method: (trials, best first; number of trials left out)}``.
 
-    Trials that lack a memory size or seed of the others are left out.
+    The trials of a method are over the same memory sizes and seeds; others are left out. Of several sets of these, the
+    largest is chosen; of equally large ones, that of the most trials, and then the one with the smallest numbers.
     """
     members: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record, name in label(group.records, lambda record: record.method, group.variant_of).items():
         members[record.method][name.removeprefix(record.method).strip()].append(record)
     found = {}
     for method, choices in members.items():
-        most = max(map(len, choices.values()))
-        complete = [Trial(keys, tuple(records)) for keys, records in choices.items() if len(records) == most]
+        runs = {keys: tuple(sorted((r.memory, r.seed) for r in records)) for keys, records in choices.items()}
+        counts = Counter(runs.values())
+        chosen = min(counts, key=lambda each: (-len(each), -counts[each], each))
+        complete = [Trial(keys, tuple(records)) for keys, records in choices.items() if runs[keys] == chosen]
         found[method] = sorted(complete, key=lambda trial: -trial.mean), len(choices) - len(complete)
     return found
 
