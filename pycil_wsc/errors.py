@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 class UnusableRun(UserError):
-    """The contents of a run's folder cannot be used. Other runs continue."""
+    """A run cannot be trained as configured, or its folder cannot be used. Other runs continue."""
 
 
 class TrainingDiverged(Exception):

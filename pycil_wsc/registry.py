@@ -22,6 +22,7 @@ from pycil_wsc.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 _groups = ["pycil_wsc"]  # of entry points that are still to be loaded
+_broken: list[str] = []  # messages on those that cannot be
 
 
 class Registry(UserDict):
@@ -63,15 +64,22 @@ class Registry(UserDict):
 def _load_entry_points():
     """Load the modules that installed packages name as entry points, once in each process."""
     while _groups:  # popped before loading, which may itself look something up
-        for entry in entry_points(group=_groups.pop()):
-            try:
-                entry.load()
-            except Exception as error:
-                package = entry.dist.name if entry.dist else "?"
-                raise UserError(
-                    f"entry point '{entry.name} = {entry.value}' of the package '{package}' cannot be loaded "
-                    f"({type(error).__name__}: {error}); correct or uninstall that package"
-                ) from error
+        _broken.extend([message for entry in entry_points(group=_groups.pop()) if (message := _loaded(entry))])
+    if _broken:
+        raise UserError(_broken[0])
+
+
+def _loaded(entry):
+    """Load an entry point; returns a message if that fails."""
+    try:
+        entry.load()
+    except Exception as error:
+        package = entry.dist.name if entry.dist else "?"
+        return (
+            f"entry point '{entry.name} = {entry.value}' of the package '{package}' cannot be loaded "
+            f"({type(error).__name__}: {error}); correct or uninstall that package"
+        )
+    return None
 
 
 def _modules_named(name: str) -> list[str]:

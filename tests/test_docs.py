@@ -513,7 +513,7 @@ SMALL = {  # by script: options that make it quick
     "run_cost": "--epochs 1 --images 5 --repeats 1 --methods replay",
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
-    "scaling": "--processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
+    "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
     "image_folder": "--images 2600 --caches false --workers 1",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }

@@ -1,5 +1,6 @@
 """A first task shared by several runs is trained once, and only the recorded time differs."""
 
+import importlib
 import json
 import os
 import shutil
@@ -166,6 +167,19 @@ def test_other_images_or_other_code_are_another_first_task(settings, tmp_path, m
     assert first_task.key(other, other.dataset) != before
     monkeypatch.setattr(first_task, "code", lambda: "other")
     assert first_task.key(one, one.dataset) != before
+
+
+def test_a_backbone_of_another_package_decides_by_its_code(settings, tmp_path, monkeypatch):
+    source = tmp_path / "my_backbones.py"
+    source.write_text(
+        "from pycil_wsc.networks.nets import make_backbone\ndef build(): return make_backbone('resnet8')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry.backbones, "mine", importlib.import_module("my_backbones").build)
+    mine, ours = run(settings, convnet_type="mine"), run(settings)
+    keys = [first_task.key(mine, mine.dataset), first_task.key(ours, ours.dataset)]
+    source.write_text(source.read_text() + "# edited\n")
+    assert first_task.key(mine, mine.dataset) not in keys and first_task.key(ours, ours.dataset) == keys[1]
 
 
 def test_consolidating_the_first_task_is_not_shared(settings):

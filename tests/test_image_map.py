@@ -104,6 +104,14 @@ def test_images_are_those_of_the_test_transform(dataset, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_reading_images_draws_no_random_number_of_the_network(workers, dataset):
+    """Else a resumed run, which starts its workers again, would have other dropout."""
+    source, before = FolderSource(dataset.info, dataset.train, CPU, workers), torch.get_rng_state()
+    collected(source, dataset.train, train=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_pass_within_another_changes_neither(mapped, workers, dataset, tmp_path):
     """A reset in the middle of an epoch scores parameters with the same images."""

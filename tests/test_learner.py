@@ -22,6 +22,7 @@ from test_task_lists import MONTHS, NAMES, TEMPLATES, month, photos, run, weight
 import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
+from pycil_wsc.runs import saved_learner
 from pycil_wsc.runs.learner import Learner
 from pycil_wsc.runs.run import Run
 
@@ -286,6 +287,37 @@ def test_what_is_saved_outlives_the_images_where_they_are_copied(tmp_path):
         Learner.load(tmp_path / "names", quiet=True).learn(tasks[1])
 
 
+def test_saved_month_by_month_in_one_folder_the_copied_exemplars_stay_with_their_labels(tmp_path):
+    """The originals are gone; a learner that is not saved goes on with the copies too."""
+    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1, "memory_bytes": 6 * 16 * 16 * 3}
+    learner = learned(photos(tmp_path / "0", ["cat", "ant"], 0), **keys)
+    learner.save(tmp_path / "shelf", copy_images=True)
+    for number, names in enumerate((["bee"], ["dog", "cat"], ["bee"]), 1):
+        shutil.rmtree(tmp_path / str(number - 1))
+        learner = Learner.load(tmp_path / "shelf", quiet=True)
+        learner.learn(photos(tmp_path / str(number), names, number))
+        before = labelled(learner)
+        learner.save(tmp_path / "shelf", copy_images=number != 3)
+        assert labelled(learner) == before == labelled(Learner.load(tmp_path / "shelf", quiet=True))
+    assert all(path.startswith(str(tmp_path)) for path in learner._held.train.images)
+
+
+def labelled(learner):
+    """The exemplars: name of the class, and content of the file."""
+    split = learner._held.train
+    return sorted((learner.classes[c], Path(path).read_bytes()) for c, path in zip(split.targets, split.images))
+
+
+def test_a_task_that_cannot_be_written_is_learned_again_not_twice(months, tmp_path):
+    learner = learned(months[0], out=tmp_path / "work")
+    with patch.object(saved_learner, "write", side_effect=OSError("disk full")), pytest.raises(OSError):
+        learner.learn(months[1])
+    assert len(learner.history) == 1
+    learner.learn(months[1])
+    assert len(learner.history) == 2 and (tmp_path / "work" / "task2" / "learner.json").exists()
+    assert_same(learner, learned(*months[:2]))
+
+
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
 
@@ -352,12 +384,39 @@ def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):
 # ---- what it refuses -------------------------------------------------------------------------------------------------
 
 GREY = np.zeros((2, 8, 8), np.float32)
+
+COLOUR = np.zeros((8, 8, 3), np.uint8)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield GREY[0], 0
+
+
+class Few(torch.utils.data.Dataset):
+    classes = ["only"]
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
 REFUSED = {
     "tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner("wsc", tasks=["npz:a.npz"]),
     "unknown key 'epoch'; did you mean 'epochs'?": lambda: Learner("wsc", epoch=3),
     "unknown model_name 'wcs'; did you mean 'wsc'?": lambda: Learner("wcs"),
     "nothing has been learned yet; call learn first": lambda: Learner("wsc").predict(GREY),
     "images: float32 of shape (2, 8, 8); give uint8 (N, side, side, 3)": lambda: Learner().learn((GREY, [0, 1])),
+    "labels: 3 is no list; give one label per image": lambda: Learner().learn((GREY.astype(np.uint8), 3)),
+    "max_tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner.load("absent", max_tasks=1),
+    "Stream: has no length; give a map-style Dataset": lambda: Learner().learn(Stream()),
+    "label 1 has no name in its 1 classes": lambda: Learner().learn(Few([(COLOUR, 0), (COLOUR, 1)])),
+    "got a torch.uint8 tensor (4, 8, 8)": lambda: Learner().learn(Few([(torch.zeros(4, 8, 8, dtype=torch.uint8), 0)])),
     "(images, labels): 2 images and 1 labels": lambda: Learner().learn((GREY.astype(np.uint8), ["cat"])),
     "labels: 0.5 is neither a string nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
     "a list cannot be learned; give 'folder:PATH'": lambda: Learner().learn([GREY]),

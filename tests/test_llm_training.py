@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.llm.generation import answers, stop_tokens
 from pycil_wsc.llm.merging import slerp
 from pycil_wsc.llm.model import load_model
@@ -47,7 +47,7 @@ def test_an_average_that_would_have_no_sample_is_refused_before_the_task(llm_set
     keys = {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 999, "llm.method": "wsc"}
     training, config, corpus = training_of(llm_settings | keys)
     learn(training, config, corpus, 0)
-    with pytest.raises(UserError, match=r"wsc: a task is too short \(no sample of the average within the . steps"):
+    with pytest.raises(UnusableRun, match=r"wsc: a task is too short \(no sample of the average within the . steps"):
         training.begin_task(1, corpus.epochs(config, 1))
 
 

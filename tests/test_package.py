@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import zipfile
 from email import message_from_bytes
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from small_runs import small_data
 from test_docs import blocks
 
 import main
+from pycil_wsc import registry
+from pycil_wsc.errors import UserError
 from pycil_wsc.runs import command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -185,6 +188,19 @@ def test_a_learner_of_another_package_is_found_in_every_process(learner_package,
         "error: config.json: entry point 'lwf = my_learners.lwf' of the package 'my-learners' cannot be loaded "
         "(ModuleNotFoundError: No module named 'no_such_module'); correct or uninstall that package\n"
     )
+
+
+def test_a_broken_entry_point_is_named_each_time_and_hides_no_other(monkeypatch, tmp_path):
+    (tmp_path / "sound_extension.py").write_text("loaded = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [EntryPoint(name, f"{name}_extension", "pycil_wsc") for name in ("broken", "sound")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "_groups", ["pycil_wsc"])
+    monkeypatch.setattr(registry, "_broken", [])
+    for _ in range(2):
+        with pytest.raises(UserError, match="entry point 'broken = broken_extension' of the package"):
+            registry.learners["replay"]
+    assert sys.modules["sound_extension"].loaded
 
 
 def test_the_command_is_main_py():

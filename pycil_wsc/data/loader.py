@@ -192,6 +192,7 @@ class FolderSource(CroppedSource):
             persistent_workers=persistent,
             pin_memory=self.device.type == "cuda",
             collate_fn=_stack,
+            generator=torch.Generator(),  # of the workers' seeds; torch's own one is for the network
         )
 
     def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:

@@ -51,6 +51,7 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
 def _of_pair(images: Any, labels: Any) -> Dataset:
     labels = _listed(labels)
     images = images.cpu().numpy() if isinstance(images, torch.Tensor) else images
+    images = images if isinstance(images, np.ndarray) else _list("images", images)
     if len(images) != len(labels) or not labels:
         raise UserError(f"(images, labels): {len(images)} images and {len(labels)} labels; give one label per image")
     distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
@@ -68,11 +69,18 @@ def _of_pair(images: Any, labels: Any) -> Dataset:
 
 def _listed(labels: Any) -> list[int | str]:
     """``labels`` as a list of integers or strings."""
-    labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    labels = _list("labels", labels.tolist() if hasattr(labels, "tolist") else labels)
     for label in labels:
         if isinstance(label, bool) or not isinstance(label, (str, int, np.integer)):
             raise UserError(f"labels: {label!r} is neither a string nor a whole number")
     return [str(label) if isinstance(label, str) else int(label) for label in labels]
+
+
+def _list(what, values):
+    try:
+        return list(values)
+    except TypeError:
+        raise UserError(f"{what}: {values!r} is no list; give one label per image") from None
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -87,6 +95,8 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 def _of_torch(source: Any) -> Dataset:
     """Read a map-style data set into memory."""
+    if not hasattr(source, "__len__"):
+        raise UserError(f"{type(source).__name__}: has no length; give a map-style Dataset, with __len__")
     samples = [source[index] for index in range(len(source))]
     images = [_image(image) for image, _ in samples]
     if len({image.shape for image in images}) > 1:
@@ -95,6 +105,8 @@ def _of_torch(source: Any) -> Dataset:
     labels = [int(label) if isinstance(label, (torch.Tensor, np.integer)) else label for _, label in samples]
     names: Sequence[str] | None = getattr(source, "classes", None)
     if names is not None:
+        if wrong := [label for label in labels if isinstance(label, int) and not 0 <= label < len(names)]:
+            raise UserError(f"{type(source).__name__}: label {wrong[0]} has no name in its {len(names)} classes")
         labels = [names[label] if isinstance(label, int) else label for label in labels]
     return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
 
@@ -103,11 +115,11 @@ def _image(image: Any) -> np.ndarray:
     """Convert a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3) to uint8 (H, W, 3)."""
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
-    if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
+    if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) in (1, 3):
         return image.expand(3, -1, -1).permute(1, 2, 0).numpy()
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
         return image
-    kind = f"{image.dtype} tensor" if isinstance(image, torch.Tensor) else type(image).__name__
+    kind = f"{image.dtype} tensor {tuple(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
     raise UserError(
         f"a torch Dataset must return PIL images or uint8 tensors (3, side, side), got a {kind}; remove ToTensor and "
         "Normalize, which the learner applies itself"

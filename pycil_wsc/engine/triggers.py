@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from pycil_wsc import seeding
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun
 
 
 class Plateau:
@@ -36,7 +36,7 @@ def held_out_exemplars(learner: Any, task: Task) -> np.ndarray:
     rng = np.random.default_rng(seeding.derived_seed(learner.config.seed, "trigger", task.index))
     counts = held_out_counts(learner.config, learner.memory)
     if not counts:
-        raise UserError(
+        raise UnusableRun(
             f"wsc.trigger: 'held_out' has no class with two exemplars in task {task.index + 1}, "
             "so none can be held out; keep more, or use 'training_loss'"
         )

@@ -106,7 +106,7 @@ class Consolidated(BaseLearner):
         try:
             self.consolidation.check_fits(phase.epochs * per_epoch)
         except ValueError as error:
-            raise UserError(f"wsc: task {task.index + 1} is too short ({error}); change the keys 'wsc.*'") from None
+            raise UnusableRun(f"wsc: task {task.index + 1} is too short ({error}); change the keys 'wsc.*'") from None
         if options.reset == "continual_backprop":
             fresh, rates = functools.partial(self._fresh, task), (options.replacement_rate, options.maturity)
             sum_ = self.processes.sum_ if self.processes.count > 1 else None
@@ -152,7 +152,7 @@ class Consolidated(BaseLearner):
             names for names in inner_units(self.network) if self.network.get_submodule(names[0]).weight.requires_grad
         ]
         if not units:
-            raise UserError(
+            raise UnusableRun(
                 f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; "
                 "its blocks need conv1, bn1 and conv2"
             )

@@ -13,7 +13,7 @@ from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolida
 from pycil_wsc.consolidation.functional import Betas
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.config import Consolidation, LLMConfig
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.merged import AdaptedWeights, TrainedWeights
@@ -226,5 +226,5 @@ def _consolidation(options: Consolidation, betas: Betas, placing: Replicated, st
     try:
         consolidation.check_fits(steps)
     except ValueError as error:
-        raise UserError(f"wsc: a task is too short ({error}); change the keys 'wsc.*'") from None
+        raise UnusableRun(f"wsc: a task is too short ({error}); change the keys 'wsc.*'") from None
     return consolidation

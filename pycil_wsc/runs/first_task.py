@@ -8,8 +8,11 @@ included, so that a run that takes it from there ends with the same numbers, to 
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 from filelock import Timeout
 
+from pycil_wsc import registry
 from pycil_wsc.data.datasets import Dataset
 from pycil_wsc.files import load_tensors, locked, save_tensors
 
@@ -97,6 +101,7 @@ def key(run: Any, dataset: Dataset) -> str:
     decisive |= {"device": device, "threads": torch.get_num_threads() if device == "cpu" else None}
     decisive |= {"processes": run.processes.count}
     decisive |= {"precision": run.learner.precision, "torch": torch.__version__, "code": code()}
+    decisive |= {"extensions": code_elsewhere(run)}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -116,4 +121,24 @@ def code() -> str:
         for path in (root / folder).rglob("*.py")
     ):
         digest.update(path.read_bytes())
+    digest.update((root / "seeding.py").read_bytes())
     return digest.hexdigest()
+
+
+def code_elsewhere(run: Any) -> list[str]:
+    """Digests of the other packages and modules that define the run's learner, backbone and optimiser."""
+    config = run.config
+    used = [*config.learner.__mro__, registry.backbones.get(config.convnet_type), registry.optimizers[config.optimizer]]
+    modules = {module for entry in used if (module := inspect.getmodule(entry))}
+    tops = {module.__name__.partition(".")[0] for module in modules}
+    known = {"pycil_wsc", "torch", *sys.stdlib_module_names}  # torch's version is in the key
+    return [_digest_of_module(sys.modules[name]) for name in sorted(tops - known)]
+
+
+def _digest_of_module(module):
+    """A digest of all source files of a module or package; another one at each call if it has none."""
+    folders = getattr(module, "__path__", [])
+    paths = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+    if not paths and not getattr(module, "__file__", None):
+        return os.urandom(8).hex()
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths or [Path(module.__file__)])).hexdigest()

@@ -72,9 +72,7 @@ class Learner:
         quiet: bool = False,
         **keys: Any,
     ) -> None:
-        given = flatten(keys)
-        if wrong := sorted(OF_RUNS & given.keys()):
-            raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
+        given = of_learner(keys)
         given |= {first: given[later] for later, first in FIRST.items() if later in given and first not in given}
         self.config: Config = registry.kinds[registry.DEFAULT_KIND].resolve(given | {"model_name": name})
         self.out, self.quiet = Path(out) if out is not None else None, quiet
@@ -122,8 +120,12 @@ class Learner:
             if (saved / "learner.json").exists():
                 self._restore(saved, config, stream)
             else:
-                self._train(folder / f".{saved.name}", config, stream)
-                os.rename(folder / f".{saved.name}", saved)
+                held, state = self._train(work := folder / f".{saved.name}", config, stream)
+                if self.out is not None:
+                    saved_learner.write(work, self._to_save(config.tasks, held, state))
+                    (work / "checkpoint.pt").unlink(missing_ok=True)
+                os.rename(work, saved)
+                self._set_state(config, held, state)  # last: whoever retries after an error learns this task again
         return self.history[-1]
 
     @contextlib.contextmanager
@@ -141,7 +143,7 @@ class Learner:
             yield self.out
 
     def _train(self, folder, config, stream):
-        """Train on the last task of ``stream``, with checkpoints in ``folder``, and save the learner there."""
+        """Train on the last task of ``stream``, with checkpoints in ``folder``; returns the exemplars and the state."""
         if self.out is None:
             config = dataclasses.replace(config, checkpoint_seconds=LARGEST_NUMBER)
         config = dataclasses.replace(config, cache_first_task=False)
@@ -156,10 +158,7 @@ class Learner:
         state = run.state(end_of(run.manager.tasks[-1]))
         memory = state["learner"]["_extra_state"]["memory"]
         memory["classes"] = {c: numbers[indices].tolist() for c, indices in run.learner.memory.classes.items()}
-        self._set_state(config, held, state)
-        (folder / "checkpoint.pt").unlink(missing_ok=True)
-        if self.out is not None:
-            saved_learner.write(folder, self._to_save())
+        return held, state
 
     def _restore(self, saved, config, stream):
         """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``."""
@@ -227,13 +226,13 @@ class Learner:
         folder = Path(folder)
         if folder.exists() and not (folder / "learner.json").exists() and (folder.is_file() or any(folder.iterdir())):
             raise UserError(f"{folder}: has other contents than a learner; choose another folder")
-        if self._state is None:
+        if self._held is None or self._state is None:
             raise UserError("nothing has been learned yet; call learn first")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
                 new = Path(temporary, "new")
-                saved_learner.write(new, self._to_save(), copy_images)
+                saved_learner.write(new, self._to_save(self.config.tasks, self._held, self._state), copy_images, folder)
                 saved_learner.replace_folder(new, folder)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
@@ -244,18 +243,25 @@ class Learner:
 
         Nothing in the folder is executed. ``keys`` override the saved ones: ``device="cuda"``, ``epochs=2``.
         """
-        found = saved_learner.read(Path(folder))
+        given, found = of_learner(keys), saved_learner.read(Path(folder))
         learner = cls.__new__(cls)
-        learner.config = configured(found.config | flatten(keys), tasks=tuple(found.config["tasks"]))
+        learner.config = configured(found.config | given, tasks=tuple(found.config["tasks"]))
         learner.out, learner.quiet = Path(out) if out is not None else None, quiet
         learner._held, learner._state, learner._model = found.held, found.state, None
         return learner
 
-    def _to_save(self) -> saved_learner.SavedLearner:
-        assert self._held and self._state
+    def _to_save(self, tasks, held, state) -> saved_learner.SavedLearner:
         config = {name: value for name, value in self.config.to_dict().items() if name not in OF_RUNS - {"model_name"}}
-        config["tasks"] = list(self.config.tasks)
-        return saved_learner.SavedLearner(config, self._held, self._state)
+        config["tasks"] = list(tasks)
+        return saved_learner.SavedLearner(config, held, state)
+
+
+def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys as in JSON; raises a :class:`UserError` for one of whole experiments."""
+    given = flatten(keys)
+    if wrong := sorted(OF_RUNS & given.keys()):
+        raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
+    return given
 
 
 def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:

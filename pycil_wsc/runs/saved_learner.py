@@ -48,8 +48,12 @@ class SavedLearner(NamedTuple):
     state: dict[str, Any]
 
 
-def write(folder: Path, learner: SavedLearner, copy_images: bool = False) -> None:
-    """Write the files to ``folder``. ``learner.json`` is written last, so a folder that has it is complete."""
+def write(folder: Path, learner: SavedLearner, copy_images: bool = False, replaced: Path | None = None) -> None:
+    """Write the files to ``folder``. ``learner.json`` is written last, so a folder that has it is complete.
+
+    ``copy_images``: copy the exemplars' image files too. Those in ``replaced``, the folder that this one will replace,
+    are copied in any case.
+    """
     held, tensors = learner.held, {}
     assert held.arrivals is not None
     state = _packed(learner.state, "", tensors)
@@ -60,9 +64,11 @@ def write(folder: Path, learner: SavedLearner, copy_images: bool = False) -> Non
         with open(folder / "exemplars.npy", "wb") as file:
             np.save(file, held.train.images)
     else:
-        exemplars["files"] = [os.path.abspath(path) for path in held.train.images]
-        if copy_images:
-            exemplars["files"] = _copied(exemplars["files"], folder)
+        own = os.path.join(os.path.abspath(replaced), "") if replaced else None
+        paths = [os.path.abspath(path) for path in held.train.images]
+        exemplars["files"] = [
+            _copied(path, folder) if copy_images or own and path.startswith(own) else path for path in paths
+        ]
     write_json(folder / "exemplars.json", exemplars)
     facts = {"info": dataclasses.asdict(held.info), "seen": list(held.arrivals.seen), "data": held.fingerprint}
     settings = {"version": VERSION, "config": learner.config}
@@ -146,16 +152,16 @@ def _exemplars(
     return Dataset(info, Split(images, labels), test, 0.0, data, Arrivals(seen, tasks, tasks[:0]))
 
 
-def _copied(paths: list[str], folder: Path) -> list[str]:
-    """Copy the files to ``folder``; returns their relative names there."""
-    (folder / "exemplars").mkdir()
-    names = [f"exemplars/{number:07}{Path(path).suffix}" for number, path in enumerate(paths)]
-    for path, name in zip(paths, names):
-        try:
-            shutil.copyfile(path, folder / name)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be copied ({error.strerror}); restore the exemplar's file") from None
-    return names
+def _copied(path: str, folder: Path) -> str:
+    """Copy the file to ``folder``; returns its name there, which its content decides, so it is kept by later copies."""
+    try:
+        content = Path(path).read_bytes()
+        name = f"exemplars/{_sha256(content)[:32]}{Path(path).suffix}"
+        (folder / "exemplars").mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be copied ({error.strerror}); restore the exemplar's file") from None
+    return name
 
 
 def _packed(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -17,7 +17,7 @@ from pycil_wsc import registry, report
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import locked
+from pycil_wsc.files import REPLACED, locked
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.runs.progress import Overview, duration
@@ -108,7 +108,7 @@ def set_aside(configs: Sequence[Any]) -> None:
         with contextlib.suppress(Timeout), locked(folder, wait=False):
             first_task.do_again(folder)
             if has_result(folder):
-                os.replace(folder / "result.json", folder / "result.old.json")
+                os.replace(folder / "result.json", folder / REPLACED)
                 (folder / "checkpoint.pt").unlink(missing_ok=True)  # that a longer list of tasks would resume from
 
 
