@@ -138,6 +138,11 @@ def test_a_budget_gives_every_method_as_many_passes_in_each_task(name, given, fi
     )
 
 
+def test_a_phase_that_a_budget_sets_is_not_given_too():
+    with pytest.raises(UserError, match="compression_epochs: is set by 'budget', in proportion to 'epochs'"):
+        resolve({"model_name": "foster", "budget": {"updates_like": "replay"}, "compression_epochs": 5})
+
+
 def test_a_budget_is_an_axis_and_leaves_its_mark_in_the_epochs_alone(tmp_path):
     shipped, matched = load(write(tmp_path, {"model_name": "foster", "budget": ["pycil", {"updates_like": "replay"}]}))
     assert shipped == resolve({"model_name": "foster"}) and shipped.run_folder != matched.run_folder

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UserError
+from pycil_wsc.llm.adapters import adapted_layers
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.merging import models_resident, slerp
 from pycil_wsc.llm.model import load_model
@@ -77,6 +78,22 @@ def test_an_adapter_that_is_not_of_a_linear_layer_cannot_be_merged(llm_settings)
     changes = {"llm__lora_rank": 2, "llm__lora_targets": "embed_tokens"}
     config, corpus = configured(llm_settings, llm__method="magmax", **changes)
     with pytest.raises(UserError, match="llm.lora_targets: 'model.embed_tokens' is not a linear layer"):
+        Training(config, corpus.tokenizer, Processes(), CPU)
+
+
+def test_a_merge_into_a_weight_that_another_layer_shares_is_refused(llm_settings):
+    changes = {"llm__lora_rank": 2, "llm__lora_targets": "q_proj, lm_head"}
+    config, corpus = configured(llm_settings, llm__method="magmax", **changes)
+    with pytest.raises(UserError, match="'lm_head' shares its weight with 'model.embed_tokens.weight'"):
+        Training(config, corpus.tokenizer, Processes(), CPU)
+
+
+def test_every_named_layer_has_an_adapter(llm_settings):
+    config, corpus = configured(llm_settings, llm__lora_rank=2, llm__lora_targets="q_proj, v_proj")
+    layers = adapted_layers(Training(config, corpus.tokenizer, Processes(), CPU).model)
+    assert {layer.layer.split(".")[-1] for layer in layers} == {"q_proj", "v_proj"}
+    config, corpus = configured(llm_settings, llm__lora_rank=2, llm__lora_targets="q_proj,v_prj")
+    with pytest.raises(UserError, match="llm.lora_targets: no layer is called 'v_prj'"):
         Training(config, corpus.tokenizer, Processes(), CPU)
 
 

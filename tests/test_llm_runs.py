@@ -303,6 +303,18 @@ def torchrun(config):
     ]
 
 
+def test_done_again_and_stopped_in_a_test_it_does_not_take_the_earlier_answers(llm_settings):
+    config, corpus = configured(llm_settings)
+    whole = Run(config, corpus).execute()
+    (config.run_folder / "result.json").unlink()
+    for path in config.run_folder.rglob("predictions/*/*.jsonl"):  # of other code
+        rows = [json.loads(line) | {"prediction": "?"} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with killed_at(lambda calls: calls[-1][0]["stage"] == "test", Run):
+        Run(config, corpus).execute()
+    assert Run(config, corpus).execute()["scores"] == whole["scores"]
+
+
 def test_answers_with_any_line_break_are_read_again(llm_settings):
     config, corpus = configured(llm_settings, llm__method="zero_shot")
     breaks = "a\u2028b\u2029c\x85d\re\nf"

@@ -183,6 +183,7 @@ def test_stages_are_frozen_by_timms_names(settings):
     "more, line",
     [
         ({"convnet_type": "timm:resnet81"}, r"convnet_type: timm .* has no model 'resnet81'; did you mean 'resnet"),
+        ({"convnet_type": "timm:resnet18.foo"}, "convnet_type: timm .*: Invalid pretrained tag"),
         ({"model_name": "memo"}, "model_name: 'memo' splits the backbone, which 'timm:resnet18' does not support"),
         ({"convnet_type": "resnet8", "pretrained": True}, "pretrained: applies to timm models only"),
         ({"convnet_type": "resnet8", "pretrained": ""}, "pretrained: applies to timm models only"),

@@ -91,6 +91,8 @@ def _schedule(given: Mapping[str, Any], default: Mapping[str, Any], learner: Any
             other_keys = ("init_epoch",) if main == "init_epoch" else registry.learners[like].epoch_keys
             requested = given.get(main, sum(defaults(like)[name] for name in other_keys))
             total = sum(default[name] for name in keys)
+            if wrong := [name for name in keys[1:] if name in given]:
+                raise UserError(f"{wrong[0]}: is set by 'budget', in proportion to '{main}'; leave it out")
         if requested is None:
             continue
         epochs = {name: max(1, round(default[name] * requested / total)) for name in keys}

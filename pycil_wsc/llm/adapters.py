@@ -31,15 +31,22 @@ def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
         raise UserError("llm.lora_rank: adapters need peft; pip install peft, or use 0") from None
-    targets: Any = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
+    targets: Any = config.lora_targets
+    if targets != "all-linear":
+        targets = [name.strip() for name in targets.split(",")]
     options = LoraConfig(
         r=config.lora_rank, lora_alpha=cast(int, config.lora_alpha), target_modules=targets, task_type="CAUSAL_LM"
     )
     try:
         # Not get_peft_model: the forward and generate of its wrapper bypass the model's hooks, which FSDP needs.
-        return inject_adapter_in_model(options, model)
+        adapted = inject_adapter_in_model(options, model)
     except ValueError as error:
         raise UserError(f"llm.lora_targets: {str(error).splitlines()[0]}") from None
+    layers = [f".{layer.layer}" for layer in adapted_layers(adapted)]
+    for name in targets if isinstance(targets, list) else []:
+        if not any(layer.endswith(f".{name}") for layer in layers):
+            raise UserError(f"llm.lora_targets: no layer is called '{name}'")
+    return adapted
 
 
 def adapted_layers(model: nn.Module) -> list[Adapted]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.adapters import adapted_layers
 from pycil_wsc.llm.placing import Replicated
 
@@ -56,6 +57,13 @@ class AdaptedWeights(TrainedWeights):
     def __init__(self, placing: Replicated) -> None:
         super().__init__(placing)
         self.layers = {f"{layer.layer}.base_layer.weight": layer for layer in adapted_layers(placing.model)}
+        for name, parameter in placing.model.named_parameters(remove_duplicate=False):
+            for own, layer in self.layers.items():
+                if parameter is layer.weight and name != own:
+                    raise UserError(
+                        f"llm.lora_targets: '{layer.layer}' shares its weight with '{name}', which a merge would "
+                        "change too; leave it out"
+                    )
 
     @torch.no_grad()
     def read(self) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
         with seeding.seeded(config.seed, "weights"):
             try:
                 model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config, empty)
-            except (OSError, ValueError, ImportError) as error:
+            except Exception as error:  # damaged files raise many kinds
                 raise _load_error(error, config) from None
         known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
         if len(tokenizer) > known:
@@ -84,7 +84,7 @@ def _pretrained(config: LLMConfig, empty: bool) -> Any:
 
 def _load_error(error: Exception, config: LLMConfig) -> UserError:
     """A one-line error for a model that cannot be loaded."""
-    reason = str(error).strip().splitlines()[0]
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if "attn" in reason or "ttention" in reason:
         return UserError(f"llm.attn_implementation: {reason}")
     return UserError(

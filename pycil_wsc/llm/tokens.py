@@ -52,7 +52,7 @@ def load_tokenizer(config: Any, texts: Iterable[str]) -> Any:
         return train_tokenizer(texts, config.vocab_size)
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.model)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # damaged files raise many kinds
         raise UserError(
             f"llm.model: no tokeniser at '{config.model}' ({_first_line(error)}); "
             "give a folder, or a name on the hub that is reachable or cached"
@@ -111,8 +111,14 @@ def _chat_frame(tokenizer: Any) -> Frame:
             messages, tokenize=False, add_generation_prompt=not answer, date_string=TEMPLATE_DATE
         )
 
-    before, after = rendered([]).split(PROMPT)
-    end = rendered([{"role": "assistant", "content": ANSWER}]).split(ANSWER)[1].strip()
+    try:
+        before, after = rendered([]).split(PROMPT)
+        end = rendered([{"role": "assistant", "content": ANSWER}]).split(ANSWER)[1].strip()
+    except Exception as error:  # the template is a program of its own
+        raise UserError(
+            "llm.chat_template: the tokeniser's template does not take a single turn of user and assistant "
+            f"({_first_line(error)}); use false"
+        ) from None
     pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] if text else [] for text in (before, after, end)]
     if not pieces[2]:
         pieces[2] = [tokenizer.eos_token_id]

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,8 @@ class Run:
             self._epoch(index, number, *reached)
         training.end_task()
         self._tick("train_seconds")
+        if self.processes.first:  # answers of an earlier run in this folder
+            shutil.rmtree(self._predictions(index, 0).parent, ignore_errors=True)
         self._checkpoint(START | {"task": index, "stage": "test"})
 
     def _epoch(self, index: int, number: int, first: int, loss: float) -> None:
@@ -118,6 +121,7 @@ class Run:
             self._show(index, f"{epoch.name} {epoch.number + 1}/{epoch.total}, step {step + 1}/{len(batches)}")
             if self._due() and (number, step) != (len(self.epochs[index]) - 1, len(batches) - 1):
                 loss, losses = loss + self._summed(losses), torch.zeros((), device=self.device)
+                self._tick("train_seconds")  # the device has finished these steps
                 ended = step + 1 == len(batches)
                 done = {"epoch": number + 1} if ended else {"epoch": number, "step": step + 1, "loss": loss}
                 self._checkpoint(START | {"task": index} | done)

@@ -23,6 +23,10 @@ def check_name(convnet_type: str) -> None:
     timm, name = _timm(), convnet_type.removeprefix(PREFIX)
     if not timm.is_model(name):
         raise UserError(f"convnet_type: timm {timm.__version__} has no model '{name}'{_near(name, timm)}")
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        raise UserError(f"convnet_type: timm {timm.__version__}: {error}") from None
 
 
 @functools.cache
