@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from main import main
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.errors import UnusableRun
+from pycil_wsc.llm import corpus as corpus_module
 from pycil_wsc.llm.checkpoint import open_state, save_state, verify_state
 from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers
@@ -313,6 +314,23 @@ def test_done_again_and_stopped_in_a_test_it_does_not_take_the_earlier_answers(l
     with killed_at(lambda calls: calls[-1][0]["stage"] == "test", Run):
         Run(config, corpus).execute()
     assert Run(config, corpus).execute()["scores"] == whole["scores"]
+
+
+def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm_settings, tmp_path, capsys):
+    path, (config, corpus) = write(tmp_path, llm_settings), configured(llm_settings)
+    train = tmp_path / "data" / "small" / "shapes" / "train.json"
+    own = train.read_text()
+    with killed_at(1, Run):
+        Run(config, corpus).execute()
+    for file in ("checkpoint.safetensors", "result.json"):
+        train.write_text(own.replace("red", "reddish"))
+        corpus_module._load.cache_clear()
+        assert main(["--config", path]) == 1
+        error = capsys.readouterr().err
+        assert f"{file}: was made with other data (then 48 training and 24 test samples" in error, error
+        train.write_text(own)
+        corpus_module._load.cache_clear()
+        assert main(["--config", path]) == 0
 
 
 def test_answers_with_any_line_break_are_read_again(llm_settings):

@@ -389,7 +389,7 @@ def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings,
     assert main(["--config", path]) == 1
     error = capsys.readouterr().err
     assert (
-        f"{folder / 'result.json'}: was made with other data (then 72 training and 72 test images" in error
+        f"{folder / 'result.json'}: was made with other data (then 72 training and 72 test samples" in error
         and error.count("\n") == 1
     )
     del result["data"]  # as of an earlier version
@@ -437,7 +437,7 @@ def test_a_stopped_run_does_not_go_on_with_other_data(settings, tmp_path, capsys
     assert main(["--config", path]) == 1
     error = capsys.readouterr().err
     assert (
-        "checkpoint.pt: was made with other data (then 72 training and 72 test images" in error
+        "checkpoint.pt: was made with other data (then 72 training and 72 test samples" in error
         and error.count("\n") == 1
     )
     small_data(settings["dataset"].removeprefix("npz:"))

@@ -92,4 +92,4 @@ def _read(cache: Path) -> dict[str, Any]:
 
 
 def _described(data: dict[str, Any]) -> str:
-    return f"{data.get('train')} training and {data.get('test')} test images, sha256 {data.get('sha256')}"
+    return f"{data.get('train')} training and {data.get('test')} test samples, sha256 {data.get('sha256')}"

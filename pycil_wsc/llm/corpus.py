@@ -1,6 +1,7 @@
 """The tokenised tasks of a run, and the examples of each epoch."""
 
 import functools
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +68,14 @@ class Corpus:
             for task in self.tasks
         ]
         self.warnings = warnings_of(self.tasks)
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """The number of items and a hash of them and of how each task is trained and scored, as of image data."""
+        digest = hashlib.sha256(repr([(task.name, task.info, task.train, task.test) for task in self.tasks]).encode())
+        digest.update(repr(self.pool).encode())
+        train, test = (sum(len(getattr(task, part)) for task in self.tasks) for part in ("train", "test"))
+        return {"train": train, "test": test, "sha256": digest.hexdigest()[:16]}
 
     @functools.cached_property
     def trivial(self) -> dict[str, dict[str, dict[str, float]]]:

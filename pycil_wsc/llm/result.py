@@ -27,6 +27,7 @@ def result_of(
     return {
         "kind": "llm",
         "config": config.recorded(),
+        "data": corpus.fingerprint,
         "tasks": [task.name for task in corpus.tasks],
         "metrics": [task.info.metric for task in corpus.tasks],
         "avg_score": scores["trace"]["last_average"],

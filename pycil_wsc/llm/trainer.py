@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.consolidation import NonFiniteGradients
+from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
@@ -229,6 +230,7 @@ class Run:
         }
         if self.processes.first:
             state |= {"peak_memory": self.peak_memory, "identity": self.config.identity()}
+            state["data"] = self.corpus.fingerprint
             save_state(self.folder / "checkpoint.safetensors", state)
         self._tick()  # saving does not count as training
         self.saved = time.perf_counter()
@@ -249,6 +251,11 @@ class Run:
                 return position
             if state["identity"] != self.config.identity():
                 raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
+            if difference := changed(state.get("data"), self.corpus.fingerprint):
+                raise UnusableRun(
+                    f"{path}: was made with other data ({difference}); "
+                    "restore them, or delete it to start this run again"
+                )
             self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
             if position["task"] < len(self.epochs):
                 self.training.load_state_dict(state["training"], position["task"], self.epochs[position["task"]])

@@ -122,7 +122,7 @@ def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
     """The ``result.json`` of a finished run, or None.
 
     Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
-    earlier versions and of language models have no fingerprint of their data; they are accepted.
+    earlier versions have no fingerprint of their data; they are accepted.
     """
     path = config.run_folder / "result.json"
     if not path.exists() or registry.kinds[config.kind].extends(config):
