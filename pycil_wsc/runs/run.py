@@ -269,12 +269,14 @@ class Run:
         """Restore the saved state, if any; returns (index of the next task, the position in it or None)."""
         path = self.folder / "checkpoint.pt"
         found = self.processes.from_first(lambda: read_checkpoint(path, self.config, self.data))
-        state = found or copy.deepcopy(self.start)  # training changes its lists
+        state = found or self.start
         if state is None:
             return 0, None
-        position, self.curves, self.confusion = state["position"], state["curves"], state["confusion"]
-        self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
-        self.records.load_state_dict(state["records"])
+        # copies: what training changes must not change ``start``
+        changing = ("curves", "history", "clock", "records")
+        self.curves, self.history, self.clock, records = copy.deepcopy([state[name] for name in changing])
+        position, self.confusion, self.peak_memory = state["position"], state["confusion"], state["peak_memory"]
+        self.records.load_state_dict(records)
         self.resumes = found is not None
         for task in self.manager.tasks[: position["task"]]:
             self.learner.grow_for(task)
