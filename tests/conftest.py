@@ -52,3 +52,4 @@ def made(tmp_path_factory):
 def undrawn(monkeypatch):
     """Reports without figures, for tests of everything else."""
     monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group, brief=False: ())
+    monkeypatch.setattr("pycil_wsc.report.page.language_figures", lambda group: ())

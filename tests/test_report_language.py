@@ -2,13 +2,17 @@
 
 import csv
 import json
+import re
 from itertools import combinations
 
 import pytest
+from test_report import ODD
 
 from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.report.language import language_figures, language_groups
+from pycil_wsc.keys import RESULT
+from pycil_wsc.llm.config import KEYS
+from pycil_wsc.report.language import NOT_DECISIVE, language_figures, language_groups
 from pycil_wsc.report.runs import Record
 
 TASKS = ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
@@ -63,7 +67,7 @@ def rows(path):
     return {(row["method"], row["memory"], row["column"]): row for row in csv.DictReader(path.open())}
 
 
-def test_the_table_has_the_results_numbers_and_the_papers_beside_them(tmp_path):
+def test_the_table_has_the_results_numbers_and_the_papers_beside_them(tmp_path, undrawn):
     write(tmp_path, *(made_up(seed=seed) for seed in (1, 2, 3)), made_up("finetune", 0.0, 1))
     report.write_report(tmp_path)
     (path,) = (tmp_path / "report" / "tables").glob("scores-trace-*.csv")
@@ -91,7 +95,7 @@ def test_the_table_has_the_results_numbers_and_the_papers_beside_them(tmp_path):
     )
 
 
-def test_scores_after_each_task_with_overall_performance_and_backward_transfer(tmp_path):
+def test_scores_after_each_task_with_overall_performance_and_backward_transfer(tmp_path, undrawn):
     matrix = [[0.5], [0.25, 0.75], [0.0, 0.5, 1.0]]
     result = made_up(tasks=TASKS[:3])
     result["scores"] = {version: scores | {"matrix": matrix} for version, scores in result["scores"].items()}
@@ -106,11 +110,10 @@ def test_scores_after_each_task_with_overall_performance_and_backward_transfer(t
         (path,) = (tmp_path / "report" / "tables").glob(f"scores-{version}-*.csv")
         assert float(rows(path)["wsc", "20", "backward transfer"]["mean"]) == -25
     assert "backward transfer" in report.result_table([result])
-    assert "Average score after each task" in (tmp_path / "report" / "index.html").read_text()
 
 
 @pytest.mark.parametrize("changes", [{"model": "tiny-llama"}, {"tasks": TASKS[:3]}])
-def test_other_models_and_tasks_have_no_numbers_of_the_paper_beside_them(changes, tmp_path):
+def test_other_models_and_tasks_have_no_numbers_of_the_paper_beside_them(changes, tmp_path, undrawn):
     write(tmp_path, made_up(**changes))
     report.write_report(tmp_path)
     (path,) = (tmp_path / "report" / "tables").glob("scores-trace-*.csv")
@@ -122,6 +125,7 @@ def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path):
     page = report.write_report(tmp_path).read_text()
     for text in (
         "trace/1000, 8 tasks",
+        "Average score after each task",
         "Average score against memory",
         "Relative VRAM usage against memory",
         "FOMC: majority 49.4",
@@ -157,6 +161,20 @@ def test_settings_that_differ_have_rows_of_their_own():
     assert "wsc wsc.covers=replay 20" in text and "wsc wsc.covers=all 20" in text
 
 
+def test_the_report_takes_for_the_same_run_what_the_engine_does():
+    shown = {"seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio"}  # as rows, columns or groups
+    assert NOT_DECISIVE - {"label"} == {name for name, key in KEYS.items() if key.decides not in RESULT} | shown
+
+
+def test_runs_with_the_tasks_in_another_order_have_tables_of_their_own(tmp_path, undrawn):
+    write(tmp_path, made_up(tasks=TASKS[:3]), made_up(tasks=TASKS[1:4], seed=2))
+    page = report.write_report(tmp_path).read_text()
+    paths = list((tmp_path / "report" / "tables").glob("scores-trace-*.csv"))
+    assert sorted(min(row["column"] for row in csv.DictReader(path.open())) for path in paths) == ["C-STANCE", "FOMC"]
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
 def test_images_and_language_models_have_tables_of_their_own(synthetic_result):
     text = report.result_table([synthetic_result, made_up()])
     assert "Average accuracy" in text and "Scores after the last task" in text
@@ -172,11 +190,24 @@ def synthetic_result():
     return synthetic.result()
 
 
+@pytest.mark.parametrize("part", ["result", "config"])
+def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, undrawn):
+    whole = made_up()
+    places = [(key, value) for key in (whole if part == "result" else whole["config"]) for value in ODD]
+    results = [made_up(seed=seed) for seed in range(2, len(places) + 2)]
+    for result, (key, value) in zip(results, places):
+        (result if part == "result" else result["config"])[key] = value
+    write(tmp_path, whole, *results)
+    page = report.write_report(tmp_path).read_text()
+    assert '<th class="label" scope="row">WSC</th>' in page and "is a result of another version" in page
+    assert "Failed tables and figures" not in page
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"scores": {}}, {"avg_score": "high"}, {"tasks": TASKS[:2]}, {"config": {}}, {"peak_memory_bytes": None}],
 )
-def test_a_result_that_is_not_whole_is_named_and_left_out(changes, tmp_path):
+def test_a_result_that_is_not_whole_is_named_and_left_out(changes, tmp_path, undrawn):
     write(tmp_path, made_up(), made_up(seed=2) | changes)
     assert "another version" in report.write_report(tmp_path).read_text()
     with pytest.raises(UnusableRun, match="another version"):

@@ -118,12 +118,7 @@ class WeightSpaceConsolidation:
         self.warmup_steps, self.retain, self.rank_scope = warmup_steps, retain, rank_scope
         self.importance, self.reset, self.average = as_importance(importance), reset, average
         self._check_options()
-        if self.reset and warmup_steps is not None and warmup_steps < self.reset.min_warmup:
-            warnings.warn(
-                f"WSC averages but does not reset: after a warm-up of {warmup_steps} steps, fewer than "
-                f"min_warmup={self.reset.min_warmup}, a reset may cost more than it gains",
-                stacklevel=2,
-            )
+        if self._warmup_is_too_short():
             self.reset = None
         self._params = by_name(named_parameters, "named_parameters", lambda p: p.requires_grad)
         self._buffers = self._wanted_buffers(named_buffers)
@@ -173,6 +168,8 @@ class WeightSpaceConsolidation:
         if self._optimizer is None or not self.steps:
             raise RuntimeError("end_warmup() before any step: attach() first, and train")
         self.warmup_steps = self.steps
+        if self._warmup_is_too_short(stacklevel=4):  # also torch.no_grad
+            self._previous, self._tracker = {}, None
         self._act(self._optimizer)
 
     @torch.no_grad()
@@ -326,6 +323,17 @@ class WeightSpaceConsolidation:
             if self.reset and self.warmup_steps == 0:
                 raise ValueError("warmup_steps=0 leaves no gradient to rank by: give at least 1, or reset=None")
 
+    def _warmup_is_too_short(self, stacklevel=3):
+        """Whether there is no reset because of its ``min_warmup``, which is said in a warning."""
+        too_short = self.reset and self.warmup_steps is not None and self.warmup_steps < self.reset.min_warmup
+        if too_short:
+            warnings.warn(
+                f"WSC averages but does not reset: after a warm-up of {self.warmup_steps} steps, fewer than "
+                f"min_warmup={self.reset.min_warmup}, a reset may cost more than it gains",
+                stacklevel=stacklevel,
+            )
+        return too_short
+
     def _wanted_buffers(self, named_buffers):
         wanted = any(part and part.buffers for part in (self.reset, self.average))
         if wanted and named_buffers == ():
@@ -385,8 +393,9 @@ class WeightSpaceConsolidation:
         return skipped
 
     def _reset_due(self) -> Reset | None:
-        due = self.reset and self.warmup_steps is not None and self.reset.due(self._steps - self.warmup_steps)
-        return self.reset if due else None
+        if self.reset is None or self.warmup_steps is None or self.warmup_steps < self.reset.min_warmup:
+            return None
+        return self.reset if self.reset.due(self._steps - self.warmup_steps) else None
 
     def _sample_due(self) -> Average | None:
         due = self.average and self.warmup_steps is not None and self.average.due(self._steps, self.warmup_steps)

@@ -121,13 +121,18 @@ class Processes:
         return self.rank == 0
 
     def device(self, device: torch.device) -> torch.device:
-        """``device``, or this process's own GPU if there are several processes; made the current CUDA device."""
-        own = (
-            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device.type == "cuda" and self.count > 1 else device
-        )
-        if own.type == "cuda":
-            torch.cuda.set_device(own)
-        return own
+        """``device``, or this process's own GPU if there are several processes; made the current CUDA device.
+
+        A CUDA device without a number is the current one.
+        """
+        if device.type != "cuda":
+            return device
+        if self.count > 1:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        elif device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(device)
+        return device
 
     def share(self, values: Sequence[T]) -> Sequence[T]:
         """This process's part of a list."""

@@ -146,13 +146,19 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
         parts = trials if setting.validation_split else _comparisons(found, variant_of)
         groups += [Group(setting, part, variant_of, options) for part in parts]
     names = dataset_names((group.setting.dataset for group in groups), options.labels)
-    slugs: Counter[str] = Counter()
     for group in groups:
         group.dataset_name = names[group.setting.dataset]
         group.only_tuning = sum(bool(setting.validation_split) for setting in settings) < 2
+    number_slugs(groups)
+    return groups, problems
+
+
+def number_slugs(groups: Iterable[Any]) -> None:
+    """Give groups with the same ``slug`` different ones, by setting their ``number``."""
+    slugs: Counter[str] = Counter()
+    for group in groups:
         slugs[group.slug] += 1
         group.number = slugs[group.slug]
-    return groups, problems
 
 
 def _settings(records: Iterable[Record]) -> dict[Record, Setting]:

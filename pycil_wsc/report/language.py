@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pycil_wsc.report.formats import to_text
-from pycil_wsc.report.groups import label
+from pycil_wsc.report.groups import label, number_slugs
 from pycil_wsc.report.identity import Variant, distinct
+from pycil_wsc.report.listings import build_tables
 from pycil_wsc.report.names import clean, method_name
 from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.runs import Problem, Record
-from pycil_wsc.report.tables import Cell, Column, Row, Table, measured
+from pycil_wsc.report.tables import Cell, Column, Failed, Row, Table, measured
 
 Measure = Callable[[Mapping[str, Any]], Any]
 
@@ -45,7 +46,7 @@ COSTS: Mapping[Column, Measure] = {
 NOT_DECISIVE = {"seed", "prefix", "device", "threads", "data_root", "out", "save_weights", "label"} | {
     f"llm.{name}"
     for name in (
-        *("data", "model", "method", "replay_ratio", "pool", "micro_tokens", "padding", "eval_batch"),
+        *("data", "model", "method", "replay_ratio", "micro_tokens", "padding", "packing", "eval_batch"),
         *("attn_implementation", "gradient_checkpointing", "shard", "timeout_minutes", "checkpoint_minutes"),
     )
 }
@@ -90,7 +91,7 @@ class LanguageGroup:
         options: Options = DEFAULT,
     ) -> None:
         self.data, self.model, self.tasks = clean(data), clean(model), [clean(task) for task in tasks]
-        self.variant_of, self.options = variant_of, options
+        self.variant_of, self.options, self.number = variant_of, options, 1
         self.records = sorted(records, key=lambda record: (_rank(record.method), record.memory, record.seed))
         in_paper = options.paper and list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model
         self.reference = PAPER["trace"]["scores"] if in_paper else {}
@@ -107,7 +108,8 @@ class LanguageGroup:
     @property
     def slug(self) -> str:
         name = f"{self.data}-{self.model}-{len(self.tasks)}"
-        return re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-.")[-80:]
+        name = re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-.")[-80:]
+        return name + (f"-{self.number}" if self.number > 1 else "")
 
     @property
     def title(self) -> str:
@@ -145,20 +147,21 @@ def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tu
         kept, duplicates = distinct({record: variants[record] for record in found})
         groups.append(LanguageGroup(data, model, tasks, kept, variants, options))
         problems += duplicates
+    number_slugs(groups)
     return groups, problems
 
 
 def score_table(results: Iterable[dict[str, Any]]) -> str:
     """The score table that a sweep prints."""
-    return "\n\n".join(to_text(_scores(group, MEASURES)) for group in language_groups(map(Record, results))[0])
+    return "\n\n".join(to_text(_scores(group)) for group in language_groups(map(Record, results))[0])
 
 
-def language_tables(group: LanguageGroup) -> list[Table]:
+def language_tables(group: LanguageGroup) -> Iterator[Table | Failed]:
     """Tables of scores by both versions of the metrics, of scores after each task, and of costs."""
-    return [_scores(group, MEASURES), _scores(group, FIXED, "fixed"), _stages(group), _costs(group)]
+    return build_tables(group, [_scores, partial(_scores, measures=FIXED, version="fixed"), _stages, _costs])
 
 
-def _scores(group: LanguageGroup, measures: Mapping[Column, Measure], version: str = "trace") -> Table:
+def _scores(group: LanguageGroup, measures: Mapping[Column, Measure] = MEASURES, version: str = "trace") -> Table:
     """The paper's main table: scores on each task after the last one, and ``measures``."""
     rows = []
     for (name, memory), records in _cells(group).items():

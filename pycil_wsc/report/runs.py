@@ -238,7 +238,7 @@ def _checked(path: Path, data: Any) -> tuple[dict[str, Any], list[str]]:
             raise UnusableRun(
                 f"{path}: is a result of another version ('{name}' is {state}); move it away to run this again"
             )
-    optional = {} if language else OPTIONAL
+    optional = LANGUAGE_OPTIONAL if language else OPTIONAL
     malformed = [name for name, fits in optional.items() if data.get(name) is not None and not fits(data[name], data)]
     flaws = [f"'{name}' is not as expected; left out" for name in malformed]
     return {name: value for name, value in data.items() if name not in malformed}, flaws
@@ -280,6 +280,10 @@ def _numbers(value: Any, depth: int = 1) -> bool:
 def _lower(value: Any, tasks: list[Any]) -> bool:
     """Whether ``value`` is a lower triangle: the accuracies on tasks 0..t after task t."""
     return _numbers(value, 2) and [len(row) for row in value] == list(range(1, len(tasks) + 1))
+
+
+def _named_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and (not value or _numbers([*value.values()]))
 
 
 def _names(value: Any, _: Any = None) -> bool:
@@ -331,4 +335,11 @@ LANGUAGE: Mapping[str, Test] = {
     **dict.fromkeys(("avg_score", "train_minutes", "relative_vram_minutes", "peak_memory_bytes"), NUMBER),
     **dict.fromkeys(("models_resident", "models_resident_streamed", "relative_vram_minutes_streamed"), NUMBER),
     **dict.fromkeys(("tokens_trained", "tokens_per_second", "padding"), NUMBER),
+}
+LANGUAGE_OPTIONAL: Mapping[str, Test] = {
+    "trivial": lambda value, _: (
+        isinstance(value, dict)
+        and all(isinstance(tasks, dict) and all(map(_named_numbers, tasks.values())) for tasks in value.values())
+    ),
+    "warnings": _names,
 }
