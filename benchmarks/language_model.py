@@ -65,7 +65,7 @@ def main():
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    device, timings = resolved_device(args.device), {name: [] for name in args.methods}
+    device, timings = Processes().device(resolved_device(args.device)), {name: [] for name in args.methods}
     for _ in range(args.repeats):
         for name in args.methods:
             timings[name].append(timed(name, args, device))

@@ -81,8 +81,9 @@ class Steps(Silent):
     def task_started(self, task):
         """Counting starts here, since some methods keep the previous weights."""
         if self.device.type == "cuda":
-            one = torch.ones(1, 1, device=self.device)
-            torch.mm(one, one)  # the first product allocates the library's workspace
+            one = torch.ones(1, 1, device=self.device, requires_grad=True)
+            torch.mm(one, one).backward()  # the first product of each thread allocates the library's workspace
+            del one
             self.before = torch.cuda.memory_allocated(self.device)
             reset_peak_memory(self.device)
         else:

@@ -27,6 +27,11 @@ class WrongPlan(Exception):
     """A learner did not train on the planned number of images: an error in its class."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its type if it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def one_line(text: str) -> str:
     """``text`` with unprintable characters (line breaks, control characters, lone surrogates) as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

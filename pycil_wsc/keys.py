@@ -139,6 +139,11 @@ def select(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Contai
     return {name: value for name, value in values.items() if keys[name].decides in decisions}
 
 
+def up_to_date(identity: Mapping[str, Any], own: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+    """A recorded ``identity``, completed by the keys of ``own`` that were added since, with their earlier values."""
+    return {**plain({name: keys[name].earlier for name in own.keys() - identity.keys()}), **identity}
+
+
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with tuples converted to lists, as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -167,9 +167,9 @@ def register_importance(name: str) -> Callable[[T], T]:
     """Register ``score(network, params, previous, batches, options) -> {name: scores}`` for ``wsc.importance``.
 
     ``network`` is in evaluation mode and returns logits. ``params`` and ``previous`` are {name: tensor}: the current
-    weights to rank, and those before the task. ``batches`` is a sequence of (images, targets) from the task's training
-    data and the memory, without augmentation. ``options`` are the keys ``wsc.*``. Weights with the highest scores are
-    retained.
+    weights to rank, and those before the task. ``batches`` can be iterated many times, over (images, targets) from the
+    task's training data and the memory, without augmentation. ``options`` are the keys ``wsc.*``. Weights with the
+    highest scores are retained.
     """
     return lambda score: importances.add(name, score)
 
@@ -198,6 +198,7 @@ class Kind:
     """
 
     unit: str  # the unit of a run's cost
+    checkpoint = "checkpoint.pt"  # the file in a run's folder from which a stopped run resumes
 
     def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the keys of a JSON file (nested ones with dots) with those of the command line, which override them."""
@@ -220,7 +221,7 @@ class Kind:
         raise NotImplementedError
 
     def plan(self, config: Any, data: Any) -> int:
-        """The cost of a whole run, in ``unit``."""
+        """The cost of a whole run, in ``unit``. Raises a :class:`UserError` for what could not be trained."""
         raise NotImplementedError
 
     def measurer(self) -> Callable[[Any, Any], float]:
@@ -247,7 +248,7 @@ class Kind:
 
     def leftovers(self, config: Any) -> tuple[str, ...]:
         """Files that a finished run no longer needs."""
-        return ("checkpoint.pt",)
+        return (self.checkpoint,)
 
     def unrecorded(self, config: Any) -> list[str]:
         """Records that ``config`` requests but the finished run does not have."""
@@ -261,7 +262,7 @@ DEFAULT_KIND = "class_incremental"
 
 
 def register_kind(name: str) -> Callable[[type[Kind]], type[Kind]]:
-    """Register a :class:`Kind`. A configuration is of this kind if a key of it begins with ``name`` and a dot."""
+    """Register a :class:`Kind`. A configuration is of this kind if it has the key ``name``, or one below it."""
 
     def decorate(cls: type[Kind]) -> type[Kind]:
         kinds.add(name, cls())

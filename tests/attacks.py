@@ -46,9 +46,14 @@ def answer(arguments: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def undrawn():
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
     """Reports without figures, which would take seconds."""
-    return patch("pycil_wsc.report.page.figures", lambda group, brief=False: ())
+    with (
+        patch("pycil_wsc.report.page.figures", lambda group, brief=False: ()),
+        patch("pycil_wsc.report.page.language_figures", lambda group: ()),
+    ):
+        yield
 
 
 class Place:

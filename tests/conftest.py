@@ -7,8 +7,10 @@ import synthetic
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a model hub, or waits for one
+os.environ.setdefault("PYCIL_WSC_COMMIT", "tests")  # else each result starts git
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import small_runs  # noqa: E402
 from small_llm import small_settings  # noqa: E402
 from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
@@ -49,7 +51,7 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def undrawn():
     """Reports without figures, for tests of everything else."""
-    monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group, brief=False: ())
-    monkeypatch.setattr("pycil_wsc.report.page.language_figures", lambda group: ())
+    with small_runs.undrawn():
+        yield

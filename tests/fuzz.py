@@ -163,11 +163,16 @@ def hostile_header(place: Place, rng: random.Random) -> None:
 
 
 def hostile_folder(place: Place, rng: random.Random) -> None:
-    """A run's files, damaged: they are refused, the run is repeated, or they are used unchanged."""
+    """A run's files, damaged: they are refused, the run is repeated, or its result stays as it was.
+
+    Only ``result.json`` itself has no checksum: with other digits it is taken for the result.
+    """
     place.run({"save_weights": rng.choice([True, False])})
+    (result,), harms = place.out.rglob("result.json"), {}
+    before = outcome(result)
     files = sorted(path for path in place.out.rglob("*") if path.is_file() and not path.name.startswith("."))
     for path in rng.sample(files, min(len(files), 2)):
-        harm = rng.choice(["damage", "damage", "remove", "folder", "loop"])
+        harms[path] = harm = rng.choice(["damage", "damage", "remove", "folder", "loop"])
         content = path.read_bytes()
         path.unlink()
         if harm == "damage":
@@ -176,7 +181,16 @@ def hostile_folder(place: Place, rng: random.Random) -> None:
             path.mkdir()
         elif harm == "loop":
             path.symlink_to(path.name)
-    place.run({}, *rng.choice([[], ["--dry-run"]]))
+    code, *printed = place.run({}, *rng.choice([[], ["--dry-run"]]))
+    used = code == 0 and result.is_file() and harms.get(result) != "damage"
+    if used and outcome(result) != before:
+        raise Fault(f"another result than before {harms}: {printed}")
+
+
+def outcome(result: Path) -> list[Any]:
+    """The curve, the matrix and the losses of a ``result.json``."""
+    content = json.loads(result.read_text())
+    return [content[name] for name in ("curve", "matrix", "train_loss")]
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:

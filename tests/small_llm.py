@@ -53,7 +53,7 @@ def small_settings(folder):
 
 def configured(settings, **changes):
     """(configuration, corpus) of the settings; ``changes`` are keys, ``__`` for the dot."""
-    from pycil_wsc.llm.corpus import load_corpus  # an extra
+    from pycil_wsc.llm.corpus import Corpus, CorpusOptions  # an extra
 
     config = resolve(settings | {name.replace("__", "."): value for name, value in changes.items()})
-    return config, load_corpus(config)
+    return config, Corpus(CorpusOptions.of(config))

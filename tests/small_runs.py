@@ -71,10 +71,20 @@ class Undisturbed:
         if name not in self.finished:
             out = self.folder / str(len(self.finished))
             settings = SETTINGS | {"dataset": f"npz:{self.data}", "out": str(out)} | keys
-            with patch("pycil_wsc.report.page.figures", lambda group: ()):
+            with undrawn():
                 assert main(["--config", write(self.folder, settings)]) == 0
             (self.finished[name],) = results(settings).items()
         return self.finished[name]
+
+
+@contextlib.contextmanager
+def undrawn():
+    """Within, reports have no figures, which take most of their time."""
+    with (
+        patch("pycil_wsc.report.page.figures", lambda group, brief=False: ()),
+        patch("pycil_wsc.report.page.language_figures", lambda group: ()),
+    ):
+        yield
 
 
 def write(tmp_path, settings):

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections import defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from torch.nn.functional import cross_entropy
 
 from main import main
 from pycil_wsc import registry, report
-from pycil_wsc.analysis.dormant import mean_activations
+from pycil_wsc.analysis.dormant import Dormant, mean_activations
 from pycil_wsc.analysis.flatness import Flatness, filter_normalised
 from pycil_wsc.analysis.observer import Observer
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.engine.processes import SINGLE_PROCESS
 from pycil_wsc.runs.run import Run
 
 ALL = ["gradients", "drift", "flatness", "dormant"]
@@ -195,15 +197,24 @@ def test_the_loss_around_a_solution_is_that_of_the_moved_network(observed, monke
     assert record["loss"][0][1] == record["loss"][1][1], "at the solution itself"
 
 
-def test_dormant_units_by_hand():
-    """Units of 8, 0.2, 0 and 1 on average: the layer's mean is 2.3, and 0.025 of it 0.0575."""
+def test_dormant_units_by_hand(monkeypatch):
+    """Units of 8, 0.2, 0 and 1 on average: the layer's mean is 2.3, and 0.025 of it 0.0575. Then 4.1 and 0.5: 2.3."""
     network = nn.Sequential(nn.Linear(1, 4, bias=False), nn.ReLU(inplace=True), nn.Unflatten(1, (2, 2, 1)), nn.ReLU())
     network[0].weight.data = torch.tensor([[4.0], [0.1], [-3.0], [0.5]])
     first, second = mean_activations(network, [torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]])])
     assert first.tolist() == pytest.approx([8, 0.2, 0, 1]) and second.tolist() == pytest.approx([4.1, 0.5])
+    monkeypatch.setattr(Dormant, "sample", lambda *_: np.arange(3))
+    monkeypatch.setattr(Dormant, "shared_batches", lambda *_: [(torch.tensor([[1.0], [2.0], [3.0]]), None)])
+    learner = SimpleNamespace(predict=network, processes=SINGLE_PROCESS)
+    record = Dormant(learner).task_trained(None)
+    assert record == {"threshold": 0.025, "units": 6, "share": pytest.approx(1 / 6), "layers": [1 / 4, 0]}
+    monkeypatch.setattr(Dormant, "threshold", 0.3)  # at most 0.69
+    record = Dormant(learner).task_trained(None)
+    assert record == {"threshold": 0.3, "units": 6, "share": pytest.approx(3 / 6), "layers": [2 / 4, 1 / 2]}
 
 
-def test_the_share_of_dormant_units_is_over_all_layers(observed):
+def test_the_share_of_dormant_units_is_over_all_layers(observed, monkeypatch):
+    monkeypatch.setattr(Dormant, "threshold", 0.8)  # so that there are some
     run, records, seen = observed("replay", precision="fp32")
     network, kept = seen.trained[0].eval(), []
     batches = list(run.train_source.batches(run.manager.tasks[0].train_indices, run.manager.train_targets, 8))
@@ -216,12 +227,14 @@ def test_the_share_of_dormant_units_is_over_all_layers(observed):
         for images, _ in batches:
             network(images)
     means = torch.cat(kept).mean((0, 2, 3))
-    assert hooks and records[0]["dormant"]["layers"][0] == (means <= 0.025 * means.mean()).float().mean().item()
+    share = (means <= 0.8 * means.mean()).float().mean().item()
+    assert hooks and 0 < share < 1 and records[0]["dormant"]["layers"][0] == share
     units = [16, 16, 16, 32, 32, 64, 64]  # resnet8: the stem, and two in each block
     for record in records:
         found = record["dormant"]
         assert len(found["layers"]) == 7 and found["units"] == sum(units)
         assert found["share"] == pytest.approx(np.dot(found["layers"], units) / sum(units))
+        assert 0 < found["share"] < 1 and len(set(found["layers"])) > 1
 
 
 # ---- nothing but the records -----------------------------------------------------------------------------------------

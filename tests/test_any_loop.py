@@ -39,14 +39,16 @@ def loops(draw):
     """-> (function of the new initial values -> options of the consolidation, how the loop around it is made)."""
     rule = draw(st.sampled_from([Blend, Revert, Random, ShrinkPerturb, None]))
     blend = draw(st.sampled_from([0, 0.3, 0.5, 1]))
+    factors = draw(st.sampled_from([0.0, 0.4])), draw(st.sampled_from([0.0, 2.0]))
     common = dict(every=draw(st.sampled_from([None, 1, 3])), buffers=draw(st.booleans()))
     count = draw(st.sampled_from(["late", "since_reset", "absolute", "swa"]))
     average = Average(
-        every=draw(st.sampled_from([1, 2, 3, 0.5])),
+        every=draw(st.sampled_from([1, 2, 3, 4, 0.1, 0.5])),
         start=draw(st.sampled_from(["reset", "first"])) if count in ("late", "since_reset") else "reset",
         count=count,
         last=draw(st.booleans()),
         buffers=draw(st.booleans()),
+        power=draw(st.sampled_from([0, 0.5, 3, 16])),
     )
     optimizer = draw(st.sampled_from(["SGD", "Adam", "AdamW"]))
     source = "own" if optimizer == "SGD" else draw(st.sampled_from(["own", "optimizer"]))
@@ -63,16 +65,18 @@ def loops(draw):
     )
 
     def with_reset(fresh):
-        arguments = {Blend: [blend], Random: [fresh], ShrinkPerturb: [fresh]}
+        arguments = {Blend: [blend], Random: [fresh], ShrinkPerturb: [fresh, *factors]}
         return options | {"reset": rule and rule(*arguments.get(rule, []), **common)}
 
-    # Adam keeps its moments in the weights' type: in bf16 they are not those of the equations.
-    narrow = [torch.bfloat16] if source == "own" else []
+    # Adam keeps its moments in the weights' type: in bf16 they are not those of the equations. Its first step has the
+    # same length everywhere, so the order of drifts is one of rounding errors: those of float64 in both versions.
+    narrow = [torch.float32, *([torch.bfloat16] if source == "own" else [])]
+    narrow = [] if importance == "drift" and optimizer != "SGD" else narrow
     loop = dict(
         optimizer=optimizer,
         fused=draw(st.booleans()),
         scaler=draw(st.booleans()),
-        dtype=draw(st.sampled_from([torch.float64, torch.float32, *narrow])),
+        dtype=draw(st.sampled_from([torch.float64, *narrow])),
         prefix=draw(st.sampled_from(["", "_orig_mod."])),
         eligible=draw(st.booleans()),
         block=draw(st.sampled_from([3, 2**20])),
@@ -92,7 +96,7 @@ def make_optimizer(params, name, fused):
     return getattr(torch.optim, name)(groups, lr=0.1, weight_decay=0.1 if name == "AdamW" else 0.0, fused=fused, **own)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(loops())
 def test_fast_version_follows_the_slow_one_in_every_loop(case):
     with_reset, loop = case
@@ -147,9 +151,8 @@ def compare_with_reference(with_reset, loop):
             for name, shape in SHAPES.items()
         }
         skipped = loop["scaler"] and rng.random() < 0.3
-        gradients["bias"] = torch.full(
-            (5,), float("inf") if skipped else rng.random(), dtype=dtype
-        )  # at least one has a gradient
+        bias = [float("inf") if skipped else rng.random() for _ in range(5)]
+        gradients["bias"] = torch.tensor(bias, dtype=dtype)  # at least one has a gradient
         for each in params, twins:
             for name, gradient in gradients.items():
                 each[name].grad = None if gradient is None else gradient * scaler.get_scale()

@@ -106,6 +106,23 @@ def test_stock_files_with_hyper_parameters_give_the_methods_own_defaults(name, t
     assert run.identity() == plain.identity()
 
 
+@pytest.mark.parametrize("name, ours", [("lr", "lrate"), ("init_epochs", "init_epoch"), ("boosting_epochs", "epochs")])
+def test_fosters_own_names_are_keys_of_its_file_alone(name, ours, tmp_path):
+    (run,) = load(write(tmp_path, {"model_name": "foster", name: 2, "milestones": []}))
+    assert getattr(run, ours) == 2
+    with pytest.raises(UserError, match=f"{name}: is accepted in PyCIL's foster.json only"):
+        load(write(tmp_path, {"model_name": "wsc", name: 2}))
+    with pytest.raises(UserError, match=f"{name}: is PyCIL's name of {ours}, which is given, too"):
+        load(write(tmp_path, {"model_name": "foster", name: 2, ours: 3}))
+
+
+def test_what_only_consolidation_reads_is_no_concern_of_other_methods(tmp_path):
+    finetune, wsc = load(write(tmp_path, {"model_name": ["finetune", "wsc"], "wsc.trigger": "held_out"}))
+    assert not finetune.memory_per_class and wsc.memory_per_class > 1
+    with pytest.raises(UserError, match="wsc.trigger: 'held_out' needs at least two exemplars"):
+        load(write(tmp_path, {"model_name": "wsc", "wsc.trigger": "held_out", "memory_per_class": 1}))
+
+
 def test_schedules_are_pycils():
     first, usual = (200, (60, 120, 170), 5e-4), {}
     for name in ("replay", "wsc", "icarl", "bic", "wa", "der", "foster", "memo"):
@@ -384,8 +401,8 @@ def test_bad_configuration_is_one_line_that_names_file_and_key(message, tmp_path
 
 
 OVERRIDES = {
-    "lr: is accepted in PyCIL's own files only; use init_lr (first task) or lrate (later tasks)": "lr=0.2",
-    "boosting_epochs: is accepted in PyCIL's own files only; use epochs": "boosting_epochs=3",
+    "lr: is accepted in PyCIL's foster.json only; use init_lr (first task) or lrate (later tasks)": "lr=0.2",
+    "boosting_epochs: is accepted in PyCIL's foster.json only; use epochs": "boosting_epochs=3",
     'seed: expected a whole number, got "1993,1994"; several values are a list: [1993,1994]': "seed=1993,1994",
     "unknown model_name 'replay,wsc'; several values are a list: [replay,wsc]": "model_name=replay,wsc",
     "wsc: is a group of keys": "wsc=0.3",

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from small_runs import killed_at, without_measurements
+from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score, recompute_batch_norm
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
@@ -70,6 +72,58 @@ def test_what_a_task_ends_with_is_the_mean_over_its_steps_of_what_it_trained(nam
         old = slice(0, second.num_old) if n.startswith("head") else slice(None)
         torch.testing.assert_close(now[n].detach()[old], (total[n] / samples).float()[old], rtol=1e-4, atol=1e-6)
     assert all(torch.equal(now[n], before) for n, before in frozen.items())
+
+
+OPTIONS = {  # none is the default
+    "wsc.warmup": 0.5,
+    "wsc.retain": 0.3,
+    "wsc.blend": 0.25,
+    "wsc.betas": [0.8, 0.9],
+    "wsc.score_abs": True,
+    "wsc.rank_scope": "tensor",
+    "wsc.average_every": 5,
+    "wsc.average_unit": "iteration",
+    "wsc.average_count": "since_reset",
+    "wsc.average_lr": 0.03,
+    "wsc.average_anneal": 2,
+}
+RATES = [0.1, 0.01, 0.01, 0.02, 0.03, 0.03]  # a milestone, and after three epochs half a cosine to 0.03 in two
+
+
+def test_a_task_is_the_plain_loop_with_torchs_sgd_and_the_object_that_the_options_describe(settings):
+    schedule = {"epochs": 6, "milestones": [1], "lrate": 0.1, "lrate_decay": 0.1, "momentum": 0.8, "weight_decay": 0.01}
+    ours, plain = (run(settings, precision="fp32", **schedule, **OPTIONS).learner for _ in range(2))
+    first, second, _ = ours.manager.tasks
+    for learner in (ours, plain):
+        learner.learn(first, SILENT)
+    ours.learn(second, SILENT)
+
+    plain.grow_for(second)
+    network, indices = plain.network, plain.training_indices(second)
+    assert len(indices) == 24 + 2 * 4  # four batches of eight
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01, fused=True)
+    wsc = WeightSpaceConsolidation(
+        network.named_parameters(),
+        warmup_steps=3 * 4,
+        retain=0.3,
+        importance=moment_score(betas=(0.8, 0.9), absolute=True),
+        reset=Blend(0.25),
+        average=Average(every=5, count="since_reset"),
+        rank_scope="tensor",
+    ).attach(optimizer)
+    network.train()
+    for epoch, rate in enumerate(RATES):
+        optimizer.param_groups[0]["lr"] = rate
+        for images, targets in plain.training_batches(indices, 1, 0, epoch):
+            optimizer.zero_grad()
+            cross_entropy(network(images), targets).backward()
+            optimizer.step()
+    wsc.finish()
+    assert (wsc.steps, wsc.resets, wsc.averaged) == (24, 1, 4)  # after steps 12, 17, 22 and 24
+    recompute_batch_norm(network, [images for images, _ in plain.training_batches(indices, 1, "batch norm")])
+    theirs = network.state_dict()
+    for name, mine in ours.network.state_dict().items():
+        assert torch.equal(mine, theirs[name]), name
 
 
 @pytest.mark.parametrize("name", ["der", "icarl", "wa"])

@@ -1,10 +1,10 @@
 """Weight Space Consolidation: its effect on weights, compared with independent references."""
 
+import copy
 import doctest
 import inspect
 import io
 import math
-import random
 import warnings
 from pathlib import Path
 
@@ -18,25 +18,21 @@ from pycil_wsc.config.loading import load
 from pycil_wsc.consolidation import (
     Average,
     Blend,
-    Random,
     Revert,
     ShrinkPerturb,
     WeightSpaceConsolidation,
     average_,
     blend_,
     drift_score,
-    first_moment_score,
     moment_product,
     moment_score,
     rank_reset_,
     recompute_batch_norm,
     revert_,
-    second_moment_score,
     top_mask,
     update_moments_,
 )
 from pycil_wsc.consolidation.epochs import chosen_average
-from pycil_wsc.consolidation.reference import ReferenceConsolidation
 
 EXPS = Path(__file__).parent.parent / "exps"
 
@@ -79,104 +75,6 @@ def snapshot(net):
 
 def same_bits(left, right):
     return left.dtype == right.dtype and torch.equal(left.view(torch.int32), right.view(torch.int32))
-
-
-# The whole, against the slow reference.
-
-
-def random_options(rng, fresh):
-    moments = dict(betas=rng.choice([(0.9, 0.999), (0.5, 0.7), (0, 0)]), absolute=rng.random() < 0.5)
-    common = dict(every=rng.choice([None, None, 1, 3]), buffers=rng.random() < 0.5)
-    factors = dict(shrink=rng.choice([0.0, 0.4]), perturb=rng.choice([0.0, 2.0]))
-    blend = Blend(rng.choice([0, 0.3, 0.5, 1]), **common)
-    reset = rng.choice(
-        [blend, blend, Revert(**common), Random(fresh, **common), ShrinkPerturb(fresh, **factors, **common), None]
-    )
-    count = rng.choice(["late", "since_reset", "absolute", "swa"])
-    average = Average(
-        every=rng.choice([1, 2, 3, 4, 0.1, 0.5]),
-        start=rng.choice(["reset", "first"]) if count in ("late", "since_reset") else "reset",
-        count=count,
-        last=rng.random() < 0.5,
-        buffers=rng.random() < 0.5,
-        power=rng.choice([0, 0.5, 3, 16]),
-    )
-    return dict(
-        warmup_steps=rng.randint(1 if reset else 0, 6),
-        retain=rng.choice([0, 0.1, 0.2, 0.5, 0.77, 1]),
-        importance=rng.choice(
-            [
-                moment_score(**moments),
-                moment_score(**moments),
-                first_moment_score(**moments),
-                second_moment_score(**moments),
-                drift_score(),
-            ]
-        ),
-        reset=reset,
-        average=average if rng.random() < 0.9 else None,
-        rank_scope=rng.choice(["global", "tensor"]),
-    )
-
-
-def random_gradient(rng, size):
-    """Half zeros, as for dead units; None now and then."""
-    if rng.random() < 0.2:
-        return None
-    return [rng.gauss(0, 1) if rng.random() < 0.5 else 0.0 for _ in range(size)]
-
-
-@pytest.mark.parametrize("seed", range(80))
-def test_fast_version_follows_the_slow_one_through_a_task(seed):
-    rng = random.Random(seed)
-    shapes = {"matrix": (3, 4), "kernel": (2, 1, 2, 2), "bias": (5,), "scale": (), "unused": (4,)}
-    gauss = {name: [rng.gauss(0, 1) for _ in range(torch.Size(shape).numel())] for name, shape in shapes.items()}
-    params = {
-        name: nn.Parameter(torch.tensor(gauss[name], dtype=torch.float64).view(shape)) for name, shape in shapes.items()
-    }
-    buffers = {"mean": [rng.gauss(0, 1) for _ in range(3)]}
-    fast_buffers = {"mean": torch.tensor(buffers["mean"], dtype=torch.float64), "count": torch.tensor(0)}
-    eligible = {"matrix": [rng.random() < 0.6 for _ in range(12)]} if rng.random() < 0.5 else {}
-
-    optimizer = torch.optim.SGD(params.values(), lr=0.1)
-    masks = {name: torch.tensor(mask).view(shapes[name]) for name, mask in eligible.items()}
-    fresh = {
-        name: torch.tensor([rng.gauss(0, 1) for _ in values], dtype=torch.float64).view(shapes[name])
-        for name, values in gauss.items()
-    }
-    options = random_options(rng, lambda: fresh)
-    named = dict(named_buffers=fast_buffers.items(), eligible=masks)
-    fast = WeightSpaceConsolidation(params.items(), **named, **options).attach(optimizer)
-    slow = ReferenceConsolidation(gauss, buffers=buffers, eligible=eligible, **options)
-    every = options["average"].interval(options["warmup_steps"]) if options["average"] else 1
-
-    def assert_same():
-        for name, param in params.items():
-            assert param.flatten().tolist() == pytest.approx(gauss[name], rel=1e-10, abs=1e-10)
-        assert fast_buffers["mean"].tolist() == pytest.approx(buffers["mean"], rel=1e-10)
-
-    for _ in range(options["warmup_steps"] + 3 * every + rng.randint(0, 3)):
-        gradients = {
-            name: None if name == "unused" else random_gradient(rng, len(values)) for name, values in gauss.items()
-        }
-        gradients["bias"] = gradients["bias"] or [1.0] * 5  # at least one has a gradient
-        for name, gradient in gradients.items():
-            params[name].grad = (
-                None if gradient is None else torch.tensor(gradient, dtype=torch.float64).view(shapes[name])
-            )
-            for e, g in enumerate(gradient or ()):
-                gauss[name][e] -= 0.1 * g
-        for e in range(3):
-            buffers["mean"][e] += 1.0
-        fast_buffers["mean"] += 1.0
-        optimizer.step()
-        slow.step(gauss, gradients, buffers)
-        assert_same()
-    fast.finish()
-    slow.finish(gauss, buffers)
-    assert_same()
-    assert fast.averaged == slow.samples
-    assert fast_buffers["count"] == 0
 
 
 # The reset.
@@ -633,6 +531,65 @@ def test_no_step_but_the_reset_waits_for_the_device():
             optimizer.step()
         waits.append(reads.count > 0)
     assert waits == [False, False, True] + 5 * [False]
+
+
+# The average in between.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(average=Average(every=2)),
+        dict(average=Average(every=3, last=False)),
+        dict(average=Average(every=2, start="first")),
+        dict(average=Average(every=2, count="swa")),
+        dict(average=Average(every=3, buffers=True), reset=Blend(every=2, buffers=True)),
+        dict(average=Average(every=2), reset=None, warmup_steps=0),
+    ],
+    ids=["default", "not the last", "first", "swa", "buffers", "average only"],
+)
+def test_applied_weights_are_those_that_finish_would_give_and_are_gone_afterwards(options):
+    net = small_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    wsc = consolidated(net, optimizer, named_buffers=net.named_buffers(), **{"warmup_steps": 3} | options)
+    differed = []
+    for step in range(9):
+        train_step(net, optimizer, step)
+        before = in_bytes(net)
+        if wsc.phase == "warm-up":
+            with pytest.raises(RuntimeError, match="in phase 'warm-up': there is no average"), wsc.applied():
+                pass
+            continue
+        twin, twin_wsc = copy.deepcopy((net, wsc))
+        twin_wsc.finish()
+        with wsc.applied():
+            assert in_bytes(net) == in_bytes(twin)
+        assert in_bytes(net) == before
+        with pytest.raises(ZeroDivisionError), wsc.applied():
+            raise ZeroDivisionError
+        assert in_bytes(net) == before
+        differed.append(in_bytes(twin) != before)
+    assert sum(differed) > 3
+    undisturbed = small_net()
+    other = torch.optim.SGD(undisturbed.parameters(), lr=0.1, momentum=0.9)
+    plain = consolidated(undisturbed, other, named_buffers=undisturbed.named_buffers(), **{"warmup_steps": 3} | options)
+    train(undisturbed, other, range(9))
+    for each in (wsc, plain):
+        each.finish()
+    assert in_bytes(net) == in_bytes(undisturbed)
+    with pytest.raises(RuntimeError, match=r"applied\(\) in phase 'finished'"), wsc.applied():
+        pass
+
+
+def in_bytes(net):
+    return {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
+
+
+def test_without_an_average_none_can_be_applied():
+    net, optimizer, wsc = start(warmup_steps=1, average=None)
+    train(net, optimizer, range(2))
+    with pytest.raises(RuntimeError, match=r"applied\(\) in phase 'averaging': there is no average"), wsc.applied():
+        pass
 
 
 # Saving.

@@ -6,18 +6,17 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 import urllib.error
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torchvision
 from PIL import Image
 from sklearn.datasets import load_digits
+from small_runs import Command
 from torchvision.datasets import ImageFolder
 
 from pycil_wsc import registry
@@ -27,10 +26,9 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.npz import mean_and_std
+from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.attempt import Datasets
-
-ROOT = Path(__file__).parent.parent
 
 
 def small_arrays(classes=3, side=8, train=4, test=2, seed=0):
@@ -120,9 +118,11 @@ print("alive")
 
 def test_a_file_that_is_overwritten_changes_nothing_that_was_read(tmp_path):
     """In a process of its own, which a mapped file would end with SIGBUS."""
-    path = write_npz(tmp_path / "own.npz", **small_arrays(side=64))
-    ended = subprocess.run([sys.executable, "-c", OVERWRITTEN, path], capture_output=True, text=True, cwd=ROOT)
-    assert (ended.returncode, ended.stdout) == (0, "alive\n")
+    path, script = write_npz(tmp_path / "own.npz", **small_arrays(side=64)), tmp_path / "script.py"
+    script.write_text(OVERWRITTEN)
+    process = Command([path], script)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "alive\n"), errors
 
 
 def test_grey_images_get_three_equal_channels(tmp_path):
@@ -279,6 +279,17 @@ def test_a_defect_in_an_array_is_one_line(defect, tmp_path):
     message = complaint(f"npz:{path}")
     assert message.startswith(f"{path}: ")
     assert [part for part in says if part not in message] == []
+
+
+def test_a_class_name_that_is_given_twice_is_named(tmp_path):
+    """Classes are told apart by their names where tasks are joined."""
+    path = write_npz(tmp_path / "own.npz", classes=np.array(["rose", "rose", "iris"]))
+    assert complaint(f"npz:{path}") == (
+        f"{path}: 'classes': class name 'rose' is given twice; give each class its own name"
+    )
+    folders = [os.fsdecode(name) for name in (b"caf\xe9", b"caf\xe8")]  # neither is UTF-8
+    write_folder(tmp_path / "own", [f"{part}/{name}/0.png" for part in ("train", "val") for name in folders])
+    assert "class name 'caf\N{REPLACEMENT CHARACTER}' is given twice" in complaint(f"folder:{tmp_path / 'own'}")
 
 
 @pytest.mark.parametrize("name", ["npz", "npz:", "folder:", "digit", "cifar-100", ""])
@@ -509,12 +520,13 @@ def test_the_hash_is_kept_beside_the_file_until_the_file_changes(tmp_path, monke
     path, counted = write_npz(tmp_path / "own.npz"), []
     compute = fingerprints.fingerprint
     monkeypatch.setattr(fingerprints, "fingerprint", lambda *splits: counted.append(1) or compute(*splits))
-    now = time.time()
+    written = os.stat(path).st_mtime
+    monkeypatch.setattr(fingerprints.time, "time", lambda: written)
     one = fingerprint(f"npz:{path}")
     assert fingerprint(f"npz:{path}") == one and len(counted) == 2, (
         "just written: it may change within the clock's tick"
     )
-    monkeypatch.setattr(fingerprints.time, "time", lambda: now + 60)
+    monkeypatch.setattr(fingerprints.time, "time", lambda: written + 60)
     assert [fingerprint(f"npz:{path}") for _ in range(3)] == [one] * 3 and len(counted) == 3
     write_npz(path, train_x=255 - small_arrays()["train_x"])
     other = fingerprint(f"npz:{path}")
@@ -670,6 +682,66 @@ def test_a_defect_in_a_folder_is_one_line(defect, tmp_path):
     harm(root)
     message = complaint(f"folder:{root}")
     assert message.startswith(f"{root / part}: ") and says in message
+
+
+# one task's images
+
+GREY, COLOUR = np.zeros((28, 28), np.uint8), np.zeros((32, 32, 3), np.uint8)
+
+
+class Samples(torch.utils.data.Dataset):
+    """A map-style data set of these samples."""
+
+    def __init__(self, samples, classes=None):
+        self.samples = samples
+        if classes:
+            self.classes = classes
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+SOURCES = {  # the message -> the source
+    "labels: class name '1' is given twice; give each class its own name": ([COLOUR] * 2, [1, "1"]),
+    "Samples: class name 'rose' is given twice; give each class its own name": Samples(
+        [(COLOUR, 0), (COLOUR, 1)], ["rose", "rose", "iris"]
+    ),
+    "images: shapes (28, 28, 3) and (32, 32, 3); resize them to one size": ([COLOUR, COLOUR[:28, :28]], ["a", "b"]),
+    "images: shapes (28, 28) and (32, 32, 3); resize them to one size": ([torch.from_numpy(COLOUR), GREY], ["a", "b"]),
+    "images: an item is not an array; give uint8 (N, side, side, 3) or a list of file names": ([[[1, 2], [3]]], ["a"]),
+    "images: item 1 is not a file name, as others are; give uint8 (N, side, side, 3) or a list of file names": (
+        ["a.png", COLOUR],
+        ["a", "b"],
+    ),
+    "Samples: item 0 is 3 values; return (image, label)": Samples([(0, COLOUR, 1)]),
+    "Samples: item 1 is a ndarray; return (image, label)": Samples([(COLOUR, 0), COLOUR]),
+    "images: 5 is not a list; give uint8 (N, side, side, 3) or a list of file names": (5, [0]),
+    "images: 7 is not a list; give uint8 (N, side, side, 3) or a list of file names": (np.array(7), [0]),
+    "images: 'rose.png' is not a list; give uint8 (N, side, side, 3) or a list of file names": ("rose.png", ["rose"]),
+    "labels: 3 is not a list; give one label per image": ([COLOUR], 3),
+}
+
+
+@pytest.mark.parametrize("message", SOURCES)
+def test_images_that_cannot_be_a_task_are_one_line(message):
+    with pytest.raises(UserError) as caught:
+        read_source(SOURCES[message])
+    assert one_line(caught.value) == message
+
+
+@pytest.mark.parametrize("kind", [list, np.stack, lambda images: [torch.from_numpy(each) for each in images]])
+def test_images_are_an_array_or_a_list_of_arrays_or_tensors(kind):
+    images = small_arrays()["train_x"]
+    task = read_source((kind(images), [f"class {number % 3}" for number in range(12)]))
+    assert np.array_equal(task.train.images, images) and task.info.classes == ("class 0", "class 1", "class 2")
+
+
+def test_unused_names_of_a_torch_data_set_may_be_equal():
+    task = read_source(Samples([(COLOUR, 2), (COLOUR, 1)], ["", "rose", "iris", ""]))
+    assert task.info.classes == ("iris", "rose")
 
 
 # decoding

@@ -102,7 +102,7 @@ def check_keys(some):
     assert flatten(some).keys() <= KEYS.keys()
     if str(some.get("convnet_type")).startswith("timm:"):
         pytest.importorskip("timm")
-    resolve(flatten(some) | {"dataset": "digits", "model_name": "wsc", "seed": 1993})
+    resolve({"dataset": "digits", "model_name": "wsc", "seed": 1993} | flatten(some))
 
 
 @pytest.fixture
@@ -438,10 +438,13 @@ def test_the_pages_metric_is_that_of_a_worked_example(extended):
     assert extended.names["backward_transfer"]([[90.0]]) == 0
 
 
-@pytest.mark.parametrize("learner", ["lwf", "ewc"])
-def test_the_pages_learner_learns_three_tasks(extended, learner):
-    result = extended(model_name=learner)
+def test_the_pages_lwf_learns_three_tasks_and_distils(extended):
+    """The page's metric is in its result."""
+    result = extended(model_name="lwf")
     assert len(result["curve"]) == 3 and result["new_acc"] > 40
+    assert extended(model_name="lwf", distill=0)["matrix"] != result["matrix"]
+    one, two, three = result["matrix"]
+    assert result["backward_transfer"] == pytest.approx((three[0] - one[0] + three[1] - two[1]) / 2)
 
 
 def test_the_pages_learner_predicts_in_bf16_as_its_run_did(extended, tmp_path):
@@ -458,9 +461,10 @@ def test_the_pages_learner_predicts_in_bf16_as_its_run_did(extended, tmp_path):
     assert counts.tolist() == result["confusion"]
 
 
-def test_the_pages_ewc_resumes_with_its_fisher_values(extended, tmp_path):
+def test_the_pages_ewc_learns_three_tasks_and_resumes_with_its_fisher_values(extended, tmp_path):
     """Killed in the last task, it ends as if it had not been; without the penalty it ends elsewhere."""
     undisturbed = extended(model_name="ewc", out=str(tmp_path / "undisturbed"))
+    assert len(undisturbed["curve"]) == 3 and undisturbed["new_acc"] > 40
     with killed_at(lambda calls: calls[-1][0] == {"task": 2, "phase": 0, "epoch": 1}):
         extended(model_name="ewc")
     assert without_measurements(extended(model_name="ewc")) == without_measurements(undisturbed)
@@ -472,12 +476,6 @@ def test_the_pages_backbone_serves_every_method(extended):
         assert len(extended(model_name=learner, convnet_type="plain")["curve"]) == 3
     wide = extended(model_name="replay", convnet_type="plain", **{"convnet_options.width": 8})
     assert wide["parameters"] == 3 * 8 * 9 + 8 + 2 * 8 + 8 * 16 * 9 + 16 + 2 * 16 + 16 * 10 + 10
-
-
-def test_the_pages_metric_is_in_the_result(extended):
-    result = extended(model_name="replay")
-    matrix = result["matrix"]
-    assert result["backward_transfer"] == pytest.approx((matrix[2][0] - matrix[0][0] + matrix[2][1] - matrix[1][1]) / 2)
 
 
 def test_the_pages_optimizer_trains(extended):
@@ -656,7 +654,7 @@ def test_pycils_files_that_run_are_those_that_the_pages_name():
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    """Its cells in their order, in a folder of its own; by Jupyter's own client where that is installed, too."""
+    """Its cells, in their order, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     notebook = json.loads((ROOT / "docs/tutorial.ipynb").read_text(encoding="utf-8"))

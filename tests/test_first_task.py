@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import ROOT, command, results, without_measurements
+from small_runs import ROOT, command, killed_at, results, without_measurements
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
@@ -36,21 +36,32 @@ def entries(settings):
     return list(Path(settings["out"], "first_tasks").glob("*.pt"))
 
 
+def taken(result):
+    """Whether the run took its first task from another one."""
+    return result["train_seconds_spent"] < result["train_seconds"]
+
+
 def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):
     settings |= {"epochs": 1}
     alone = settings | {"cache_first_task": False, "out": str(tmp_path / "alone")}
     for name in PLAIN:
         for memory in (0, 4):
+            before = entries(settings)
             with_cache = run(settings, model_name=name, memory_per_class=memory).execute()
             without = run(alone, model_name=name, memory_per_class=memory).execute()
             assert without_places(with_cache) == without_places(without), name
+            assert taken(with_cache) == bool(before) and not taken(without)
     assert len(entries(settings)) == 1 and not entries(alone)
 
 
-def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings):
+def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings, tmp_path):
+    settings |= {"epochs": 1, "compression_epochs": 1}
     for name in ("bic", "foster"):
-        for memory in (2, 4):
-            run(settings, model_name=name, memory_per_class=memory).execute()
+        trained, shared = (run(settings, model_name=name, memory_per_class=memory).execute() for memory in (2, 4))
+        keys = {"cache_first_task": False, "out": str(tmp_path / "alone")}
+        alone = run(settings, model_name=name, memory_per_class=4, **keys).execute()
+        assert not taken(trained) and taken(shared), name
+        assert without_places(shared) == without_places(alone), name
     assert len(entries(settings)) == 2
     assert {*PLAIN, "bic", "foster"} == {
         name for name, learner in registry.learners.items() if learner.plain_first_task
@@ -213,3 +224,24 @@ def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path, un
     ]
     found = results(settings).values()
     assert len(taken) == 1 and len({json.dumps(result["matrix"][0]) for result in found}) == 1 and len(found) == 2
+
+
+def test_a_first_task_that_was_stopped_and_resumed_is_shared_too(settings):
+    with killed_at(2):
+        run(settings, model_name="replay").execute()
+    assert not entries(settings)
+    resumed, other = (run(settings, model_name=name).execute() for name in ("replay", "icarl"))
+    assert not taken(resumed) and taken(other) and len(entries(settings)) == 1
+    alone = run(settings | {"cache_first_task": False}, model_name="icarl", prefix="alone").execute()
+    assert without_places(other) == without_places(alone)
+
+
+@pytest.mark.parametrize(
+    "changed", ["pycil_wsc.runs.first_task.device_name", "pycil_wsc.runs.first_task.importlib.metadata.version"]
+)
+def test_another_processor_or_package_shares_none(changed, settings, monkeypatch):
+    usual = run(settings)
+    before = first_task.key(usual, usual.dataset)
+    assert first_task.key(usual, usual.dataset) == before
+    monkeypatch.setattr(changed, lambda *_: "another")
+    assert first_task.key(usual, usual.dataset) != before

@@ -174,7 +174,12 @@ def test_runs_whose_passes_are_recorded_are_the_plain_ones(method, keys, setting
     assert len(recorded) >= 3, "a phase of each task at least"
 
 
-def test_on_the_cpu_nothing_is_recorded_and_results_are_the_same(settings, tmp_path):
+SHORT = {"model_name": "finetune", "batch_size": 4, "init_epoch": 1, "epochs": 1}  # long enough to be recorded
+
+
+def test_on_the_cpu_nothing_is_recorded_and_results_are_the_same(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("pycil_wsc.learners.base.cuda_graph", lambda *_: pytest.fail("recorded"))
+    settings |= SHORT
     results = []
     for name, keys in (("plain", {}), ("asked", {"cuda_graph": True})):
         config = resolve(settings | {"out": str(tmp_path / name)} | keys)
@@ -216,6 +221,7 @@ def test_on_a_gpu_deterministic_runs_are_equal_to_the_bit(settings, tmp_path):
 
 def test_deterministic_is_asked_of_torch_for_this_run_alone(settings, tmp_path, monkeypatch):
     asked = []
+    settings |= SHORT | {"max_tasks": 1}
     monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
     for name, wanted in (("yes", True), ("no", False)):
         config = resolve(settings | {"out": str(tmp_path / name), "deterministic": wanted})

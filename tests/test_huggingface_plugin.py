@@ -133,6 +133,28 @@ def test_the_optimiser_of_the_task_before_is_refused(tmp_path):
         trainer.train()
 
 
+def test_a_mask_of_the_models_own_elements_is_accepted(tmp_path):
+    model, name = tiny_model(), "transformer.wte.weight"
+    kept = torch.zeros_like(model.get_parameter(name), dtype=torch.bool)
+    before = model.get_parameter(name).detach().clone()
+    callback = WSCCallback(reset=Revert(), retain=0.0, average=None, eligible={name: kept})
+    trainer_for(model, tmp_path, callback).train()
+    other = tiny_model()
+    trainer_for(other, tmp_path, WSCCallback(reset=Revert(), retain=0.0, average=None)).train()
+    assert callback.wsc.resets == 1 and not torch.equal(model.get_parameter(name), before)
+    assert not torch.equal(model.get_parameter(name), other.get_parameter(name)), "the mask excludes it from the reset"
+
+
+def test_buffers_are_averaged_in_every_task(tmp_path):
+    callback = WSCCallback(average=Average(every=2, buffers=True), reset=None)
+    for task in range(2):
+        model = tiny_model()
+        model.register_buffer("running", torch.zeros(3))
+        model.register_forward_pre_hook(lambda model, _: (model.running.add_(1.0), None)[1])
+        trainer_for(model, tmp_path, callback, seed=task).train()
+        assert 0 < model.running.mean() < 20, "the mean of the values so far, not the last one"
+
+
 def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_path, caplog):
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **others):

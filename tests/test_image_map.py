@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data import crops, image_map
+from pycil_wsc.data import augment, crops, image_map
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.loader import DeviceSource, FolderSource, Share, open_source
@@ -141,13 +141,23 @@ def test_workers_decode_as_this_process_does_and_name_a_broken_file(dataset, fol
     )
     (folder / "train" / "b" / "3.png").write_bytes(b"no image")
     with pytest.raises(UserError, match="b/3.png: not a readable image"):
-        decoded(dataset, tmp_path / "2", 2, False)
+        decoded(dataset, tmp_path / "2", 1, False)
 
 
 def test_workers_and_device_crop_alike_and_shares_are_parts(dataset, tmp_path):
+    """The crops and flips are those that the seed draws."""
     split = decoded(dataset, tmp_path, 0, on_device=True).train
     workers, device = FolderSource(dataset.info, split, CPU, 0), DeviceSource(dataset.info, split.decoded, CPU)
     images, targets = collected(workers, split, train=True)
+    order, flips = np.random.default_rng(5).permutation(len(split)), torch.Generator().manual_seed(5)
+    boxes = crops.random_boxes(split.decoded.sizes[order], np.random.default_rng([5, 1]))
+    mirror = torch.cat([augment.coins(number, flips) for number in (4, 4, 2)])
+    assert targets.tolist() == split.targets[order].tolist() and 0 < mirror.sum() < len(split)
+    normalise = augment.Normalise(dataset.info.mean, dataset.info.std, CPU)
+    for image, number, box, mirrored in zip(images, order, boxes.tolist(), mirror, strict=True):
+        channels = torch.from_numpy(split.decoded.image(number)).permute(2, 0, 1)
+        crop = functional.resized_crop(channels, *box, [32, 32], antialias=True).permute(1, 2, 0)
+        assert torch.equal(image, normalise((crop.flip(1) if mirrored else crop)[None])[0])
     others, same = collected(device, split, train=True)
     assert torch.equal(targets, same) and (images - others).abs().max() < 2.01 / 255 / min(dataset.info.std)
     for source, whole in ((workers, images), (device, others)):
@@ -199,6 +209,12 @@ def test_a_full_disk_and_a_broken_file_are_one_line(dataset, tmp_path, monkeypat
     with pytest.raises(UserError, match="3.png: not a readable image"):
         decoded(dataset, tmp_path, 0, False)
     assert not list(tmp_path.rglob("decoded-*.npz"))
+
+
+def test_an_image_that_vanished_is_named(dataset, tmp_path):
+    os.unlink(dataset.train.images[3])
+    with pytest.raises(UserError, match="3.png: No such file or directory; replace the image, or remove it"):
+        decoded(dataset, tmp_path, 0, False)
 
 
 @pytest.mark.parametrize("where", ["memory", "device"])

@@ -30,9 +30,10 @@ def test_batches_are_resized_as_pil_images_are(interpolation, side):
 
 
 def test_the_network_sees_larger_images_after_their_augmentation(settings):
-    run = made(settings, image_size=24, flip=False, padding=0, **{"convnet_options.width": 4})
+    run = made(settings, image_size=24, flip=True, padding=1, **{"convnet_options.width": 4})
     (images, _), *_ = run.train_source.batches(np.arange(6), run.manager.train_targets, 6, train=True, shuffle=False)
-    stored = torch.from_numpy(run.dataset.train.images[:6])
+    generator = torch.Generator().manual_seed(0)
+    stored = augment.random_crop_flip(torch.from_numpy(run.dataset.train.images[:6]), 1, True, generator)
     info = run.dataset.info
     mean, std = torch.tensor(info.mean), torch.tensor(info.std)
     expected = (augment.resize(stored, 24, "bilinear") / 255 - mean) / std
@@ -46,7 +47,15 @@ def test_max_tasks_is_the_beginning_of_the_whole_run(settings):
     for name in ("curve", "matrix", "train_loss", "nme_curve"):
         assert part[name] == whole[name][:2]
     assert part["class_order"] == whole["class_order"][:4] and np.shape(part["confusion"]) == (4, 4)
-    assert made(settings, max_tasks=9).execute()["curve"] == whole["curve"]
+
+
+def test_more_tasks_than_there_are_change_nothing(settings):
+    whole, more = (made(settings, max_tasks=number).manager for number in (None, 9))
+    assert more.boundaries == whole.boundaries == [0, 2, 4, 6] and more.class_order == whole.class_order
+    for mine, theirs in zip(more.tasks, whole.tasks, strict=True):
+        assert (mine.index, mine.num_old, mine.num_seen) == (theirs.index, theirs.num_old, theirs.num_seen)
+        assert np.array_equal(mine.train_indices, theirs.train_indices)
+        assert np.array_equal(mine.test_indices, theirs.test_indices)
 
 
 def test_a_subset_of_classes_is_learned_alone(settings):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from damage import each_with_a_bit_flipped
 from PIL import Image
-from small_runs import killed_at
+from small_runs import Killed, killed_at
 from test_task_lists import MONTHS, NAMES, TEMPLATES, month, photos, run, weights
 
 import pycil_wsc
@@ -43,6 +43,21 @@ SMALL = {  # those of small_runs.SETTINGS that are for a learner
 @pytest.fixture
 def months(tmp_path):
     return [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS)]
+
+
+@pytest.fixture(scope="module")
+def january(tmp_path_factory):
+    """A learner of the first month, and the folder that it is saved in."""
+    folder = tmp_path_factory.mktemp("january")
+    learner = learned(month(folder / "0.npz", MONTHS[0], 0))
+    learner.save(folder / "shelf")
+    return learner, folder / "shelf"
+
+
+@pytest.fixture
+def shelf(january, tmp_path):
+    """The test's own copy of the saved learner."""
+    return shutil.copytree(january[1], tmp_path / "shelf")
 
 
 def arrays(source, part="train"):
@@ -128,11 +143,13 @@ def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_number
     assert not list(work.rglob("checkpoint.pt"))
 
 
-def test_stopped_at_each_checkpoint_of_a_task_it_ends_like_one_never_stopped(months, tmp_path):
-    for last in (1, 2, 5):  # the last after the task's end, before the learner is written
-        with killed_at(last):
+def test_stopped_at_each_checkpoint_of_two_tasks_it_ends_like_one_never_stopped(months, tmp_path):
+    for _ in range(3 + 1 + 4 + 1):  # after each epoch, and after a task's end, before the learner is written
+        with killed_at(1):
             learned(*months[:2], out=tmp_path / "work")
-    assert_same(learned(*months[:2], out=tmp_path / "work"), learned(*months[:2]))
+    with patch.object(Run, "_checkpoint", side_effect=AssertionError("a checkpoint at which it was not stopped")):
+        ended = learned(*months[:2], out=tmp_path / "work")
+    assert_same(ended, learned(*months[:2]))
 
 
 def test_the_threads_of_a_learner_are_its_own_and_its_log_is_closed_after_an_error(months, tmp_path, monkeypatch):
@@ -321,14 +338,13 @@ def test_a_task_that_cannot_be_written_is_learned_again_not_twice(months, tmp_pa
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_has_safetensors_json_and_exemplars_alone(months, tmp_path):
-    learned(months[0]).save(tmp_path / "shelf")
-    assert {path.name for path in (tmp_path / "shelf").iterdir()} == {
+def test_the_folder_has_safetensors_json_and_exemplars_alone(shelf):
+    assert {path.name for path in shelf.iterdir()} == {
         *("learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy")
     }
-    assert np.load(tmp_path / "shelf" / "exemplars.npy", allow_pickle=False).shape == (8, 8, 8, 3)
+    assert np.load(shelf / "exemplars.npy", allow_pickle=False).shape == (8, 8, 8, 3)
     for name in ("learner.json", "exemplars.json"):
-        json.loads((tmp_path / "shelf" / name).read_text(), parse_constant=lambda constant: pytest.fail(constant))
+        json.loads((shelf / name).read_text(), parse_constant=lambda constant: pytest.fail(constant))
 
 
 def test_a_learner_saved_when_bytes_stood_beside_the_configuration_keeps_them(months, tmp_path):
@@ -343,27 +359,25 @@ def test_a_learner_saved_when_bytes_stood_beside_the_configuration_keeps_them(mo
 
 
 @pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
-def test_a_folder_that_is_not_whole_is_one_line(name, months, tmp_path):
-    learned(months[0]).save(tmp_path / "shelf")
-    path = tmp_path / "shelf" / name
+def test_a_folder_that_is_not_whole_is_one_line(name, shelf):
+    path = shelf / name
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b"", b"[]"):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match="shelf: is not a complete saved learner"):
-            Learner.load(tmp_path / "shelf")
+            Learner.load(shelf)
     path.unlink()
     with pytest.raises(UserError, match="shelf: (no saved learner there|cannot be read)"):
-        Learner.load(tmp_path / "shelf")
+        Learner.load(shelf)
 
 
 @pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
-def test_a_flipped_bit_of_a_saved_learner_is_noticed_or_does_no_harm(name, months, tmp_path):
-    learner = learned(months[0])
-    learner.save(tmp_path / "shelf")
+def test_a_flipped_bit_of_a_saved_learner_is_noticed_or_does_no_harm(name, january, shelf):
+    learner, _ = january
     noticed = 0
-    for _ in each_with_a_bit_flipped(tmp_path / "shelf" / name, 12):
+    for _ in each_with_a_bit_flipped(shelf / name, 12):
         try:
-            assert_same(Learner.load(tmp_path / "shelf"), learner)
+            assert_same(Learner.load(shelf), learner)
         except UserError as error:
             assert "is not a complete saved learner" in str(error) or "another version" in str(error)
             noticed += 1
@@ -379,6 +393,41 @@ def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):
     with pytest.raises(UserError, match="has other contents than a learner"):
         learner.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.npz", "1.npz", "2.npz", "shelf"]
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_a_kill_while_a_saved_learner_is_replaced_loses_neither(renames, months, shelf, monkeypatch):
+    older = Learner.load(shelf)
+    learner = Learner.load(shelf)
+    learner.learn(months[1])
+    rename, left = os.rename, [renames]
+
+    def rename_and_die(source, target):
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+        rename(source, target)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("pycil_wsc.runs.saved_learner.os.rename", rename_and_die)
+        learner.save(shelf)
+    assert_same(Learner.load(shelf), older)
+    learner.save(shelf)
+    assert_same(Learner.load(shelf), learner)
+
+
+def test_a_learner_saved_with_keys_of_another_version_is_one_line(shelf, monkeypatch):
+    monkeypatch.setattr("pycil_wsc.runs.learner.saved_learner.read", with_key("invented", saved_learner.read))
+    with pytest.raises(UserError, match="shelf: was saved by another version of pycil_wsc \\(unknown key 'invented'"):
+        Learner.load(shelf)
+
+
+def with_key(name, read):
+    def read_more(folder):
+        found = read(folder)
+        return found._replace(config=found.config | {name: 1})
+
+    return read_more
 
 
 # ---- what it refuses -------------------------------------------------------------------------------------------------
@@ -412,7 +461,7 @@ REFUSED = {
     "unknown model_name 'wcs'; did you mean 'wsc'?": lambda: Learner("wcs"),
     "nothing has been learned yet; call learn first": lambda: Learner("wsc").predict(GREY),
     "images: float32 of shape (2, 8, 8); give uint8 (N, side, side, 3)": lambda: Learner().learn((GREY, [0, 1])),
-    "labels: 3 is no list; give one label per image": lambda: Learner().learn((GREY.astype(np.uint8), 3)),
+    "labels: 3 is not a list; give one label per image": lambda: Learner().learn((GREY.astype(np.uint8), 3)),
     "max_tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner.load("absent", max_tasks=1),
     "Stream: has no length; give a map-style Dataset": lambda: Learner().learn(Stream()),
     "label 1 has no name in its 1 classes": lambda: Learner().learn(Few([(COLOUR, 0), (COLOUR, 1)])),

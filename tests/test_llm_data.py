@@ -31,7 +31,7 @@ def test_a_task_is_what_its_files_say(tmp_path):
     loaded = load_task(tmp_path, "FOMC")
     assert loaded.train == (Item("Grüezi 态度：\n", " A\n"),)  # nothing stripped
     assert [item.answer for item in loaded.eval] == ["6", "7"] and len(loaded.test) == 3
-    assert loaded.info == TASKS["FOMC"] == TaskInfo("exact_match", 3, "en")
+    assert loaded.info == TASKS["FOMC"] == TaskInfo("exact_match", 3)
 
 
 def test_the_order_and_epochs_are_traces():
@@ -54,12 +54,12 @@ def test_your_own_task_is_a_folder_that_says_its_metric_or_none(tmp_path):
     write_task(tmp_path, "20Minuten", info={"epochs": 1})
     assert load_task(tmp_path, "plain").info.metric == "exact_match" and load_task(tmp_path, "plain").eval == ()
     assert load_task(tmp_path, "scored").info == TaskInfo("rouge_l", 2)
-    assert load_task(str(tmp_path), "20Minuten").info == TaskInfo("sari", 1, "de")
+    assert load_task(str(tmp_path), "20Minuten").info == TaskInfo("sari", 1)
 
 
 def test_the_pool_needs_no_test_answers(tmp_path):
     write_task(tmp_path, "Lima", test=[{"prompt": "Why?", "answer": ""}])
-    assert load_pool(tmp_path) == load_task_train(tmp_path)
+    assert load_pool(tmp_path, "Lima") == load_task_train(tmp_path)
 
 
 def load_task_train(root):

@@ -4,10 +4,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -27,12 +25,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from main import main
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.llm import corpus as corpus_module
 from pycil_wsc.llm.checkpoint import open_state, save_state, verify_state
 from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.training import Training, steps_of
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TIMES = {"train_minutes", "relative_vram_minutes", "relative_vram_minutes_streamed", "tokens_per_second"}
 
 
@@ -263,45 +262,34 @@ def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_pat
         assert two[other]["scores"] == result["scores"]
 
 
+def killed_before_step(number, settings_file):
+    """Begin the run; this process and the other one end by SIGKILL before the optimiser step of this number."""
+    step, begun = Training.step, []
+
+    def step_or_die(training, examples):
+        begun.append(training)
+        if len(begun) == number:
+            torch.distributed.barrier()  # neither dies while the other waits for it
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(training, examples)
+
+    with patch.object(Training, "step", step_or_die):
+        commanded("--config", settings_file)
+
+
 def test_a_sharded_run_that_is_killed_goes_on_in_one_process(llm_settings, tmp_path):
-    longer = llm_settings | {
-        "llm.epochs": [2, 40],
-        "llm.method": "wsc",
-        "wsc.covers": "all",
-        "llm.checkpoint_minutes": 0,
-        "llm.shard": True,
-    }
-    config, corpus = configured(longer)
-    process = subprocess.Popen(
-        torchrun(write(tmp_path, longer)),
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    wait_until((config.run_folder / "metrics.jsonl").exists, process)
-    time.sleep(1)
-    for child in [process.pid, *map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())]:
-        os.kill(child, signal.SIGKILL)  # torchrun's processes are no part of its group
-    process.communicate()
+    """It is killed in the second task, after the reset."""
+    sharded = {"llm.method": "wsc", "wsc.covers": "all", "llm.checkpoint_minutes": 0, "llm.shard": True}
+    settings = llm_settings | sharded
+    config, corpus = configured(settings)
+    steps = [sum(steps_of(epoch, config) for epoch in corpus.epochs(config, index)) for index in range(2)]
+    place = steps[0] + steps[1] // 2
+    assert in_two_processes(killed_before_step, place + 1, write(tmp_path, settings), check=False) == []
     assert (config.run_folder / "checkpoint.safetensors").exists() and not (config.run_folder / "result.json").exists()
     result = Run(config, corpus).execute()
     assert "resuming at task 2, train" in (config.run_folder / "log.txt").read_text()
     undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
     assert result["scores"] == undisturbed["scores"] and result["tokens_trained"] == undisturbed["tokens_trained"]
-
-
-def torchrun(config):
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(ROOT / "main.py"),
-        "--config",
-        config,
-    ]
 
 
 def test_done_again_and_stopped_in_a_test_it_does_not_take_the_earlier_answers(llm_settings):
@@ -324,12 +312,10 @@ def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm
         Run(config, corpus).execute()
     for file in ("checkpoint.safetensors", "result.json"):
         train.write_text(own.replace("red", "reddish"))
-        corpus_module._load.cache_clear()
         assert main(["--config", path]) == 1
         error = capsys.readouterr().err
         assert f"{file}: was made with other data (then 48 training and 24 test samples" in error, error
         train.write_text(own)
-        corpus_module._load.cache_clear()
         assert main(["--config", path]) == 0
 
 

@@ -1,6 +1,7 @@
 """Weights shared among processes: ranked together, trained to the same end, saved whole."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from hypothesis import given, settings
@@ -38,9 +39,8 @@ def ranked_apart(scores, retain, scope, count):
         for i, index, mask in top_blocks([split[rank] for split in parts], retain, scope, peers=processes.peer(rank)):
             masks[i][rank][index] = mask
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(work, range(count)))  # raises what a thread raised
     return [torch.cat(split) for split in masks]
 
 

@@ -28,6 +28,7 @@ from pycil_wsc.llm.tokens import (
     frame,
     load_tokenizer,
     micro_batches,
+    raw_frame,
     shuffled,
     train_tokenizer,
 )
@@ -45,7 +46,8 @@ def word_tokenizer(**special):
 
 
 def test_a_hand_made_example_has_the_labels_it_should():
-    short, long = encode(word_tokenizer(), [("what is", "it"), ("what is it", "a cat")], 9, 9)
+    tokenizer = word_tokenizer()
+    short, long = encode(tokenizer, [("what is", "it"), ("what is it", "a cat")], 9, 9, raw_frame(tokenizer))
     assert short == Example((1, 3, 4, 5, 2), prompt=3) and long == Example((1, 3, 4, 5, 6, 7, 2), prompt=4)
     batch = collate([long, short], pad=0, device="cpu")
     assert batch.ids.tolist() == [[1, 3, 4, 5, 6, 7, 2], [1, 3, 4, 5, 2, 0, 0]]
@@ -54,7 +56,8 @@ def test_a_hand_made_example_has_the_labels_it_should():
 
 
 def test_a_tokeniser_without_a_beginning_puts_none():
-    assert encode(word_tokenizer(bos_token=None), [("what is", "it")], 9, 9) == [Example((3, 4, 5, 2), prompt=2)]
+    without = word_tokenizer(bos_token=None)
+    assert encode(without, [("what is", "it")], 9, 9, raw_frame(without)) == [Example((3, 4, 5, 2), prompt=2)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,9 @@ def test_a_tokeniser_without_a_beginning_puts_none():
 def test_truncation_keeps_beginning_and_end_tokens_the_prompts_end_and_the_answers_beginning(
     max_prompt, max_answer, ids, prompt
 ):
-    assert encode(word_tokenizer(), [("what is it", "a cat")], max_prompt, max_answer) == [Example(ids, prompt)]
+    tokenizer = word_tokenizer()
+    encoded = encode(tokenizer, [("what is it", "a cat")], max_prompt, max_answer, raw_frame(tokenizer))
+    assert encoded == [Example(ids, prompt)]
 
 
 def merging_tokenizer():
@@ -86,15 +91,15 @@ def merging_tokenizer():
 def test_a_token_that_spans_prompt_and_answer_is_not_used():
     tokenizer = merging_tokenizer()
     assert tokenizer.tokenize("Stance:A")[-1] == ":A", "the tokeniser merges across the boundary"
-    (example,) = encode(tokenizer, [("Stance:", "A")], 99, 99)
-    (prompt,) = encode_prompts(tokenizer, ["Stance:"], 99)
+    (example,) = encode(tokenizer, [("Stance:", "A")], 99, 99, raw_frame(tokenizer))
+    (prompt,) = encode_prompts(tokenizer, ["Stance:"], 99, raw_frame(tokenizer))
     assert list(example.ids[: example.prompt]) == prompt, "training sees the prompt that a test sees"
     assert tokenizer.decode(example.ids[example.prompt : -1]) == "A" and example.ids[-1] == tokenizer.eos_token_id
 
 
 def test_what_looks_like_a_special_token_in_a_text_is_text():
     tokenizer = train_tokenizer(["some text <|end|>"], 300)
-    (example,) = encode(tokenizer, [("a <|end|> b", "c")], 99, 99)
+    (example,) = encode(tokenizer, [("a <|end|> b", "c")], 99, 99, raw_frame(tokenizer))
     assert example.ids.count(tokenizer.eos_token_id) == 1
 
 
@@ -180,6 +185,9 @@ def test_the_tiny_model_follows_from_the_seed(llm_settings):
     torch.manual_seed(5)
     first = load_model(config, corpus.tokenizer)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), load_model(config, corpus.tokenizer).parameters()))
+    other = load_model(replace(config, seed=1), corpus.tokenizer)
+    drawn = [name for name, parameter in first.named_parameters() if "norm" not in name]  # the others begin as ones
+    assert drawn and not any(torch.equal(first.get_parameter(name), other.get_parameter(name)) for name in drawn)
     assert len(corpus.tokenizer) == 300 == first.config.vocab_size and tokens.PAD == corpus.tokenizer.pad_token
 
 

@@ -11,6 +11,7 @@ from small_llm import configured
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
+from pycil_wsc.consolidation import Average, Blend, Revert
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.llm.generation import answers, stop_tokens
@@ -219,6 +220,47 @@ def test_wsc_in_the_first_task_is_an_option(llm_settings):
     assert not torch.equal(weights(training), weights(plain))
 
 
+BLEND, AVERAGE = Blend(0.5), Average(20, "reset", "since_reset", last=True)
+
+
+@pytest.mark.parametrize(
+    "keys, reset, average, scope",
+    [
+        ({}, BLEND, AVERAGE, "global"),
+        ({"wsc.blend": 0.25, "wsc.reset_momentum": True}, Blend(0.25, momentum=True), AVERAGE, "global"),
+        ({"wsc.reset": "revert"}, Revert(), AVERAGE, "global"),
+        ({"wsc.reset": "revert", "wsc.reset_momentum": True}, Revert(momentum=True), AVERAGE, "global"),
+        ({"wsc.reset": "none"}, None, AVERAGE, "global"),
+        ({"wsc.rank_scope": "tensor"}, BLEND, AVERAGE, "tensor"),
+        ({"wsc.average": False}, BLEND, None, "global"),
+        ({"wsc.average_count": "absolute"}, BLEND, Average(20, "reset", "absolute"), "global"),
+        ({"wsc.average_count": "swa", "wsc.average_every": 3}, BLEND, Average(3, "reset", "swa"), "global"),
+        (
+            {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 1},
+            BLEND,
+            Average(1, "first", "since_reset", last=False),
+            "global",
+        ),
+    ],
+)
+def test_the_keys_of_the_consolidation_are_those_of_the_object(keys, reset, average, scope, llm_settings):
+    keys = {"llm.method": "wsc", "wsc.covers": "all", "wsc.retain": 0.4, "wsc.warmup": 0.5} | keys
+    training, config, corpus = training_of(llm_settings | keys)
+    epochs = corpus.epochs(config, 1)
+    training.begin_task(1, epochs)
+    wsc = training.wsc
+    assert (wsc.reset, wsc.average, wsc.rank_scope, wsc.retain) == (reset, average, scope, 0.4)
+    assert wsc.warmup_steps == sum(-(-len(epoch.examples) // config.batch_size) for epoch in epochs) // 2
+
+
+@pytest.mark.parametrize("reset, steps", [("blend", 1), ("none", 0)])
+def test_a_warmup_of_less_than_a_step_is_one_step_where_scores_are_needed(reset, steps, llm_settings):
+    keys = {"llm.method": "wsc", "wsc.reset": reset, "wsc.warmup": 0.01}
+    training, config, corpus = training_of(llm_settings | keys)
+    training.begin_task(1, corpus.epochs(config, 1))
+    assert training.wsc.warmup_steps == steps
+
+
 def test_one_optimiser_serves_all_tasks(llm_settings):
     training, config, corpus = training_of(llm_settings)
     for index in range(2):
@@ -353,10 +395,19 @@ def test_adapters_alone_are_trained_and_consolidated(method, llm_settings):
         if name not in training.parameters
     }
     before = weights(training)
+    plain, replay, _ = training_of(llm_settings, llm__method="replay", llm__lora_rank=2)
+    consolidations, ends = [], []
     for index in range(2):
-        learn(training, config, corpus, index)
+        learn(training, config, corpus, index, lambda *_: consolidations.append(training.wsc))
+        learn(plain, replay, corpus, index)
+        ends.append(torch.equal(weights(training), weights(plain)))
         with training.tested():
             pass
+    if method == "wsc":
+        assert ends == [True, False], "the first task is Replay's"
+        assert (consolidations[0], consolidations[-1].resets, consolidations[-1].phase) == (None, 1, "finished")
+    else:
+        assert ends == [True, True] and not any(consolidations), "the merge is only tested"
     assert all("lora" in name for name in training.parameters) and not any("lora" in name for name in frozen)
     assert all(
         torch.equal(parameter, frozen[name]) for name, parameter in training.model.named_parameters() if name in frozen

@@ -1,12 +1,16 @@
 """Batches hold every sample once, with its label, and random numbers depend on the seed only."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import functional as F
+from torchvision.transforms import v2
 
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.data import augment
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.loader import ArraySource, FolderSource, mixed_order, open_source
 from pycil_wsc.errors import UserError
@@ -49,6 +53,25 @@ def test_training_batches_hold_every_sample_once_shuffled_by_the_seed(digits):
     assert other[1].tolist() != order
 
 
+def test_training_images_of_arrays_are_cropped_flipped_and_brightened_as_the_seed_draws(digits):
+    """In batches one after the other, from one generator."""
+    _, split, info = digits
+    info = replace(info, padding=1, flip=True, brightness=0.25)
+    source = ArraySource(info, split, CPU)
+
+    def epoch(seed):
+        batches = source.batches(np.arange(64), split.targets, 40, train=True, seed=seed, shuffle=False)
+        return [images for images, _ in batches]
+
+    generator, normalise = torch.Generator().manual_seed(3), augment.Normalise(info.mean, info.std, CPU)
+    for batch, images in zip((slice(0, 40), slice(40, 64)), epoch(3), strict=True):
+        stored = torch.from_numpy(split.images[batch])
+        augmented = augment.random_crop_flip(stored, 1, True, generator)
+        augmented = augment.random_brightness(augmented, 0.25, generator)
+        assert torch.equal(images, normalise(augmented)) and not torch.equal(augmented, stored)
+    assert not torch.equal(epoch(3)[0], epoch(4)[0])
+
+
 @pytest.fixture
 def folder(tmp_path):
     rng = np.random.default_rng(0)
@@ -70,6 +93,21 @@ def test_the_test_transform_of_files_is_torchvisions(folder):
         image = F.center_crop(F.resize(Image.open(path), round(16 * 256 / 224)), 16)
         torch.testing.assert_close(images[i], F.normalize(F.to_tensor(image), MEAN, STD), rtol=0, atol=2e-6)
     assert targets.tolist() == [0] * 5 + [1] * 5
+
+
+def test_training_images_of_files_are_torchvisions_crops_flipped_as_the_seed_draws(folder):
+    """Each image has a seed for its crop; the flips of all batches are from one generator."""
+    source = FolderSource(folder.info, folder.train, CPU, 0)
+    images, _ = collect(source.batches(np.arange(10), folder.train.targets, 4, train=True, seed=3, shuffle=False))
+    seeds = np.random.default_rng([3, 1]).integers(2**63, size=10)
+    generator = torch.Generator().manual_seed(3)
+    mirror = torch.cat([augment.coins(number, generator) for number in (4, 4, 2)])
+    assert 0 < mirror.sum() < 10
+    for image, path, seed, mirrored in zip(images, folder.train.images, seeds.tolist(), mirror, strict=True):
+        torch.manual_seed(seed)
+        expected = v2.RandomResizedCrop(16)(Image.open(path))
+        expected = F.hflip(expected) if mirrored else expected
+        torch.testing.assert_close(image, F.normalize(F.to_tensor(expected), MEAN, STD), rtol=0, atol=2e-6)
 
 
 def test_crops_of_files_follow_the_seed_whatever_the_workers(folder):

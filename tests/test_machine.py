@@ -3,8 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from small_processes import in_two_processes
+
+from pycil_wsc.engine import environment
+from pycil_wsc.engine.processes import announcements
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_A_PROCESS_OF_ITS_OWN = """
@@ -41,3 +47,22 @@ def test_a_steps_memory_is_the_next_steps_and_not_the_next_runs():
     assert usual > 20 * 2**26 / 2**21  # every block is new to the process, in pages of 2 MiB at most
     assert kept < usual / 10
     assert given_back > 3 * 2**26  # a new run's peak does not count what was kept of the last
+
+
+@pytest.mark.parametrize("platform, size", [("darwin", 5_000_000), ("freebsd", 5_000_000 * 1024)])
+def test_without_proc_the_peak_is_in_the_units_of_the_operating_system(platform, size, monkeypatch):
+    """``getrusage`` counts bytes on macOS and kilobytes elsewhere."""
+    monkeypatch.setattr(environment.Path, "exists", lambda path: False)
+    monkeypatch.setattr(environment.sys, "platform", platform)
+    monkeypatch.setattr(environment.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=5_000_000))
+    assert environment.peak_memory(torch.device("cpu")) == size
+
+
+def exchanged():
+    processes = announcements()
+    return [processes.exchange([word, processes.rank]) for word in ("first", "second", "third")]
+
+
+def test_processes_exchange_as_many_messages_as_they_like():
+    expected = [[[word, 0], [word, 1]] for word in ("first", "second", "third")]
+    assert in_two_processes(exchanged) == [expected, expected]

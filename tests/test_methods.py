@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.learners.losses import balanced_weights, distillation, newest_task_targets
+from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 from pycil_wsc.runs.run import Run
 
@@ -44,8 +45,32 @@ def after(model_name, tasks, data, tmp_path, **keys):
     return run.learner, run.manager.tasks
 
 
+def grown(model_name, tasks, data, tmp_path, **keys):
+    """A learner whose networks have grown to ``tasks`` tasks, all of whose weights are random; and its task list."""
+    run = Run(resolve(SMALL | {"model_name": model_name, "out": str(tmp_path)} | keys), data)
+    for task in run.manager.tasks[:tasks]:
+        run.learner.grow_for(task)
+    perturb(run.learner)
+    return run.learner, run.manager.tasks
+
+
+@torch.no_grad()
+def perturb(module):
+    """Move every parameter, so that no two networks and no two parts are equal, and no bias is zero."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
 def images(count=8):
     return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+BATCH, TARGETS = images(6), torch.tensor([0, 6, 2, 3, 5, 4])  # of the seven classes of two tasks
+
+
+def negative_log_likelihood(logits, targets):
+    return -logits.log_softmax(1)[range(len(targets)), targets].mean()
 
 
 def snapshot(module):
@@ -101,17 +126,32 @@ def test_the_teacher_is_the_network_of_the_task_before_and_does_not_learn(name, 
     assert not any(p.requires_grad for p in learner.teacher.parameters())
 
 
-@pytest.mark.parametrize("name, share", [("icarl", None), ("wa", 4 / 7)])
-def test_the_loss_is_cross_entropy_and_distillation_in_the_methods_proportion(name, share, digits, tmp_path):
-    learner, tasks = after(name, 1, digits, tmp_path)
-    learner.grow_for(tasks[1])
+@pytest.mark.parametrize(
+    "name, keys, shares",
+    [("icarl", {"distill": 0.5}, (1, 0.5)), ("wa", {}, (3 / 7, 4 / 7)), ("bic", {}, (3 / 7, 4 / 7))],
+)
+def test_the_loss_is_cross_entropy_and_distillation_in_the_methods_proportion(name, keys, shares, digits, tmp_path):
+    learner, _ = grown(name, 2, digits, tmp_path, T=3.0, **keys)
     learner.eval()
-    batch, targets = images(6), torch.tensor([0, 6, 2, 3, 5, 4])
-    loss, logits = learner.loss(batch, targets)
-    clf = -logits.log_softmax(1)[range(6), targets].mean()
-    old = -((learner.teacher(batch) / 2).softmax(1) * (logits[:, :4] / 2).log_softmax(1)).sum(1).mean()
-    expected = clf + old if share is None else (1 - share) * clf + share * old
-    torch.testing.assert_close(loss, expected)
+    loss, logits = learner.loss(BATCH, TARGETS)
+    torch.testing.assert_close(logits, learner.network(BATCH))
+    old = -((learner.teacher(BATCH) / 3).softmax(1) * (logits[:, :4] / 3).log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(loss, shares[0] * negative_log_likelihood(logits, TARGETS) + shares[1] * old)
+    itself = -((logits[:, :4] / 3).softmax(1) * (logits[:, :4] / 3).log_softmax(1)).sum(1).mean()
+    assert (old - itself).abs() > 1e-3, "the teacher differs from the network"
+
+
+def test_finetunes_loss_is_cross_entropy_over_the_new_classes(digits, tmp_path):
+    learner, tasks = grown("finetune", 2, digits, tmp_path)
+    learner.begin_task(tasks[1])
+    learner.eval()
+    targets = torch.tensor([4, 6, 5, 4, 5, 6])
+    loss, logits = learner.loss(BATCH, targets)
+    assert logits.shape == (6, 7)
+    torch.testing.assert_close(loss, negative_log_likelihood(logits[:, 4:], targets - 4))
+    loss.backward()
+    gradient = learner.network.head.weight.grad
+    assert not gradient[:4].any() and gradient[4:].all()
 
 
 @pytest.mark.parametrize("name", ["wa", "der", "memo"])
@@ -123,12 +163,15 @@ def test_aligned_heads_have_equal_mean_norms_before_exemplars_are_chosen(name, d
     assert seen["norms"][:4].mean().item() == pytest.approx(seen["norms"][4:].mean().item(), rel=1e-5)
 
 
-def test_alignment_scales_new_rows_alone_and_no_bias(digits, tmp_path):
-    head = after("wa", 2, digits, tmp_path)[0].network.head
+def test_alignment_scales_new_rows_alone_and_no_bias():
+    head = IncrementalHead(5, 4)
+    head.grow(7)
+    perturb(head)
     weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
     head.align(4, factor=2.0)
-    assert torch.equal(head.weight[:4], weight[:4]) and torch.equal(head.bias, bias)
-    torch.testing.assert_close(head.weight[4:], 2 * weight[4:])
+    assert torch.equal(head.weight[:4], weight[:4]) and torch.equal(head.bias, bias) and bias.all()
+    old, new = (sum(math.hypot(*row) for row in rows.tolist()) / len(rows) for rows in (weight[:4], weight[4:]))
+    torch.testing.assert_close(head.weight[4:], 2 * old / new * weight[4:])
 
 
 # ---- BiC -------------------------------------------------------------------------------------------------------------
@@ -153,6 +196,22 @@ def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
     assert torch.equal(new[:, :7], old[:, :7]) and not torch.equal(new[:, 7:], old[:, 7:])
     scale, shift = learner.network.corrections[2].detach()
     torch.testing.assert_close(new[:, 7:], scale * old[:, 7:] + shift)
+
+
+def test_bics_correction_loss_is_cross_entropy_of_the_softmax_of_corrected_logits(digits, tmp_path):
+    """The softmax is applied twice, as in PyCIL."""
+    learner, _ = grown("bic", 2, digits, tmp_path)
+    learner.eval()
+    network = learner.network
+    loss, logits = learner.correction_loss(BATCH, TARGETS)
+    raw = network.head(network.backbone(BATCH)).split([4, 3], 1)
+    parts = [scale * part + shift for part, (scale, shift) in zip(raw, network.corrections, strict=True)]
+    torch.testing.assert_close(logits, torch.cat(parts, 1))
+    probabilities = logits.exp() / logits.exp().sum(1, keepdim=True)
+    torch.testing.assert_close(loss, negative_log_likelihood(probabilities, TARGETS))
+    loss.backward()
+    assert all(parameter.grad is None for parameter in network.backbone.parameters())
+    assert network.corrections[1].grad.all()
 
 
 def test_gradients_from_before_a_phase_do_not_enter_its_first_step(digits, tmp_path):
@@ -221,24 +280,40 @@ def test_ders_old_backbones_do_not_move_and_its_features_stand_in_order(digits, 
     torch.testing.assert_close(learner.classify(features), features @ network.head.weight.T + network.head.bias)
 
 
+@pytest.mark.parametrize("name", ["der", "memo"])
+def test_the_auxiliary_heads_loss_is_added_from_the_second_task_on(name, digits, tmp_path):
+    learner, _ = grown(name, 2, digits, tmp_path, alpha_aux=0.7)
+    learner.eval()
+    loss, logits = learner.loss(BATCH, TARGETS)
+    shared = learner.network.trunk(BATCH)
+    features = [block(shared) for block in learner.network.blocks]
+    torch.testing.assert_close(logits, learner.network.head(torch.cat(features, 1)))
+    newest = learner.network.aux_head(features[1])
+    assert newest.shape == (6, 1 + 3), "the old classes are one"
+    auxiliary = negative_log_likelihood(newest, torch.tensor([0, 3, 0, 0, 2, 1]))
+    torch.testing.assert_close(loss, negative_log_likelihood(logits, TARGETS) + 0.7 * auxiliary)
+    first, _ = grown(name, 1, digits, tmp_path, alpha_aux=0.7)
+    first.eval()
+    loss, logits = first.loss(BATCH, TARGETS % 4)
+    torch.testing.assert_close(loss, negative_log_likelihood(logits, TARGETS % 4))
+
+
 def test_the_head_of_an_expanding_net_keeps_old_rows_on_old_features(digits, tmp_path):
-    learner, tasks = after("der", 2, digits, tmp_path)
+    learner, tasks = grown("der", 2, digits, tmp_path)
     head = copy.deepcopy(learner.network.head)
     learner.grow_for(tasks[2])
-    grown = learner.network.head
+    new = learner.network.head
     assert (
-        grown.weight.shape == (10, 192)
-        and torch.equal(grown.weight[:7, :128], head.weight)
-        and torch.equal(grown.bias[:7], head.bias)
+        new.weight.shape == (10, 192)
+        and torch.equal(new.weight[:7, :128], head.weight)
+        and torch.equal(new.bias[:7], head.bias)
     )
-    assert grown.weight[7:].abs().max() <= math.sqrt(3 / 192) and grown.weight[:7, 128:].abs().max() <= math.sqrt(
-        3 / 192
-    )
+    assert new.weight[7:].abs().max() <= math.sqrt(3 / 192) and new.weight[:7, 128:].abs().max() <= math.sqrt(3 / 192)
 
 
 @pytest.mark.parametrize("name", ["der", "memo", "foster"])
 def test_parts_that_do_not_learn_stay_in_evaluation_mode(name, digits, tmp_path):
-    learner, _ = after(name, 2, digits, tmp_path)
+    learner, _ = grown(name, 2, digits, tmp_path)
     learner.network.train()
     assert [block.training for block in learner.network.blocks] == [False, True]
     assert learner.network.trunk.training == (name == "memo")
@@ -252,7 +327,7 @@ def step_flops(learner, batch):
 
 
 def test_an_old_backbone_of_der_costs_one_forward_pass(digits, tmp_path):
-    learner, tasks = after("der", 2, digits, tmp_path)
+    learner, tasks = grown("der", 2, digits, tmp_path)
     two = step_flops(learner, images())
     learner.grow_for(tasks[2])
     three = step_flops(learner, images())
@@ -273,7 +348,7 @@ def test_memos_trunk_is_shared_runs_once_and_goes_on_learning(digits, tmp_path):
 
 def test_memos_trunk_learns_through_the_old_blocks_too(digits, tmp_path):
     """As in PyCIL: an old block's weights are frozen, not the way through it."""
-    learner, _ = after("memo", 2, digits, tmp_path)
+    learner, _ = grown("memo", 2, digits, tmp_path)
     with torch.no_grad():
         learner.network.head.weight[:, 64:] = 0  # the newest block has no effect
     learner.network.classify(learner.network.extract(images())).sum().backward()
@@ -326,21 +401,65 @@ def test_fosters_student_starts_with_the_old_backbone_and_head(digits, tmp_path)
 
 
 def test_fosters_loss_divides_logits_by_weights_and_distils_the_old_head(digits, tmp_path):
-    learner, tasks = after("foster", 1, digits, tmp_path, lambda_okd=0.5)
+    learner, tasks = after("foster", 1, digits, tmp_path, lambda_okd=0.5, T=3.0)
     learner.grow_for(tasks[1])
     next(learner.phases(tasks[1]))
+    perturb(learner.network)
     learner.eval()
-    batch, targets = images(6), torch.tensor([0, 6, 2, 3, 5, 4])
-    loss, logits = learner.loss(batch, targets)
-    newest = learner.network.aux_head(learner.network.blocks[1](batch))
-    old = learner.old_head(learner.network.blocks[0](batch))
-    cross_entropy = lambda z: -z.log_softmax(1)[range(6), targets].mean()  # noqa: E731
-    distilled = -((old / 2).softmax(1) * (logits[:, :4] / 2).log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(loss, cross_entropy(logits / learner.weights) + cross_entropy(newest) + 0.5 * distilled)
+    loss, logits = learner.loss(BATCH, TARGETS)
+    newest = learner.network.aux_head(learner.network.blocks[1](BATCH))
+    old = learner.old_head(learner.network.blocks[0](BATCH))
+    distilled = -((old / 3).softmax(1) * (logits[:, :4] / 3).log_softmax(1)).sum(1).mean()
+    new = negative_log_likelihood(logits / learner.weights, TARGETS) + negative_log_likelihood(newest, TARGETS)
+    torch.testing.assert_close(loss, new + 0.5 * distilled)
     counts = np.bincount(learner.manager.train_targets[learner.training_indices(tasks[1])])
     assert counts[:4].tolist() == [10] * 4 and torch.equal(
         learner.weights, balanced_weights(torch.tensor(counts), 0.96)
     )
+
+
+def test_fosters_compression_distils_the_teacher_with_rare_classes_weighted(digits, tmp_path):
+    keys = {"beta2": 0.9, "T": 3.0, "compression_epochs": 5, "compression_weight_decay": 0.25}
+    learner, tasks = after("foster", 1, digits, tmp_path, **keys)
+    learner.grow_for(tasks[1])
+    _, compression = learner.phases(tasks[1])
+    assert compression.network is learner.student and compression.epochs == 5
+    groups = compression.optimizer.param_groups
+    assert {group["weight_decay"] for group in groups} == {0.25}
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in learner.student.parameters()}
+    perturb(learner)
+    learner.eval()
+    loss, logits = compression.loss(BATCH, TARGETS)
+    torch.testing.assert_close(logits, learner.student.head(learner.student.blocks[0](BATCH)))
+    counts = np.bincount(learner.manager.train_targets[learner.training_indices(tasks[1])])
+    weights = torch.tensor([(1 - 0.9) / (1 - 0.9 ** int(count)) for count in counts])
+    soft = (learner.network(BATCH) / 3).softmax(1) * weights
+    soft = soft / soft.sum(1, keepdim=True)
+    torch.testing.assert_close(loss, -(soft * (logits / 3).log_softmax(1)).sum(1).mean())
+    loss.backward()
+    assert all(parameter.grad is None for parameter in learner.network.parameters())
+
+
+def test_fosters_heads_are_aligned_to_wa_value_to_the_power_of_old_over_new_classes(digits, tmp_path):
+    """The teacher's between the phases, the student's after them."""
+    aligned = {"is_teacher_wa": True, "is_student_wa": True}
+    for keys, expected in ((aligned, 2 ** (4 / 3)), ({}, None)):
+        learner, tasks = after("foster", 1, digits, tmp_path, wa_value=2.0, **keys)
+        learner.grow_for(tasks[1])
+        perturb(learner)
+        heads, found = (learner.network.head, learner.student.head), []
+        for _ in learner.phases(tasks[1]):
+            found.append(list(map(new_over_old, heads)))
+        (teacher, student), ended = found[0], list(map(new_over_old, heads))
+        assert found[1] == [pytest.approx(expected or teacher), student]
+        assert ended == [pytest.approx(expected or teacher), pytest.approx(expected or student)]
+        assert teacher < 2 and student < 2
+
+
+def new_over_old(head):
+    """The mean norm of the head's rows of new classes over that of the four old ones."""
+    norms = head.weight.detach().norm(dim=1)
+    return (norms[4:].mean() / norms[:4].mean()).item()
 
 
 def test_foster_az_keeps_new_classes_off_old_features(digits, tmp_path):

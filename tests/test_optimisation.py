@@ -1,5 +1,6 @@
 """Optimisers, rates, clipping, smoothing and frozen parts: against torch's own, in a plain loop."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.training import TrainingOptions
+from pycil_wsc.consolidation.epochs import held_from, warmup_in_steps, whole_part
 from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.engine.schedules import cosine_lr, warmed_lr
+from pycil_wsc.engine.schedules import cosine_lr, held_lr, warmed_lr
+from pycil_wsc.engine.triggers import Plateau
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
 from pycil_wsc.runs.run import Run
@@ -81,9 +84,14 @@ def test_a_task_is_the_plain_loop_with_torchs_adamw_and_schedulers(unit, setting
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_with_adamw(name, settings):
-    keys = {"model_name": name, "optimizer": "adamw", "init_epoch": 2, "epochs": 2, "layer_decay": 0.7}
-    result = run(settings, label_smoothing=0.1, clip_norm=1.0, **keys).execute()
-    assert all(losses[-1] < losses[0] for losses in result["train_loss"][:1]) and len(result["curve"]) == 3
+    keys = {"model_name": name, "optimizer": "adamw", "layer_decay": 0.7, "compression_epochs": 4}
+    result = run(settings, label_smoothing=0.1, clip_norm=1.0, precision="fp32", **keys).execute()
+    first, *others = result["train_loss"]
+    assert len(result["curve"]) == 3 and len(first) == 3 and first[-1] < first[0]
+    starts = [0, 4] if name == "foster" else [0]  # of its phases; in BiC's second one the loss hardly changes
+    for losses in others:
+        assert len(losses) == (8 if name in ("bic", "foster") else 4)
+        assert all(losses[start + 3] < losses[start] for start in starts), losses
 
 
 def test_a_killed_run_resumes_with_adamws_moments(settings, tmp_path):
@@ -116,6 +124,137 @@ def test_the_reset_clears_adamws_state_if_asked_to(clears, settings):
     half = len(steps) // 2
     assert steps[half - 1] == ({0} if clears else {half})
     assert steps[-1] == {half if clears else 2 * half}
+
+
+# ---- the rate after the reset, and when it comes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_epoch", [1, 4, 7])
+@pytest.mark.parametrize("start, anneal", [(2, 3), (3, 1), (0, 2)])
+def test_the_held_rate_follows_half_a_cosine_from_the_last_one_before(start, anneal, per_epoch):
+    """In steps: the k-th of the n steps of the annealing is k / n along it, so no rate is met twice or left out."""
+    schedule, value, interval = cosine_lr(0.1, 8), 0.03, 1 / per_epoch
+    rate = held_lr(schedule, start, value, anneal, interval)
+    last = schedule(max(0, start - interval))
+    for step in range(8 * per_epoch):
+        since, steps = step - start * per_epoch + 1, anneal * per_epoch
+        along = min(1, since / steps)
+        held = value + (last - value) * (1 + math.cos(math.pi * along)) / 2
+        assert rate(step / per_epoch) == pytest.approx(schedule(step / per_epoch) if since < 1 else held)
+    if start:
+        jump = abs(rate(start) - rate(start - interval))
+        assert jump <= (last - value) * (1 - math.cos(math.pi / (anneal * per_epoch))) / 2 + 1e-9
+
+
+@pytest.mark.parametrize("unit", ["epoch", "iteration"])
+def test_a_run_sets_the_held_rate_at_every_step(unit, settings):
+    keys = {"schedule_unit": unit, "scheduler": "cosine", "wsc.warmup": 0.5, "wsc.average_lr": 0.03}
+    learner = run(settings, **keys, **{"wsc.average_anneal": 1}).learner
+    for task in learner.manager.tasks[:2]:
+        learner.grow_for(task)
+    (phase,) = learner.phases(learner.manager.tasks[1])
+    steps = learner.num_batches(len(phase.indices)) if unit == "iteration" else 1
+    plain, last = cosine_lr(0.1, 4), cosine_lr(0.1, 4)(2 - 1 / steps)
+    for step in range(steps):
+        along = (1 + math.cos(math.pi * (step + 1) / steps)) / 2
+        assert phase.lr(1 + step / steps) == pytest.approx(plain(1 + step / steps))
+        assert phase.lr(2 + step / steps) == pytest.approx(0.03 + (last - 0.03) * along)
+    assert phase.lr(3) == pytest.approx(0.03)
+
+
+def test_a_share_of_the_epochs_is_that_of_the_decimal_number():
+    """0.7 * 170 and 0.29 * 100 are below 119 and 29 in floating point."""
+    for percent in range(101):
+        for number in (*range(1, 301), 12_345, 1_000_000):
+            assert whole_part(percent / 100, number) == percent * number // 100
+    assert (warmup_in_steps(0.7, 170, 20), warmup_in_steps(0.29, 100)) == (119 * 20, 29)
+    assert (warmup_in_steps(0.1, 4, 20), warmup_in_steps(0.01, 4, 20, resets=True), held_from(0.1, 4, 8)) == (8, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "keys, steps, held",
+    [
+        ({"wsc.warmup": 0.29}, 29, 29),
+        ({"wsc.warmup": 0.0}, 1 / 2, 1),  # a step to rank weights by
+        ({"wsc.warmup": 0.0, "wsc.reset": "none"}, 0, 0),
+    ],
+)
+def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, held, settings):
+    """``steps`` in epochs; a warm-up of less than an epoch ends within it."""
+    options = {"epochs": 100, "milestones": [90], "batch_size": 12, "memory_per_class": 0}
+    learner = run(settings, **options, **{"wsc.average_lr": 0.03, "wsc.average_anneal": 0}, **keys).learner
+    for task in learner.manager.tasks[:2]:
+        learner.grow_for(task)
+    (phase,) = learner.phases(learner.manager.tasks[1])
+    assert learner.num_batches(len(phase.indices)) == 2
+    assert learner.consolidation.warmup_steps == 2 * steps
+    assert [phase.lr(epoch) for epoch in range(40)] == [0.1] * held + [0.03] * (40 - held)
+    assert learner.consolidation.averaged == (not held)
+
+
+def test_a_plateau_too_late_for_the_average_keeps_the_last_weights_and_says_so(settings, tmp_path, monkeypatch, caplog):
+    epochs = itertools.cycle([False, False, True])
+    monkeypatch.setattr(Plateau, "reached", lambda self, loss: next(epochs))  # one epoch is left
+    keys = {"wsc.trigger": "training_loss", "wsc.average_every": 5, "wsc.average_lr": None}
+    late = {"wsc.average_start": "first", "wsc.average_last": False}
+    result = run(settings, **keys, **late).execute()
+    lines = [record.message for record in caplog.records if record.name == "pycil_wsc"]
+    assert [line.partition(",")[0] for line in lines] == [f"wsc: the plateau of task {number}" for number in (2, 3)]
+    assert "too late for a sample of the average; the last weights are kept" in lines[0]
+    plain = run(settings, out=str(tmp_path / "plain"), **keys, **{"wsc.average": False}).execute()
+    assert result["warmup_epochs"] == plain["warmup_epochs"] == [3, 3]
+    assert result["matrix"] == plain["matrix"] and result["train_loss"] == plain["train_loss"]
+    sampled = run(settings, out=str(tmp_path / "sampled"), **keys, **late | {"wsc.average_last": True}).execute()
+    assert sampled["warmup_epochs"] == [3, 3], "the last weights alone are the average"
+
+
+@pytest.mark.parametrize("name", ["fisher", "hessian"])
+def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings, monkeypatch):
+    monkeypatch.setattr(Plateau, "reached", lambda self, loss: True)
+    keys = {"wsc.trigger": "held_out", "wsc.held_out": 0.5, "wsc.importance": name, "max_tasks": 2}
+    learner = run(settings, **keys).learner
+    held, used = [], []
+    begin, batches = learner._consolidate, learner.train_source.batches
+
+    def consolidate(task, phase):
+        begin(task, phase)
+        held.append(set(learner.held_out.tolist()))
+
+    def watched(indices, *arguments, **options):
+        used.append((set(indices.tolist()), options.get("train", False)))
+        return batches(indices, *arguments, **options)
+
+    monkeypatch.setattr(learner, "_consolidate", consolidate)
+    for task in learner.manager.tasks:
+        monkeypatch.setattr(learner.train_source, "batches", watched if task.index else batches)
+        learner.learn(task, SILENT)
+    (held,) = held
+    assert len(held) == 4, "of 2 classes with 4 exemplars each"
+    trained = [indices for indices, train in used if train]
+    scored = [indices for indices, train in used if not train and indices & trained[0]]
+    assert len(trained) == learner.config.epochs + 1, "the last pass is for batch norm"
+    assert trained[0] in scored and not any(indices & held for indices in trained)
+    assert [indices for indices in scored if indices & held] == []
+    assert learner.scoring["importance_passes"] == 1
+
+
+def test_fosters_student_starts_from_the_teacher_and_loads_no_weights(settings, monkeypatch):
+    learner = run(settings, model_name="foster", init_epoch=1, epochs=1, compression_epochs=1).learner
+    built, new_backbone = [], learner.new_backbone
+
+    def noted(pretrained=None):
+        built.append(pretrained)
+        return new_backbone(pretrained)
+
+    monkeypatch.setattr(learner, "new_backbone", noted)
+    for task in learner.manager.tasks[:2]:
+        learner.grow_for(task)
+    assert built == [False]
+    teacher, student = (net.blocks[0].state_dict() for net in (learner.network, learner.student))
+    assert all(torch.equal(teacher[name], student[name]) for name in teacher)
+
+
+# ---- which parts are trained -----------------------------------------------------------------------------------------
 
 
 def test_rates_fall_with_the_distance_from_the_head(settings):

@@ -38,7 +38,7 @@ def no_errors():
 
 
 @pytest.mark.parametrize("redirect", [nobody_reads, pytest.param(nothing_fits, marks=FULL), no_errors])
-def test_every_run_ends_wherever_its_output_goes(redirect, settings, tmp_path):
+def test_every_run_ends_wherever_its_output_goes(redirect, settings, tmp_path, undrawn):
     process = Command(["--config", write(tmp_path, settings | SHORT)], prepare=redirect)
     _, errors = process.communicate()
     assert process.returncode == 0, errors

@@ -1,17 +1,18 @@
 """``convs`` and ``utils``: scripts written for PyCIL run on the package, which imports neither."""
 
-import subprocess
-import sys
-from pathlib import Path
+import ast
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from structure import modules, within
 from torch.utils.data import DataLoader
 
 from convs.cifar_resnet import resnet32
 from convs.resnet import resnet18
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.data import augment
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
@@ -20,7 +21,6 @@ from utils.data_manager import DataManager
 from utils.inc_net import IncrementalNet, get_convnet
 from utils.toolkit import accuracy, count_parameters, target2onehot, tensor2numpy
 
-ROOT = Path(__file__).parent.parent
 ARGS = {
     "prefix": "reproduce",
     "dataset": "digits",
@@ -110,6 +110,20 @@ def test_appended_exemplars_come_last_and_the_transforms_are_those_of_the_data_s
     assert torch.equal(flipped[0][1], plain[0][1].flip(2)) and plain[0][1].dtype == torch.float32
 
 
+def test_training_images_are_cropped_flipped_and_brightened_with_torchs_own_random_numbers():
+    data = manager()
+    data.dataset = replace(data.dataset, info=replace(data.dataset.info, padding=1, flip=True, brightness=0.25))
+    images, _, train = data.get_dataset([0], source="train", mode="train", ret_data=True)
+    normalise = augment.Normalise(data.dataset.info.mean, data.dataset.info.std, torch.device("cpu"))
+    torch.manual_seed(3)
+    augmented = [train[number][1] for number in range(8)]
+    torch.manual_seed(3)
+    for image, ours in zip(torch.from_numpy(images[:8]), augmented, strict=True):
+        cropped = augment.random_crop_flip(image[None], 1, True, None)
+        assert torch.equal(ours, normalise(augment.random_brightness(cropped, 0.25, None))[0])
+    assert not torch.equal(train[0][1], augmented[0]), "the next draw is another"
+
+
 def test_backbones_have_pycils_outputs_and_stems():
     args = {"dataset": "cifar100", "init_cls": 10, "increment": 10, "model_name": "replay", "convnet_type": "resnet18"}
     assert resnet32()(torch.zeros(2, 3, 32, 32))["features"].shape == (2, 64)
@@ -155,6 +169,36 @@ def test_what_is_not_there_is_one_clear_error(call, message):
 
 
 def test_the_package_imports_neither():
-    script = "import sys, pycil_wsc.runs.command, pycil_wsc.plugins.pycil; print({'convs', 'utils'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    """By name; ``test_imports_point_one_way`` has the statements. The plugin's function ``run`` imports PyCIL's own."""
+    found = [
+        (name, function, module)
+        for name, path in modules()
+        if within(name, ["main", "pycil_wsc"])
+        for function, module in imported_by_name(ast.parse(path.read_text()))
+        if within(module, ["convs", "utils"])
+    ]
+    assert found == [("pycil_wsc.plugins.pycil", "run", "utils.factory")]
+
+
+def imported_by_name(tree, function=None):
+    """(function, module) of each call of ``import_module`` or ``__import__`` with a name; outside functions, None."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from ((function, name.value) for name in node.args[:1] if isinstance(name, ast.Constant))
+        yield from imported_by_name(node, node.name if isinstance(node, ast.FunctionDef) else function)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"convnet_type": "memo_resnet32"}, {"device": ["0", "1"]}, {"wsc": {"retain": 0.5}}]
+)
+def test_values_in_pycils_form_are_taken(changes):
+    name = "wsc" if "wsc" in changes else "memo"
+    model = factory.get_model(name, ARGS | {"memory_per_class": 5} | changes)
+    assert model.learner.config.method == name and model.device == torch.device("cpu")
+    assert "retain" not in changes.get("wsc", {}) or model.learner.config.wsc.retain == 0.5
+
+
+@pytest.mark.parametrize("key, value", [("memory_bytes", 10**6), ("padding", 2), ("flip", False), ("max_tasks", 2)])
+def test_keys_that_only_whole_runs_have_are_refused(key, value):
+    with pytest.raises(UserError, match=f"{key}: is not available in scripts written for PyCIL"):
+        factory.get_model("icarl", ARGS | {key: value})

@@ -51,9 +51,22 @@ def run(tmp_path, monkeypatch, capsys):
 
 def tasks(out):
     """[(top-1, weights, weights that exemplars were chosen with)] of each task, as the stand-in prints them."""
-    return [
-        tuple(map(float, found)) for found in re.findall(r"top1 (\S+), weights (\S+), exemplars seen with (\S+)", out)
-    ]
+    found = re.findall(r"top1 (\S+), weights (\S+), exemplars seen with (\S+)", out)
+    assert len(found) == 3, out
+    return [tuple(map(float, values)) for values in found]
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"seed": "absent"}, 'the file has no "seed", which PyCIL needs'),
+        ({"init_cls": "absent"}, 'the file has no "init_cls", which PyCIL needs'),
+        ({"model_name": "replay", "wsc.retain": 0.5}, "wsc: has no effect on 'replay'; use wsc or wsc_replay"),
+    ],
+)
+def test_what_the_file_lacks_or_has_too_much_is_one_line(changes, line, run):
+    code, _, error = run(**changes)
+    assert code == 2 and error.startswith("error: ") and line in error and error.count("\n") == 1
 
 
 def test_the_command_runs_three_tasks_where_our_own_utils_are_in_the_way_and_changes_nothing(tmp_path):

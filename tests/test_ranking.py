@@ -8,8 +8,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from pycil_wsc.consolidation import ranking, top_mask
+from pycil_wsc.consolidation import (
+    Blend,
+    NonFiniteGradients,
+    WeightSpaceConsolidation,
+    drift_score,
+    fisher_diagonal,
+    hessian_diagonal,
+    rank_reset_,
+    ranking,
+    top_mask,
+)
 
 VALUES = [0.0, -0.0, 1.0, 1.0 + 2**-7, -1.0, -2.5, 3e-39, 1e30, float("inf"), float("-inf")]
 
@@ -65,7 +76,8 @@ def test_blocks_cover_a_tensor_once_in_order(monkeypatch, shape, block):
     monkeypatch.setattr(ranking, "BLOCK", block)
     numbered = torch.arange(torch.Size(shape).numel()).view(shape)
     parts = [numbered[index] for index in ranking.blocks(shape)]
-    assert all(part.numel() <= block and part.data_ptr() >= numbered.data_ptr() for part in parts)
+    assert all(part.numel() <= block for part in parts)
+    assert {part.untyped_storage().data_ptr() for part in parts} <= {numbered.untyped_storage().data_ptr()}, "views"
     assert [n for part in parts for n in part.flatten().tolist()] == list(range(numbered.numel()))
 
 
@@ -103,6 +115,16 @@ def test_thirty_million_elements_are_ranked_within_a_few_blocks_of_memory():
     assert int(run.stdout) < 2**25  # a quarter of what the scores take
 
 
+@pytest.mark.parametrize("retain", [1.5, -0.1, float("nan")])
+def test_a_share_outside_0_to_1_is_refused_and_changes_nothing(retain):
+    with pytest.raises(ValueError, match="retain=.* is a share: give a number from 0 to 1"):
+        top_mask([torch.rand(3)], retain)
+    weights = torch.zeros(3)
+    with pytest.raises(ValueError, match="retain=.* is a share: give a number from 0 to 1"):
+        rank_reset_([weights], [torch.ones(3)], [torch.rand(3)], retain, 0.5)
+    assert not weights.any()
+
+
 def test_scores_may_be_made_block_by_block():
     class Squares:
         shape, dtype, device = (10,), torch.float32, torch.device("cpu")
@@ -111,3 +133,68 @@ def test_scores_may_be_made_block_by_block():
             return torch.arange(10.0)[index] ** 2
 
     assert marked(top_mask([Squares(), torch.full((10,), 30.0)], 0.25)) == {6, 7, 8, 9, 10}
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def linear(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).to(dtype)
+
+
+@pytest.mark.parametrize("score", [fisher_diagonal, lambda *arguments: hessian_diagonal(*arguments, probes=1)])
+def test_scores_of_half_precision_are_summed_up_in_fp32(score):
+    """A sum in bf16 stops growing at about 256 times its terms."""
+    model = linear(torch.bfloat16)
+    batch = torch.ones(1, 4, dtype=torch.bfloat16), torch.tensor([1])
+    params = dict(model.named_parameters())
+    torch.manual_seed(1)
+    once = score(model, params, [batch])
+    torch.manual_seed(1)
+    often = score(model, params, [batch] * 1000)
+    for name, values in often.items():
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values, once[name], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("score", [fisher_diagonal, lambda *arguments: hessian_diagonal(*arguments, probes=1)])
+def test_scores_of_no_sample_are_refused(score):
+    model = linear()
+    batches = iter([(torch.ones(2, 4), torch.tensor([0, 1]))])
+    score(model, dict(model.named_parameters()), batches)
+    for used_up in (batches, []):
+        with pytest.raises(ValueError, match="no sample to score parameters by: `batches` is empty"):
+            score(model, dict(model.named_parameters()), used_up)
+
+
+def test_an_estimate_needs_a_probe():
+    model = linear()
+    with pytest.raises(ValueError, match="probes=0: give at least 1 random vector"):
+        hessian_diagonal(model, dict(model.named_parameters()), [(torch.ones(2, 4), torch.tensor([0, 1]))], 0)
+
+
+def not_a_number(params, previous):
+    return {name: torch.full_like(param, torch.nan) for name, param in params.items()}
+
+
+@pytest.mark.parametrize("importance, weights", [(not_a_number, 1.0), (drift_score(), torch.nan)])
+def test_scores_that_are_not_finite_are_blamed_on_the_importance(importance, weights):
+    """Not on gradients, which other scores than those of moments do not use."""
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    options = {"importance": importance, "warmup_steps": 1, "reset": Blend()}
+    WeightSpaceConsolidation(model.named_parameters(), **options).attach(optimizer)
+    with torch.no_grad():
+        model.weight.mul_(weights)
+    model.weight.grad, model.bias.grad = torch.ones(3, 4), torch.ones(3)
+    with pytest.raises(NonFiniteGradients, match="the importance of 'weight' is not finite, so it cannot be ranked"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "average, what", [({}, "WSC averages but does not reset: "), ({"average": None}, "WSC does not reset: ")]
+)
+def test_a_warm_up_that_is_too_short_is_said_with_what_is_left_of_the_method(average, what):
+    with pytest.warns(UserWarning, match=f"^{what}after a warm-up of 3 steps"):
+        WeightSpaceConsolidation(linear().named_parameters(), warmup_steps=3, **average)

@@ -14,6 +14,7 @@ import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
+from pycil_wsc.data.memory import ALL
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import group_runs
@@ -107,6 +108,29 @@ def test_the_figures_show_the_means_over_the_seeds():
     assert plots["accuracy-time"][0].lines[0].get_xdata(orig=False)[0] * {"seconds": 1, "minutes": 60, "hours": 3600}[
         unit_of(plots["accuracy-time"][0].get_xlabel())
     ] == pytest.approx(seconds)
+
+
+def test_a_memory_of_all_images_has_a_place_of_its_own_beside_the_numbers():
+    results = [synthetic.result("replay", memory, classes=20, max_tasks=2) for memory in (20, 200, ALL)]
+    plots = drawn(*results)
+    axes = plots["accuracy-memory"][0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "200", "all"]
+    assert list(axes.lines[0].get_xdata(orig=False)) == list(axes.get_xticks()) == [20, 200, 400]
+    assert plots["curves"][2].get_title(loc="left") + plots["curves"][2].get_title() == "all exemplars per class"
+    assert "matrix-mall" in plots
+
+
+@pytest.mark.parametrize("slug", ["training-loss", "dormant"])
+def test_the_notes_of_a_figure_count_the_runs_that_recorded_what_it_shows(slug):
+    from pycil_wsc.report.figures import figures
+
+    records = [Record(synthetic.result("replay", 20, seed, classes=20)) for seed in range(5)]
+    records[0].analyses.extend({"task": t, "share_new": 1.0, "dormant": {"share": 0.1}} for t in range(2))
+    for record in records[1:]:
+        del record.data["train_loss"]
+    ((group,), _) = group_runs(records)
+    notes = {plot.slug: plot.notes[0] for plot in figures(group)}
+    assert notes[slug] == "One seed." and notes["curves"] == "Means over 5 seeds; bands: ± standard error."
 
 
 def unit_of(text):
@@ -334,7 +358,10 @@ def test_files_that_cannot_be_used_are_named_skipped_and_left_as_they_are(tmp_pa
     for path, (content, reason) in files.items():
         assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
         assert re.search(f"<code>{re.escape(str(path))}</code>: [^<]*{re.escape(reason)}", page)
-        assert str(path) in errors
+        assert f"problem: {path}: " in errors
+    problems = errors.count("problem: ")  # the file 'spoilt' has two
+    assert problems == len(files) + 1 and f'<a href="#problems">{problems} problems</a>' in page
+    assert '<section id="problems"><h2>Problems</h2>' in page
     assert f"<code>{tmp_path / 'odd' / 'written'}</code>: 1 task done" in page
     assert {line["method"] for line in lines_of(tmp_path / "report", f"measures-{HERE}")} == {"replay", "wa"}
 

@@ -9,6 +9,7 @@ import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import HERE, lines_of
+from test_report import ODD
 
 from pycil_wsc import registry, report
 from pycil_wsc.config.loading import resolve
@@ -132,11 +133,13 @@ def test_a_result_that_was_set_aside_to_do_its_run_again_is_not_counted(tmp_path
     assert REPLACED not in page.read_text() and [record.path for record in find_runs([old]).records] == [old]
 
 
+WHOLE = {"data": {"train": 50_000}, "class_names": [str(number) for number in range(100)]}
+
+
 def test_a_memory_of_all_images_is_not_that_of_as_many_exemplars():
     """500 images per class. Only where both exist does the name say which it is."""
     made = [(memory, seed) for memory in (20, 500, ALL) for seed in (1, 2)]
-    data = {"data": {"train": 50_000}, "class_names": [str(number) for number in range(100)]}
-    records = [Record(synthetic.result("replay", memory, seed, losses=1) | data) for memory, seed in made]
+    records = [Record(synthetic.result("replay", memory, seed, losses=1) | WHOLE) for memory, seed in made]
     assert [record.memory for record in records[2:]] == [500] * 4
     ((group,), problems) = group_runs(records)
     assert not problems and len(group.records) == 6
@@ -144,6 +147,37 @@ def test_a_memory_of_all_images_is_not_that_of_as_many_exemplars():
     assert [names[one] for one in records] == ["replay"] * 4 + ["replay memory_per_class=all"] * 2
     ((group,), _) = group_runs(records[:2] + records[4:])
     assert set(group.names(group.records).values()) == {"replay"}
+
+
+@pytest.mark.parametrize(
+    "config, changes, memory",
+    [
+        ({}, {}, "500"),
+        ({"validation_split": 0.1}, {}, "450"),
+        ({"max_tasks": 2}, {"class_names": WHOLE["class_names"][:20]}, "all"),
+        ({"classes": [3, 5]}, {"class_names": ["3", "5"]}, "all"),
+        ({}, {"data": None}, "all"),
+        ({}, {"class_names": None}, "all"),
+    ],
+)
+def test_a_memory_of_all_images_is_as_large_as_the_classes_or_called_all(config, changes, memory, tmp_path, undrawn):
+    """The recorded number of images is that of the whole data set, including classes that were not learned."""
+    result = synthetic.result("replay", ALL, losses=1) | WHOLE | changes
+    result["config"] |= config
+    assert re.search(rf"exemplars +{memory}/class\n", report.accuracy_table([result]))
+    synthetic.write(tmp_path, result)
+    report.write_report(tmp_path)
+    (path,) = (tmp_path / "report" / "tables").glob("measures-*.csv")
+    assert {line["exemplars per class"] for line in lines_of(tmp_path / "report", path.stem)} == {memory}
+
+
+def test_no_odd_record_of_the_data_stops_the_report(tmp_path, undrawn):
+    odd = [*ODD[1:], *({"train": value} for value in ODD)]
+    runs = [synthetic.result("replay", ALL, seed, losses=1) | WHOLE | {"data": data} for seed, data in enumerate(odd)]
+    synthetic.write(tmp_path, *runs)
+    page = report.write_report(tmp_path).read_text()
+    assert page.count("&#x27;data&#x27; is not as expected; left out") == len(odd)
+    assert f'<a href="#problems">{len(odd)} problems</a>' in page and ">all</th>" in page
 
 
 VARIED = {"batch_size": [64, 128], "epochs": [4, 70], "wsc.retain": [0.2, 0.5], "prefix": ["a", "b"], "T": [1.0, 2.0]}
@@ -266,6 +300,7 @@ def test_the_csv_has_each_seed_and_both_spreads_and_a_switch_chooses_what_is_sho
     assert float(line["standard_error"]) == pytest.approx((13 / 3) ** 0.5)
     text = (folder / "tables" / f"accuracy-{HERE}.md").read_text()
     assert "53.00 ± 3.61" in text and "Mean ± standard deviation over 3 seeds." in text
+    assert "The paper's values, with ± standard error, are in brackets or below ours." in text
 
 
 @pytest.mark.parametrize(
@@ -287,7 +322,33 @@ def test_the_baseline_is_chosen(tmp_path, capsys, undrawn):
     (line,) = lines_of(tmp_path / "report", f"difference-{HERE}")
     assert (line["method"], line["mean"], line["averaged_over"]) == ("replay", "-10.0", "1")
     assert command.main([str(tmp_path), "--baseline", "nobody"]) == 2
-    assert "--baseline nobody: no run has this method" in capsys.readouterr().err
+    assert "--baseline nobody: no method or row of the table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, row",
+    [
+        ("replay", "replay weight_decay=0.1"),
+        ("Replay", "replay weight_decay=0.1"),
+        ("replay weight_decay=0.2", "replay weight_decay=0.2"),
+        ("Replay weight_decay=0.2", "replay weight_decay=0.2"),
+        ("Mine", "Mine"),
+        ("wsc", "Mine"),
+    ],
+)
+def test_the_baseline_is_a_method_or_a_row_as_configured_or_as_displayed(name, row, tmp_path, undrawn):
+    runs = [synthetic.result("replay", 20, seed, weight_decay=decay) for seed, decay in ((1, 0.1), (2, 0.1), (1, 0.2))]
+    synthetic.write(tmp_path, *runs, synthetic.result("wsc", 20, 1, label="Mine"))
+    assert command.main([str(tmp_path), "--baseline", name]) == 0
+    found = {line["method"] for line in lines_of(tmp_path / "report", f"difference-{HERE}")}
+    assert found == {"replay weight_decay=0.1", "replay weight_decay=0.2", "Mine"} - {row}
+
+
+def test_a_method_that_is_not_in_the_table_of_accuracies_is_no_baseline(tmp_path, capsys, undrawn):
+    synthetic.write(tmp_path, *(synthetic.result(name, 20) for name in ("replay", "joint")))
+    assert command.main([str(tmp_path), "--baseline", "joint"]) == 2
+    error = "error: --baseline joint: no method or row of the table of average accuracies; available: replay\n"
+    assert capsys.readouterr().err == error
 
 
 def test_without_the_paper_none_of_its_numbers_are_shown(tmp_path, undrawn):
@@ -425,7 +486,7 @@ def test_a_loop_of_links_is_named(tmp_path, capsys, undrawn):
     loop.parent.mkdir()
     loop.symlink_to(loop)
     assert command.main([str(tmp_path)]) == 0
-    assert f"skipped: {loop}: cannot be read" in capsys.readouterr().err
+    assert f"problem: {loop}: cannot be read" in capsys.readouterr().err
 
 
 def test_a_run_writes_the_schema_that_the_report_reads(undisturbed):

@@ -112,6 +112,22 @@ def test_scores_after_each_task_with_overall_performance_and_backward_transfer(t
     assert "backward transfer" in report.result_table([result])
 
 
+@pytest.mark.parametrize("spread, name", [("se", "standard error"), ("sd", "standard deviation")])
+def test_every_table_says_what_the_spread_is_and_over_how_many_seeds(spread, name, tmp_path, undrawn):
+    write(tmp_path, *(made_up(seed=seed) for seed in (1, 2, 3)))
+    report.write_report(tmp_path, options=report.Options(spread=spread))
+    texts = {path.name: path.read_text() for path in (tmp_path / "report" / "tables").glob("*.md")}
+    assert len(texts) == 4 and all(f"Mean ± {name} over 3 seeds." in text for text in texts.values())
+    papers = [file for file, text in texts.items() if "The paper's values, with ± standard error, are in" in text]
+    assert len(papers) == 1 and papers[0].startswith("scores-trace-")
+
+
+def test_the_table_that_a_sweep_prints_says_what_the_spread_is_and_over_how_many_seeds():
+    results = [made_up(seed=seed) for seed in (1, 2)]
+    assert report.result_table(results).endswith("\nMean ± standard error over 2 seeds.")
+    assert report.result_table(results[:1]).endswith("\nOne seed: an indication only; there is no standard error.")
+
+
 @pytest.mark.parametrize("changes", [{"model": "tiny-llama"}, {"tasks": TASKS[:3]}])
 def test_other_models_and_tasks_have_no_numbers_of_the_paper_beside_them(changes, tmp_path, undrawn):
     write(tmp_path, made_up(**changes))
@@ -128,7 +144,7 @@ def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path):
         "Average score after each task",
         "Average score against memory",
         "Relative VRAM usage against memory",
-        "FOMC: majority 49.4",
+        "Scores of trivial answers, without a model (%): FOMC: majority 49.4",
         "eval and test hold the same prompts",
     ):
         assert text in page

@@ -1,5 +1,6 @@
 """The report's tables: numbers equal those of the runs, and marks are correct."""
 
+import functools
 import html.parser
 import json
 import math
@@ -257,12 +258,18 @@ def as_shown(label, corner="method"):
     return f"{NAMES[method]} {rest}".strip() if corner == "method" else label
 
 
+@functools.lru_cache(maxsize=1)
+def page_tables(path):
+    """``{id: rows of cells}`` of all tables of a page."""
+    return Tables(path.read_text()).tables
+
+
 def printed(folder, slug, form):
     """``{labels: cells as text}`` of one table in one of its forms.
     LaTeX has the paper's numbers in a row of their own.
     """
     if form == "html":
-        rows = Tables((folder / "index.html").read_text()).tables[f"table-{slug}"]
+        rows = page_tables(folder / "index.html")[f"table-{slug}"]
     else:
         text = (folder / "tables" / f"{slug}.{form}").read_text()
         row = r"^\| (.*) \|$" if form == "md" else r"^(.*) \\\\(?:\[2pt\])?$"
@@ -442,7 +449,22 @@ def test_time_that_a_run_was_spared_has_a_column_of_its_own(tmp_path, undrawn):
     spared = synthetic.result() | {"train_seconds_spent": 12.0}
     synthetic.write(tmp_path, spared, synthetic.result("wsc"))
     lines = lines_of(report.write_report(tmp_path).parent, f"cost-{HERE}")
-    assert [line["mean"] for line in lines if line["column"] == "training spent here, s"] == ["12.0"]
+    assert [line["mean"] for line in lines if line["column"] == "training in this run, s"] == ["12.0"]
+
+
+def test_the_median_and_the_worst_trial_are_those_of_no_seed(tmp_path, undrawn):
+    runs = [synthetic.result("replay", 20, 7, validation_split=0.1, lrate=rate) for rate in (0.1, 0.2, 0.3)]
+    synthetic.write(tmp_path, *runs)
+    report.write_report(tmp_path)
+    (path,) = (tmp_path / "report" / "tables").glob("tuning-*.csv")
+    lines = {line["column"]: line for line in lines_of(tmp_path / "report", path.stem)}
+    averages = sorted(run["avg_acc"] for run in runs)
+    assert [float(lines[name]["mean"]) for name in ("worst trial", "median of the trials", "best trial")] == averages
+    assert {name: seeds_of(line) for name, line in lines.items()} == {
+        "best trial": {7: averages[-1]},
+        "median of the trials": {},
+        "worst trial": {},
+    }
 
 
 def test_settings_have_tables_of_their_own():

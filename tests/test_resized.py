@@ -1,7 +1,11 @@
 """Small copies of image files: made once, with the right size and content, without replacing the originals."""
 
+import io
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +70,79 @@ def test_copies_are_made_once_and_again_when_a_file_is_newer(dataset, folder, tm
     resized(dataset, tmp_path, 1)
     changed = [path for path, stamp in zip(paths, stamps) if os.stat(path).st_mtime_ns != stamp]
     assert len(changed) == 1 and Image.open(changed[0]).getpixel((30, 30))[1] < 10
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_an_image_that_is_replaced_by_an_older_one_has_a_new_copy(seconds, dataset, folder, tmp_path):
+    """As by ``mv``, ``cp -p``, ``rsync -a`` or ``tar x``, which keep the time of the file."""
+    resized(dataset, tmp_path, 1)
+    replaced = folder / "train" / "a" / "wide.jpg"
+    time = os.stat(replaced).st_mtime_ns + seconds * 10**9
+    Image.new("RGB", (200, 100), "red").save(replaced)
+    os.utime(replaced, ns=(time, time))
+    for _ in range(2):
+        (copy,) = [path for path in resized(dataset, tmp_path, 1).train.images if path.endswith("a/wide.jpg.jpg")]
+        assert Image.open(copy).getpixel((30, 30))[1] < 10 and os.stat(copy).st_mtime_ns == time
+
+
+@pytest.mark.parametrize("precision", [100, 10**9])
+def test_copies_are_found_again_on_a_file_system_with_coarser_times(precision, dataset, tmp_path, monkeypatch):
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda path, ns: utime(path, ns=(ns[0], ns[1] // precision * precision)))
+    first = resized(dataset, tmp_path, 1).train.images
+    made = [os.stat(path).st_ino for path in first]
+    assert [os.stat(path).st_ino for path in resized(dataset, tmp_path, 1).train.images] == made
+    assert [path for path in first if "resized" in path]
+
+
+def test_copies_are_made_by_the_interpolation_of_the_test_transform(dataset, tmp_path):
+    """One of timm's models may want another than the rest; each has copies of its own."""
+    folders = {}
+    for name in ("bicubic", "bilinear", "bicubic"):
+        copies = resized(replace(dataset, info=replace(dataset.info, interpolation=name)), tmp_path, 1).train.images
+        for path, copy in zip(dataset.train.images, copies, strict=True):
+            if copy != path:
+                buffer = io.BytesIO()
+                small = Image.open(path).resize(Image.open(copy).size, Image.Resampling[name.upper()])
+                small.save(buffer, "JPEG", quality=95)
+                assert np.array_equal(np.asarray(Image.open(copy)), np.asarray(Image.open(buffer)))
+                folders.setdefault(name, set()).add(Path(copy).relative_to(tmp_path / "resized").parts[0])
+    (bicubic,), (bilinear,) = folders["bicubic"], folders["bilinear"]
+    assert bilinear.endswith("-73") and bicubic == f"{bilinear}-bicubic"
+
+
+def test_an_image_that_vanished_is_named(dataset, folder, tmp_path):
+    resized(dataset, tmp_path, 1)
+    (folder / "train" / "b" / "small.jpg").unlink()
+    with pytest.raises(UserError, match="b/small.jpg: No such file or directory; replace the image, or remove it"):
+        resized(dataset, tmp_path, 1)
+
+
+UNGUARDED = """
+from pycil_wsc.data import parallel
+from pycil_wsc.errors import UserError
+
+with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
+    try:
+        print(list(parallel.map_parts(sum, [[1]] * 65, pool, "resizing images")))
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
+    """Each worker process imports the script, which must not start processes then."""
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    root = str(Path(__file__).parent.parent)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    assert ended.stdout.startswith("resizing images: a worker process ended unexpectedly; ")
+    assert "`if __name__ == '__main__':`" in ended.stdout and ended.stdout.count("\n") == 1
 
 
 def test_an_empty_file_that_a_power_failure_left_is_made_again(dataset, tmp_path):

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import hypothesis
@@ -27,13 +29,15 @@ from small_runs import (
     without_measurements,
     write,
 )
+from synthetic import lines_of
 from torch import nn
 
 import pycil_wsc
 from main import main
-from pycil_wsc import files, registry
+from pycil_wsc import files, registry, report
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.engine import environment
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
@@ -44,7 +48,8 @@ from pycil_wsc.runs.run import Run
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-STOPPED = {"exemplars": "random", "wsc.average_every": 2}  # the keys of the runs that are stopped
+# the keys of the runs that are stopped; a warm-up has two epochs
+STOPPED = {"exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
@@ -121,12 +126,13 @@ def test_the_planned_cost_is_the_cost(name, memory, settings, tmp_path):
 def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, settings, undisturbed):
     """Stopped in the first task, at its end, in and after the warm-up, between averages, and in the last task.
 
-    What a stop loses, the checkpoint of the next stop lacks too, so the end shows it.
+    The first task has three epochs, the others four. What a stop loses, the checkpoint of the next stop lacks too, so
+    the end shows it.
     """
     _, expected = undisturbed(model_name=name, **STOPPED)
     config = resolve(settings | {"model_name": name, **STOPPED})
     dataset = load_dataset(config.dataset, ".")
-    for number, epochs in enumerate(np.diff([0, 1, 4, 6, 7, 9, 11])):
+    for number, epochs in enumerate(np.diff([0, 1, 3, 4, 6, 7, 9, 11])):
         with killed_at(lambda calls: sum(optimizer is not None for _, optimizer in calls) == epochs):
             Run(config, dataset).execute()
         torch.manual_seed(number)  # the global generator must not matter
@@ -377,6 +383,19 @@ def other_data(settings, **sizes):
     np.savez(path, **changed)
 
 
+def test_a_result_with_keys_of_another_version_is_named_and_costs_the_other_runs_nothing(settings, tmp_path, capsys):
+    path = write(tmp_path, settings | {"model_name": "replay", "seed": [1, 2], "epochs": 1, "init_epoch": 1})
+    assert main(["--config", path]) == 0
+    first, second = sorted(results(settings))
+    result = json.loads((first / "result.json").read_text())
+    (first / "result.json").write_text(json.dumps(result | {"config": result["config"] | {"invented": 3}}))
+    (second / "result.json").unlink()
+    capsys.readouterr()
+    assert main(["--config", path]) == 1
+    line = f"{first / 'result.json'}: was made by another version of pycil_wsc (unknown key 'invented'"
+    assert line in capsys.readouterr().err and (second / "result.json").exists()
+
+
 @pytest.mark.parametrize("sizes", [{}, {"per_class": 9}, {"size": 10}])
 def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings, tmp_path, capsys):
     path = write(tmp_path, settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
@@ -395,6 +414,35 @@ def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings,
     del result["data"]  # as of an earlier version
     (folder / "result.json").write_text(json.dumps(result))
     assert main(["--config", path]) == 0
+
+
+def test_the_commit_in_a_result_is_that_of_the_code_unless_it_is_given(settings, tmp_path, monkeypatch):
+    config = resolve(settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
+    monkeypatch.setenv("PYCIL_WSC_COMMIT", "the driver's")
+    assert Run(config, load_dataset(config.dataset, ".")).execute()["commit"] == "the driver's"
+    for name in ("PYCIL_WSC_COMMIT", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    code = tmp_path / "checkout" / "code.py"
+    code.parent.mkdir()
+    monkeypatch.setattr(environment, "__file__", str(code))
+    assert environment.commit() is None, "not a checkout"
+    if not shutil.which("git"):
+        pytest.skip("git is not installed")
+
+    def git(*arguments):
+        identity = ["-c", "user.name=test", "-c", "user.email=test@test", "-c", "commit.gpgsign=false"]
+        command = ["git", *identity, *arguments]
+        return subprocess.run(command, cwd=code.parent, capture_output=True, text=True, check=True).stdout.strip()
+
+    code.write_text("one = 1")
+    git("init")
+    git("add", "code.py")
+    git("commit", "--message", "first")
+    head = git("rev-parse", "HEAD")
+    assert len(head) == 40 and environment.commit() == head
+    code.write_text("one = 2")
+    assert environment.commit() == f"{head}-dirty"
 
 
 def test_dropout_repeats_itself_and_a_stopped_run_resumes_with_it(settings, tmp_path, monkeypatch):
@@ -521,7 +569,7 @@ def test_any_split_is_learned_and_reported(tmp_path_factory, drawn):
 
 
 def learned_and_reported(settings, data, classes, init_cls, increment):
-    """A matrix row per task, whatever its number of classes, and forgetting by its definition."""
+    """A matrix row per task, whatever its number of classes, forgetting by its definition, and a report of these."""
     keys = {"dataset": f"npz:{data}", "init_cls": init_cls, "increment": increment, "batch_size": 512, "init_epoch": 1}
     config = resolve(settings | keys)
     result = Run(config, load_dataset(config.dataset, ".")).execute()
@@ -531,6 +579,11 @@ def learned_and_reported(settings, data, classes, init_cls, increment):
     assert np.allclose(result["curve"], [np.average(row, weights=sizes[: len(row)]) for row in matrix])
     drops = [max(row[task] for row in matrix[task:]) - matrix[-1][task] for task in range(tasks - 1)]
     assert np.isclose(result["forgetting"], np.mean(drops) if drops else 0)
+    page = report.write_report(Path(config.out, config.prefix))
+    (table,) = (page.parent / "tables").glob("measures-*.csv")
+    reported = {line["column"]: float(line["mean"]) for line in lines_of(page.parent, table.stem) if line["mean"]}
+    for column, key in (("average", "avg_acc"), ("last", "last_acc"), ("forgetting", "forgetting")):
+        assert reported[column] == pytest.approx(result[key])
 
 
 def test_the_task_incremental_accuracy_is_that_of_the_tasks_own_logits(settings):

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,29 +41,54 @@ def arrays():
     return values
 
 
+SETTINGS = {
+    "memory_per_class": 4,
+    "init_cls": 2,
+    "increment": 2,
+    "model_name": "replay",
+    "convnet_type": "resnet8",
+    "device": "cpu",
+    "init_epoch": 2,
+    "epochs": 2,
+    "batch_size": 8,
+}
+
+
+def made(folder, **keys):
+    """A run over three tasks of two classes; ``folder`` has its data."""
+    config = resolve(SETTINGS | {"dataset": f"npz:{folder / 'data.npz'}", "out": str(folder / "runs")} | keys)
+    return Run(config, load_dataset(config.dataset, ".", config.image_size))
+
+
 @pytest.fixture
 def run(arrays, tmp_path):
     """keys -> a run over three tasks of two classes."""
     np.savez(tmp_path / "data.npz", **arrays)
+    return functools.partial(made, tmp_path)
 
-    def make(**keys):
-        settings = {
-            "dataset": f"npz:{tmp_path / 'data.npz'}",
-            "out": str(tmp_path / "runs"),
-            "memory_per_class": 4,
-            "init_cls": 2,
-            "increment": 2,
-            "model_name": "replay",
-            "convnet_type": "resnet8",
-            "device": "cpu",
-            "init_epoch": 2,
-            "epochs": 2,
-            "batch_size": 8,
-        }
-        config = resolve(settings | keys)
-        return Run(config, load_dataset(config.dataset, ".", config.image_size))
 
-    return make
+@pytest.fixture(scope="module")
+def finished(arrays, tmp_path_factory):
+    """save_weights -> the folder of a finished run; for reading."""
+    folder, folders = tmp_path_factory.mktemp("finished"), {}
+    np.savez(folder / "data.npz", **arrays)
+    for save_weights in (True, False):
+        ended = made(folder, save_weights=save_weights, prefix=str(save_weights))
+        ended.execute()
+        folders[save_weights] = ended.folder
+    return folders
+
+
+@pytest.fixture
+def kept(finished, tmp_path):
+    """The test's own copy of the folder of a finished run that saved its last weights."""
+    return shutil.copytree(finished[True], tmp_path / "kept")
+
+
+@pytest.fixture
+def bare(finished, tmp_path):
+    """The test's own copy of the folder of a finished run that saved no weights."""
+    return shutil.copytree(finished[False], tmp_path / "bare")
 
 
 def accuracies(model, classes, arrays):
@@ -129,10 +155,8 @@ def test_true_keeps_the_last_weights_alone_and_they_are_those_of_a_stopped_run(r
     assert weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
 
 
-def test_nothing_is_kept_unasked(run):
-    finished = run()
-    finished.execute()
-    assert not list(finished.folder.glob("*.pt")) and not (finished.folder / "tensorboard").exists()
+def test_nothing_is_kept_unasked(finished):
+    assert not list(finished[False].glob("*.pt")) and not (finished[False] / "tensorboard").exists()
 
 
 def test_a_column_for_each_label_and_tensors_like_arrays(run, arrays):
@@ -191,10 +215,8 @@ BAD_IMAGES = {
 }
 
 
-def test_images_of_another_kind_are_refused(run):
-    finished = run(save_weights=True)
-    finished.execute()
-    model = pycil_wsc.load(finished.folder)
+def test_images_of_another_kind_are_refused(finished):
+    model = pycil_wsc.load(finished[True])
     for message, images in BAD_IMAGES.items():
         assert message in one_line(model.predict, images)
 
@@ -206,47 +228,42 @@ def one_line(function, *arguments):
     return str(error.value)
 
 
-def test_weights_that_cannot_be_loaded_are_one_line(run, tmp_path):
+def test_weights_that_cannot_be_loaded_are_one_line(kept, bare, tmp_path):
     assert "nowhere: no such folder" in one_line(pycil_wsc.load, tmp_path / "nowhere")
-    bare = run()
-    bare.execute()
-    assert "this finished run did not save its weights; move the folder away" in one_line(pycil_wsc.load, bare.folder)
-    (bare.folder / "result.json").unlink()
-    assert "no weights there (yet)" in one_line(pycil_wsc.load, bare.folder)
-    kept = run(save_weights=True, seed=1)
-    kept.execute()
-    assert "no weights of task 1, only of the last" in one_line(pycil_wsc.load, kept.folder, 1)
-    assert "'cuda:99' is not available" in one_line(pycil_wsc.load, kept.folder, None, "cuda:99")
-    assert "device: 'tpu' is not auto" in one_line(pycil_wsc.load, kept.folder, None, "tpu")
-    path = kept.folder / "weights.pt"
+    assert "this finished run did not save its weights; move the folder away" in one_line(pycil_wsc.load, bare)
+    (bare / "result.json").unlink()
+    assert "no weights there (yet)" in one_line(pycil_wsc.load, bare)
+    assert "no weights of task 1, only of the last" in one_line(pycil_wsc.load, kept, 1)
+    assert "'cuda:99' is not available" in one_line(pycil_wsc.load, kept, None, "cuda:99")
+    assert "device: 'tpu' is not auto" in one_line(pycil_wsc.load, kept, None, "tpu")
+    path = kept / "weights.pt"
     whole = path.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 10):
         path.write_bytes(whole[:size])
-        assert "weights.pt: is not a complete file of weights" in one_line(pycil_wsc.load, kept.folder)
+        assert "weights.pt: is not a complete file of weights" in one_line(pycil_wsc.load, kept)
     path.write_bytes(whole)
     state = torch.load(path, weights_only=True)
     torch.save(state | {"config": state["config"] | {"convnet_type": "resnet20"}}, path)
-    assert "do not match the learner 'replay'" in one_line(pycil_wsc.load, kept.folder)
+    assert "do not match the learner 'replay'" in one_line(pycil_wsc.load, kept)
     torch.save(state | {"config": state["config"] | {"model_name": "repaly"}}, path)
-    assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept.folder)
+    assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept)
 
 
-def test_the_pages_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
+def test_the_pages_lines_run_in_a_fresh_interpreter(finished, arrays, tmp_path):
     (source,) = (
         block
         for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/outputs.md").read_text(), re.DOTALL)
         if "pycil_wsc.load" in block
     )
-    finished = run(save_weights=True)
-    finished.execute()
-    source = re.sub(r'load\("[^"]+"\)', f"load({str(finished.folder)!r})", source)
+    folder = finished[True]
+    source = re.sub(r'load\("[^"]+"\)', f"load({str(folder)!r})", source)
     np.save(tmp_path / "images.npy", arrays["test_x"])
     script = (
         f"import json, numpy\nimages = numpy.load({str(tmp_path / 'images.npy')!r})\n{source}\n"
         "print(json.dumps([labels.tolist(), list(logits.shape)]))"
     )
     output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert json.loads(output) == [pycil_wsc.load(finished.folder).predict(arrays["test_x"]).tolist(), [54, 6]]
+    assert json.loads(output) == [pycil_wsc.load(folder).predict(arrays["test_x"]).tolist(), [54, 6]]
 
 
 DROPPED = object()
@@ -254,12 +271,10 @@ WRONG = [None, -1, 10**9, 0.5, "x", [None] * 3, float("nan")]
 INNER = [["info"], ["config"], ["learner"], ["learner", "_extra_state"], ["learner", "_extra_state", "memory"]]
 
 
-def test_mangled_weights_are_one_line_or_do_no_harm(run, arrays):
+def test_mangled_weights_are_one_line_or_do_no_harm(kept, arrays):
     """Each part of the file in turn is left out or replaced, with correct checksums."""
-    kept = run(save_weights=True)
-    kept.execute()
-    path, images, refused = kept.folder / "weights.pt", arrays["test_x"][:9], 0
-    whole, expected = torch.load(path, weights_only=True), pycil_wsc.load(kept.folder).predict(images).tolist()
+    path, images, refused = kept / "weights.pt", arrays["test_x"][:9], 0
+    whole, expected = torch.load(path, weights_only=True), pycil_wsc.load(kept).predict(images).tolist()
 
     def at(state, place):
         return functools.reduce(lambda part, key: part[key], place, state)
@@ -274,7 +289,7 @@ def test_mangled_weights_are_one_line_or_do_no_harm(run, arrays):
                     del at(state, place)[key]
                 save_tensors(path, state)
                 try:
-                    predicted = pycil_wsc.load(kept.folder).predict(images).tolist()
+                    predicted = pycil_wsc.load(kept).predict(images).tolist()
                 except UserError as error:
                     assert "\n" not in str(error)
                     refused += 1
@@ -283,4 +298,4 @@ def test_mangled_weights_are_one_line_or_do_no_harm(run, arrays):
     assert refused > 100
     for value in WRONG:
         save_tensors(path, value)
-        assert "weights.pt: is not" in one_line(pycil_wsc.load, kept.folder)
+        assert "weights.pt: is not" in one_line(pycil_wsc.load, kept)

@@ -11,6 +11,7 @@ from small_runs import killed_at
 from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.runs.run import Run
 
 SETTINGS = {
@@ -189,3 +190,11 @@ def test_after_a_stop_weights_and_biases_has_every_epoch_and_task_once(run, wand
     assert len(wandb) == 2
     assert [row["epoch"] for row in wandb[-1].rows if "epoch" in row] == list(range(7))
     assert [row["task"] for row in wandb[-1].rows if "task" in row] == [0, 1, 2]
+
+
+def test_the_files_are_closed_when_a_run_fails(run, stand_in, monkeypatch):
+    closed = []
+    monkeypatch.setattr(StandIn, "close", lambda self: closed.append(self))
+    with pytest.raises(TrainingDiverged):
+        run(init_lr=1e30).execute()
+    assert len(closed) == 2

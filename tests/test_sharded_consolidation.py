@@ -2,15 +2,12 @@
 
 import pytest
 import torch
+from small_processes import in_two_processes
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score
-
-pytest.importorskip("transformers")
-
-from small_processes import in_two_processes
 
 SOURCES = ["own", "optimizer"]
 

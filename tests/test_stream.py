@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_memory import herding_by_the_book
 
-from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.memory import ALL, ExemplarMemory
 from pycil_wsc.data.npz import info_of_arrays
 from pycil_wsc.data.stream import extended, joined, kept
 from pycil_wsc.data.tasks import TaskStream
@@ -85,8 +85,9 @@ def test_a_shared_memory_stays_within_its_size_when_classes_come_again():
     assert {c: len(indices) for c, indices in memory.classes.items()} == {0: 2, 1: 2, 2: 2}
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_a_reservoir_takes_in_new_images_of_known_classes(fixed):
+@pytest.mark.parametrize("fixed, shares", [(True, [6 / 12, 3 / 12, 0]), (False, [9 / 30, 9 / 30, 9 / 30])])
+def test_a_reservoir_takes_in_new_images_of_known_classes(fixed, shares):
+    """``shares``: the probability of each image of a month. A fixed one has room for three images per new class."""
     counts, whole = np.zeros(30), stream(JANUARY, FEBRUARY, MARCH)
     for seed in range(300):
         memory = ExemplarMemory(fixed, 3, 9, "reservoir")
@@ -94,8 +95,16 @@ def test_a_reservoir_takes_in_new_images_of_known_classes(fixed):
             memory.update(task, whole.train.targets, None, np.random.default_rng([seed, task.index]))
         assert len(memory) == 9 and all((whole.train.targets[i] == c).all() for c, i in memory.classes.items())
         counts[memory.indices] += 1
-    if not fixed:  # each of the 30 images with the same probability: 9/30 of 300 draws, 5 standard deviations apart
-        assert np.abs(counts - 90).max() < 5 * np.sqrt(300 * 0.3 * 0.7)
+    probability = np.repeat(shares, [12, 12, 6])
+    deviation = np.sqrt(300 * probability * (1 - probability))
+    assert (np.abs(counts - 300 * probability) <= 5 * deviation).all(), "as many of each, old class or new"
+
+
+def test_a_reservoir_of_all_samples_keeps_those_of_known_classes_too():
+    whole = stream(JANUARY, FEBRUARY, MARCH)
+    memory = remembered(whole, "reservoir", per_class=ALL)
+    assert sorted(memory.indices) == list(range(30))
+    assert all((whole.train.targets[kept] == c).all() for c, kept in memory.classes.items())
 
 
 def test_what_is_kept_between_tasks_is_the_exemplars_in_their_order():

@@ -43,11 +43,8 @@ FORTY = {
 
 
 def epochs_logged(settings):
-    return sum(path.read_text().count(": loss") for path in Path(settings["out"]).rglob("log.txt"))
-
-
-def wait_for_epochs(settings, number, process):
-    wait_until(lambda: epochs_logged(settings) >= number, process)
+    """The number of each run that has begun."""
+    return [path.read_text().count(": loss") for path in Path(settings["out"]).rglob("log.txt")]
 
 
 @pytest.mark.slow
@@ -58,7 +55,8 @@ def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, 
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
     for _ in range(3):
         process = command(tmp_path, settings, "--workers", "2")
-        wait_for_epochs(settings, epochs_logged(settings) + chance.randint(5, 28), process)
+        enough = sum(epochs_logged(settings)) + chance.randint(5, 28)
+        wait_until(lambda: sum(epochs_logged(settings)) >= enough, process)
         time.sleep(chance.random() / 10)
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -81,7 +79,9 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
     process = command(tmp_path, settings, "--workers", "2")
     wait_until(lambda: len(list(Path(settings["out"]).rglob("checkpoint.pt"))) == 2, process)
     process.kill()
-    for lock in Path(settings["out"]).rglob(".lock"):
+    locks = list(Path(settings["out"]).rglob(".lock"))
+    assert len(locks) == 2
+    for lock in locks:
         FileLock(lock).acquire(timeout=30).lock.release()
     assert not list(Path(settings["out"]).rglob("failed.json"))
 
@@ -125,13 +125,15 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, t
     """The signal goes to all processes, as a terminal and a cluster send it; those that decode images end too."""
     settings |= {"seed": [1, 2, 3], "epochs": 100_000} | (image_folder(tmp_path / "images") if files else {})
     process = command(tmp_path, settings, "--workers", workers)
-    wait_for_epochs(settings, 4, process)
+    wait_until(lambda: len([epochs for epochs in epochs_logged(settings) if epochs >= 2]) == int(workers), process)
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1] == "stopped with 0 of 3 runs done; the same command resumes from here"
     assert "Traceback" not in errors and "Warning" not in errors
-    for lock in Path(settings["out"]).rglob(".lock"):
+    locks = list(Path(settings["out"]).rglob(".lock"))
+    assert len(locks) == int(workers)
+    for lock in locks:
         FileLock(lock).acquire(timeout=0).lock.release()
     assert not list(Path(settings["out"]).rglob("failed.json"))
 
@@ -247,10 +249,27 @@ def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
     )
 
 
-def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys):
-    assert main(["--config", write(tmp_path, settings | {"device": "cuda:99"}), "--workers", "2"]) == 2
-    assert capsys.readouterr().err.strip().startswith("error: device: 'cuda:99' is not available")
-    assert not multiprocessing.active_children()
+def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys, monkeypatch):
+    """It appears after planning: a file takes the place of the second run's folder. The first would run for long."""
+    settings |= {"model_name": "replay", "seed": [1, 2], "init_epoch": 3000}
+    start, started, replaced = workers.Worker.start, [], []
+
+    def replace_folder_and_start(worker, job):
+        if job.config.seed == 2:
+            replaced.append(job.config.run_folder)
+            replaced[0].parent.mkdir(parents=True, exist_ok=True)
+            replaced[0].write_text("")
+        start(worker, job)
+        started.append(worker.process)
+
+    monkeypatch.setattr(workers.Worker, "start", replace_folder_and_start)
+    assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 2
+    captured = capsys.readouterr()
+    (folder,) = replaced
+    assert captured.err.startswith(f"error: {folder}: cannot be written (") and captured.err.count("\n") == 1
+    assert "FAILED" not in captured.out
+    assert len(started) == 2 and not any(process.is_alive() for process in started)
+    assert not multiprocessing.active_children() and not results(settings)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
@@ -292,7 +311,7 @@ def test_a_run_does_not_inherit_the_threads_of_the_one_before(settings, threads_
 def test_nor_does_a_process_that_follows_runs(settings, threads_used, monkeypatch):
     messages = [{"kind": config.kind, "config": config.to_dict()} for config in one_thread_then_any(settings)]
     monkeypatch.setattr(together, "announcements", lambda: SimpleNamespace(listen=lambda: messages))
-    assert together.follow() == 0
+    assert together.take_part_in_runs() == 0
     assert threads_used == [1, 2] and torch.get_num_threads() == 2
 
 

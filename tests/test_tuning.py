@@ -70,7 +70,7 @@ def run_of(settings, **keys):
     return Run(config, Datasets().of(config))
 
 
-def test_what_is_trained_and_tested_on_is_the_split(settings):
+def test_what_is_trained_and_tested_on_is_the_split(settings, undisturbed):
     run = run_of(settings, validation_split=0.25, save_weights=True)
     result = run.execute()
     split = hold_out(load_dataset(settings["dataset"], "."), 0.25, 1993)
@@ -80,7 +80,7 @@ def test_what_is_trained_and_tested_on_is_the_split(settings):
         100 * np.mean(pycil_wsc.load(run.folder).predict(split.test.images) == split.test.targets)
     )
     assert result["images_trained"] == 18 * 3 + (18 + 8) * 4 + (18 + 16) * 4
-    assert result["tested_on"] == "validation" and run_of(settings).execute()["tested_on"] == "test"
+    assert result["tested_on"] == "validation" and undisturbed()[1]["tested_on"] == "test"
 
 
 def test_a_poisoned_test_set_tunes_the_same(settings, tmp_path):

@@ -8,15 +8,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from pycil_wsc.config.loading import resolve
-from pycil_wsc.config.pycil import our_names
+from pycil_wsc.config.loading import flatten, resolve
+from pycil_wsc.config.options import KEYS
+from pycil_wsc.config.pycil import our_names, our_values
 from pycil_wsc.data.loader import open_source
-from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.environment import numbered, resolved_device
+from pycil_wsc.errors import UserError
 from pycil_wsc.runs import metrics
 from pycil_wsc.runs.testing import predictions
 from utils.data_manager import DataManager
 from utils.toolkit import accuracy
 
+# what a run does with its data before the learner sees them
+OF_RUNS = ("tasks", "classes", "max_tasks", "validation_split", "memory_bytes", "cache_images")
+OF_RUNS += ("image_size", "augmentation", "padding", "flip", "brightness")
 IGNORED = ("aug", "config", "csv_name", "logfilename", "time_str")  # keys of PyCIL's trainer without effect here
 NO_MONITOR = dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
 
@@ -24,7 +29,7 @@ NO_MONITOR = dict.fromkeys(("task_started", "phase_started", "step", "epoch_ende
 def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
     """The learner ``model_name`` with the keys ``args``, as in a JSON file of PyCIL.
 
-    Raises :class:`pycil_wsc.errors.UserError` for an unknown learner or key.
+    Raises :class:`pycil_wsc.errors.UserError` for an unknown learner or key, or one that only whole runs have.
     """
     keys = {name: value for name, value in args.items() if name not in IGNORED} | {"model_name": model_name.lower()}
     device = keys.get("device")
@@ -32,14 +37,18 @@ def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
         keys["device"] = str(device[0])
     if isinstance(keys.get("seed"), list):
         keys["seed"] = keys["seed"][0]
-    return Model(args, resolve(our_names(keys)))
+    config = resolve(our_values(our_names(flatten(keys))))
+    for name in OF_RUNS:
+        if getattr(config, name) != KEYS[name].default:
+            raise UserError(f"{name}: is not available in scripts written for PyCIL; leave it out, or use main.py")
+    return Model(args, config)
 
 
 class Model:
     """A learner with the methods that PyCIL's trainer calls: ``incremental_train``, ``eval_task``, ``after_task``."""
 
     def __init__(self, args: Mapping[str, Any], config: Any):
-        self.args, self.device = args, resolved_device(config.device)
+        self.args, self.device = args, numbered(resolved_device(config.device))
         self.learner = config.learner(config, None, None, self.device)
         self._cur_task, self._known_classes, self._total_classes = -1, 0, 0
 

@@ -48,7 +48,10 @@ class Observer:
         return self.batches(indices, share=self.learner.processes.share_of_batches)
 
     def sample(self, task: Any, number: int) -> np.ndarray:
-        """At most ``number`` of the task's samples and the exemplars, evenly spaced over the classes: indices (n,)."""
+        """At most ``number`` of the task's samples and the exemplars, evenly spaced over all of these: indices (n,).
+
+        They are sorted by class, so each class has about its share of them.
+        """
         indices = self.learner.training_indices(task)
         return indices[np.linspace(0, len(indices) - 1, min(number, len(indices))).astype(int)]
 

@@ -22,7 +22,8 @@ def check(config: Config) -> None:
             )
     _check_rates(config)
     _check_augmentation(config)
-    if config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
+    consolidates = config.consolidate or registry.learners[config.model_name].consolidates
+    if consolidates and config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(
             "wsc.trigger: 'held_out' needs at least two exemplars per class, but memory_per_class is "
             f"{config.memory_per_class}; raise it, or use 'training_loss'"

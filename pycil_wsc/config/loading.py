@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pycil_wsc import registry
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
 
 DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
 ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line: a string, a bare word or a number
@@ -44,10 +44,19 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
     return list(folders.values())
 
 
-def resolve_recorded(flat: Mapping[str, Any]) -> Any:
-    """:func:`resolve` for the keys of a finished run: a key added since then gets the value that applied before."""
+def resolve_recorded(flat: Mapping[str, Any], path: Path) -> Any:
+    """:func:`resolve` for the keys of the finished run whose result is at ``path``.
+
+    A key added since then gets the value that applied before. Raises :class:`UnusableRun` for the keys of another
+    version.
+    """
     kind = registry.kind_for_keys(flat)
-    return kind.resolve({**kind.earlier(), **flat})
+    try:
+        return kind.resolve({**kind.earlier(), **flat})
+    except UserError as error:
+        raise UnusableRun(
+            f"{path}: was made by another version of pycil_wsc ({error}); use that one, or move the file away"
+        ) from None
 
 
 def resolve(flat: Mapping[str, Any]) -> Any:

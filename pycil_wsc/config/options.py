@@ -11,7 +11,19 @@ from pycil_wsc import registry
 from pycil_wsc.config.training import TrainingOptions
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ALL, ExemplarMemory
-from pycil_wsc.keys import FIRST_TASK, RECORDED, RESULT, Key, NoOptions, declared, digest, key, plain, select
+from pycil_wsc.keys import (
+    FIRST_TASK,
+    RECORDED,
+    RESULT,
+    Key,
+    NoOptions,
+    declared,
+    digest,
+    key,
+    plain,
+    select,
+    up_to_date,
+)
 
 BACKBONE_OPTION = "convnet_options."  # prefix of the keys that are the backbone's keyword arguments
 BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backbone", "result", *[None] * 4, choices=())
@@ -163,7 +175,8 @@ class Config(TrainingOptions):
 
     precision: str = key(
         "auto",
-        "`fp32`, `bf16`, or `auto`: bf16 if the CPU or GPU supports it natively",
+        "`fp32` (on a GPU, with convolutions in TF32, torch's default), `bf16`, or `auto`: bf16 if the CPU or GPU "
+        "supports it natively",
         choices=("auto", "fp32", "bf16"),
     )
     deterministic: bool = key(
@@ -253,8 +266,7 @@ class Config(TrainingOptions):
         Keys that are missing from ``identity`` have their earlier values.
         """
         own, done = self.identity(), list(identity.get("tasks", []))
-        unknown = plain({name: self.keys[name].earlier for name in own.keys() - identity.keys()})
-        theirs = {**unknown, **identity, "tasks": done}
+        theirs = up_to_date(identity, own, self.keys) | {"tasks": done}
         return own | {"tasks": done} == theirs and own["tasks"][: len(done)] == done
 
     @property

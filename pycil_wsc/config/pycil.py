@@ -14,8 +14,15 @@ STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: not supp
 
 
 def our_names(file: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename a file's keys. A key without a counterpart is dropped if it has its stock value."""
-    return {ALIASES.get(name, name): value for name, value in file.items() if name not in STOCK or value != STOCK[name]}
+    """Rename the keys of FOSTER's file. A key without a counterpart is dropped if it has its stock value.
+
+    Raises a :class:`UserError` for a key that is given under both names.
+    """
+    aliases = ALIASES if str(file.get("model_name")).lower() == "foster" else {}
+    for name, ours in aliases.items():
+        if name in file and ours in file:
+            raise UserError(f"{name}: is PyCIL's name of {ours}, which is given, too; leave one of the two out")
+    return {aliases.get(name, name): value for name, value in file.items() if name not in STOCK or value != STOCK[name]}
 
 
 def our_values(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,8 +52,8 @@ def refuse_other_method(model_name: str) -> None:
 
 
 def refuse_alias(name: str) -> None:
-    """Raise a :class:`UserError` for a PyCIL name that is accepted in PyCIL's own files only."""
+    """Raise a :class:`UserError` for a PyCIL name that is accepted in PyCIL's foster.json only."""
     if name == "lr":
-        raise UserError("lr: is accepted in PyCIL's own files only; use init_lr (first task) or lrate (later tasks)")
+        raise UserError("lr: is accepted in PyCIL's foster.json only; use init_lr (first task) or lrate (later tasks)")
     if name in ALIASES:
-        raise UserError(f"{name}: is accepted in PyCIL's own files only; use {ALIASES[name]}")
+        raise UserError(f"{name}: is accepted in PyCIL's foster.json only; use {ALIASES[name]}")

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pycil_wsc.consolidation.modes import restored_modes
+
 
 @torch.no_grad()
 def recompute_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -26,17 +28,17 @@ def recompute_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
     Raises:
         ValueError: ``batches`` is empty; the statistics are unchanged.
     """
-    modes = {module: module.training for module in model.modules()}
-    model.train()
-    norms = {m: m.momentum for m in modes if isinstance(m, _BatchNorm) and m.training and m.track_running_stats}
-    try:
-        if norms:
-            _collect(model, list(norms), iter(batches))
-    finally:
-        for norm, momentum in norms.items():
-            norm.momentum = momentum
-        for module, mode in modes.items():
-            module.training = mode
+    with restored_modes(model):
+        model.train()
+        norms = {
+            m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
+        }
+        try:
+            if norms:
+                _collect(model, list(norms), iter(batches))
+        finally:
+            for norm, momentum in norms.items():
+                norm.momentum = momentum
 
 
 def _collect(model: nn.Module, norms: list[_BatchNorm], batches: Iterator[Any]) -> None:

@@ -12,7 +12,7 @@ Layout = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class NonFiniteGradients(RuntimeError):
-    """A gradient in the warm-up was infinite or NaN, so weights cannot be ranked: training has diverged."""
+    """Weights cannot be ranked, because a gradient in the warm-up, or another importance, was infinite or NaN."""
 
 
 def by_name(pairs: Iterable[tuple[str, Any]], argument: str, wanted: Callable[[Any], bool]) -> dict[str, Tensor]:
@@ -48,13 +48,13 @@ def check_eligible(eligible: Mapping[str, Tensor], params: Mapping[str, Tensor])
 
 def layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
     """The properties that may not change while a tensor is followed: {name: (shape, dtype, device)}."""
-    return {name: (tuple(t.shape), t.dtype, t.device) for name, t in tensors.items()}
+    return {name: (t.shape, t.dtype, t.device) for name, t in tensors.items()}
 
 
 def check_layouts(tensors: Mapping[str, Tensor], before: Mapping[str, Layout]) -> None:
-    for name, layout in layouts(tensors).items():
-        if layout != before[name]:
-            was, now = (" ".join(map(str, each)) for each in (before[name], layout))
+    for name, tensor in tensors.items():  # at every step
+        if (layout := (tensor.shape, tensor.dtype, tensor.device)) != before[name]:
+            was, now = (f"{tuple(shape)} {dtype} {device}" for shape, dtype, device in (before[name], layout))
             raise RuntimeError(
                 f"'{name}' was {was} and is now {now}: "
                 "make a new WeightSpaceConsolidation once a model has grown or moved"
@@ -78,18 +78,26 @@ def check_saved_shapes(saved: Mapping[str, Any], own: Mapping[str, tuple[int, ..
             raise ValueError(f"'{name}' has shape {own[name]}, but {tuple(saved[name])} in the state")
 
 
-def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None) -> None:
+def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None, of_gradients: bool = True) -> None:
     """Raise :class:`NonFiniteGradients`, in all processes, if a score in any of them is not finite.
 
-    Waits for the device, once.
+    ``of_gradients``: whether the scores are moments of gradients, which are then named as the cause. Waits for the
+    device, once.
     """
     parts = [(name, score[index].isfinite().all()) for name, score in scores.items() for index in blocks(score.shape)]
     finite = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []
     if peers and int(peers.sum(torch.tensor(finite.count(False)))) and all(finite):
-        raise NonFiniteGradients("gradients in another process were not finite in the warm-up; see its error")
+        raise NonFiniteGradients(
+            "gradients in another process were not finite in the warm-up; see its error"
+            if of_gradients
+            else "the importance in another process is not finite; see its error"
+        )
     for (name, _), is_finite in zip(parts, finite):
         if not is_finite:
             raise NonFiniteGradients(
                 f"the gradients of '{name}' were not finite in the warm-up, so it cannot be ranked: "
                 "lower the learning rate or clip gradients"
+                if of_gradients
+                else f"the importance of '{name}' is not finite, so it cannot be ranked: "
+                "check the function that computes it, and whether training has diverged"
             )

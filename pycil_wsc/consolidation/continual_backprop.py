@@ -74,6 +74,15 @@ class ContinualBackprop:
         self._hooks: list[Any] = []
         self._layers = [_Layer(model, *names) for names in units]
 
+    @staticmethod
+    def supports(model: nn.Module, incoming: str, norm: str | None, outgoing: str) -> bool:
+        """Whether these names of layers in ``model`` may be an entry of ``units``."""
+        try:
+            _Layer(model, incoming, norm, outgoing)
+        except ValueError:
+            return False
+        return True
+
     def attach(self, optimizer: Optimizer) -> "ContinualBackprop":
         """Follow the steps of ``optimizer`` and the activations of the model in training mode. Returns self."""
         if self._hooks:
@@ -111,7 +120,13 @@ class ContinualBackprop:
         return {"steps": self.steps, "replaced": self.replaced, "layers": layers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state; load those of the model and the optimiser too."""
+        """Resume from a saved state; load those of the model and the optimiser too.
+
+        Raises ValueError if the state is of other layers of units; nothing is then loaded.
+        """
+        saved, own = ([len(layer["utility"]) for layer in each["layers"]] for each in (state, self.state_dict()))
+        if saved != own:
+            raise ValueError(f"the state has layers of {saved} units, this object has layers of {own}")
         self.steps, self.replaced = state["steps"], state["replaced"]
         for layer, saved in zip(self._layers, state["layers"], strict=True):
             layer.utility.copy_(saved["utility"])

@@ -1,8 +1,9 @@
 """Importance scores from the diagonal of the Fisher information or of the Hessian; each takes a pass over the data.
 
-``model`` maps a batch of inputs to logits, ``params`` is {name: parameter} of the parameters to score, ``batches`` an
-iterable of (inputs, targets). The model must be in evaluation mode: a batch norm in training mode would couple the
-samples. ``.grad`` is not touched.
+``model`` maps a batch of inputs to logits (B, classes), ``params`` is {name: parameter} of the parameters to score,
+``batches`` an iterable of (inputs (B, ...), targets int64 (B,)), on the model's device. The model must be in evaluation
+mode: a batch norm in training mode would couple the samples. ``.grad`` is not touched. Scores have the shape of their
+parameter and are summed up in its dtype, but at least in fp32.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.consolidation.trackers import wide
+
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
@@ -20,8 +23,15 @@ def fisher_diagonal(
 ) -> dict[str, Tensor]:
     """F = 1/N sum_n (d log p(y_n | x_n) / d theta)^2, the empirical Fisher information of each element: {name: tensor}.
 
-    The gradient of each sample is squared, not that of a batch's mean. The gradients of ``chunk_size`` samples are held
-    at a time.
+    The gradient of each sample is squared, not that of a batch's mean.
+
+    Args:
+        model, params, batches: see above; the model must support ``torch.func.vmap``. The parameters need not require a
+            gradient.
+        chunk_size: samples whose gradients are held at a time, each as large as ``params``.
+
+    Raises:
+        ValueError: ``batches`` is empty, or an iterator that is used up.
     """
     constant = {
         name: tensor.detach()
@@ -35,12 +45,13 @@ def fisher_diagonal(
         return cross_entropy(logits.float(), target.unsqueeze(0))
 
     gradients = vmap(grad(negative_log_likelihood), in_dims=(None, 0, 0))
-    total, count = {name: torch.zeros_like(value) for name, value in values.items()}, 0
+    total, count = _zeros(values), 0
     for inputs, targets in batches:
         for part, labels in zip(inputs.split(chunk_size), targets.split(chunk_size)):
             for name, each in gradients(values, part, labels).items():
-                total[name] += each.square().sum(0)
+                total[name] += each.to(total[name].dtype).square().sum(0)
         count += len(inputs)
+    _check_count(count)
     return {name: value / count for name, value in total.items()}
 
 
@@ -53,11 +64,21 @@ def hessian_diagonal(
 ) -> dict[str, Tensor]:
     """h = 1/K sum_k v_k * (H v_k) with v_k of random signs: Hutchinson's estimate of the Hessian's diagonal.
 
-    H is the Hessian of the mean cross-entropy over ``batches``. Each of the K = ``probes`` vectors v_k takes a double
-    backward pass per batch. ``generator`` is on the CPU, so that the signs are the same on all devices.
+    H is the Hessian of the mean cross-entropy over ``batches``. The estimates of elements may be negative.
+
+    Args:
+        model, params, batches: see above; ``params`` are the model's own parameters and require a gradient. The graph
+            of one batch's double backward pass is held at a time.
+        probes: K, at least 1. Each v_k is as large as ``params`` and takes a double backward pass per batch.
+        generator: of the signs, on the CPU, so that they are the same on all devices; None: torch's own.
+
+    Raises:
+        ValueError: ``batches`` is empty, or an iterator that is used up, or ``probes`` is below 1.
     """
+    if probes < 1:
+        raise ValueError(f"probes={probes!r}: give at least 1 random vector")
     tensors = list(params.values())
-    estimate, count = {name: torch.zeros_like(param) for name, param in params.items()}, 0
+    estimate, count = _zeros(params), 0
     vectors = [[_signs(tensor, generator) for tensor in tensors] for _ in range(probes)]
     for inputs, targets in batches:
         with torch.enable_grad():
@@ -68,7 +89,17 @@ def hessian_diagonal(
                 for total, sign, product in zip(estimate.values(), vector, products):
                     total += (sign * product).detach()
         count += len(inputs)
+    _check_count(count)
     return {name: value / (probes * count) for name, value in estimate.items()}
+
+
+def _zeros(params):
+    return {name: torch.zeros_like(param, dtype=wide(param.dtype)) for name, param in params.items()}
+
+
+def _check_count(count):
+    if not count:
+        raise ValueError("no sample to score parameters by: `batches` is empty, or an iterator already used up")
 
 
 def _signs(tensor, generator):

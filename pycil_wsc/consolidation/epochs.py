@@ -1,13 +1,35 @@
 """Arguments of a consolidation in optimiser steps, from keys that count epochs."""
 
+import math
 from typing import Any
 
 from pycil_wsc.consolidation.averaging import Average
 
 
-def warmup_in_steps(share: float, epochs: int, per_epoch: int) -> int:
-    """The steps of a warm-up of this share of a task: whole epochs, or less than one."""
-    return int(share * epochs) * per_epoch or int(share * epochs * per_epoch)
+def whole_part(share: float, number: int) -> int:
+    """``share`` of ``number`` epochs or steps, rounded down.
+
+    An error of floating-point arithmetic does not count: 0.7 of 170 is 119, not 118.
+    """
+    return math.floor(share * number + 1e-9)
+
+
+def warmup_in_steps(share: float, epochs: int, per_epoch: int = 1, resets: bool = False) -> int:
+    """The steps of a warm-up of this share of a task: whole epochs, or less than one.
+
+    ``resets``: at least one step, to rank weights by. For a warm-up that is not counted in epochs, ``epochs`` is the
+    number of steps of the task.
+    """
+    steps = whole_part(share, epochs) * per_epoch or whole_part(share, epochs * per_epoch)
+    return max(1, steps) if resets else steps
+
+
+def held_from(share: float, epochs: int, warmup_steps: int) -> int:
+    """The epoch from which the learning rate is held, after a warm-up of this share: the first one after the reset.
+
+    A warm-up of less than an epoch holds the rate from the next epoch on; without a warm-up, it is held from the start.
+    """
+    return max(1, whole_part(share, epochs)) if warmup_steps else 0
 
 
 def steps_between(reset_every: str | int, per_epoch: int) -> int | None:

@@ -56,6 +56,9 @@ def reset_(
         scope: ``"global"`` ranks all elements together, ``"tensor"`` those of each tensor separately.
         eligible: bool tensors (None: the whole tensor); other elements are neither ranked nor changed.
         peers: the processes that hold the other parts of sharded parameters; see :func:`~.ranking.top_blocks`.
+
+    Raises:
+        ValueError: ``retain`` is not within 0..1, or ``scope`` is unknown; nothing is changed.
     """
     for i, index, keep in top_blocks(scores, retain, scope, eligible, peers):
         if eligible is not None and (allowed := eligible[i]) is not None:

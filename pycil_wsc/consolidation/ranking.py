@@ -66,6 +66,9 @@ def top_mask(
         retain: share of the eligible elements to mark, 0..1.
         scope: ``"global"`` ranks the elements of all tensors together, ``"tensor"`` those of each tensor separately.
         eligible: bool tensors (None: the whole tensor); other elements are neither counted nor marked.
+
+    Raises:
+        ValueError: ``retain`` is not within 0..1, or ``scope`` is unknown.
     """
     masks = [torch.empty(score.shape, dtype=torch.bool, device=score.device) for score in scores]
     for i, index, mask in top_blocks(scores, retain, scope, eligible):
@@ -83,8 +86,9 @@ def top_blocks(
     """:func:`top_mask` in blocks: yields (i, index, mask of ``scores[i][index]``), each element once.
 
     ``peers``: None, or the processes that hold the other parts of the same tensors; all their elements are ranked
-    together.
+    together. Raises ValueError as :func:`top_mask`, when the first block is requested.
     """
+    check_share("retain", retain)
     allowed = [None] * len(scores) if eligible is None else list(eligible)
     if scope == "global":
         yield from _top(range(len(scores)), scores, retain, allowed, peers or SingleProcess())
@@ -93,6 +97,12 @@ def top_blocks(
             yield from _top([i], scores, retain, allowed, peers or SingleProcess())
     else:
         raise ValueError(f"scope={scope!r} is unknown; known: 'global', 'tensor'")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise ValueError unless ``value`` is a number from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r} is a share: give a number from 0 to 1")
 
 
 def blocks(shape: Sequence[int], first: tuple = ()) -> Iterator[tuple]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pycil_wsc.consolidation.functional import blend_, replace_, revert_, shrink_perturb_
+from pycil_wsc.consolidation.ranking import check_share
 from pycil_wsc.consolidation.trackers import Params
 
 Fresh = Callable[[], Mapping[str, Tensor]]
@@ -131,12 +132,6 @@ class ShrinkPerturb(Reset):
 
     def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
         shrink_perturb_(params, others, keep, self.shrink, self.perturb)
-
-
-def check_share(name: str, value: float) -> None:
-    """Raise ValueError unless ``value`` is a number from 0 to 1."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value!r} is a share: give a number from 0 to 1")
 
 
 def check_whole_steps(name: str, value: float, least: int) -> None:

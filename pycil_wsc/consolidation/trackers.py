@@ -26,8 +26,11 @@ class Tracker:
     """Follows one task's optimiser steps and scores the elements of ``params``, {name: parameter}, at the reset.
 
     This base class only records which parameters have had a gradient. Its scores mean nothing: they are for a reset
-    that keeps no element.
+    that keeps no element. ``of_gradients``: whether scores are moments of gradients, to explain those that are not
+    finite.
     """
+
+    of_gradients = False
 
     def __init__(self, params: Params):
         self.params = params
@@ -108,6 +111,8 @@ class FunctionTracker(Tracker):
 class OwnMoments(Tracker):
     """Exponential moments of the gradients since the task's start; a missing gradient counts as zero."""
 
+    of_gradients = True
+
     def __init__(self, params: Params, rule: MomentRule, betas: Betas, absolute: bool):
         super().__init__(params)
         self.rule, self.betas, self.absolute = rule, betas, absolute
@@ -148,6 +153,8 @@ class OptimizerMoments(Tracker):
     Unlike :class:`OwnMoments`, Adam leaves the moments of a parameter unchanged in steps without a gradient for it.
     ``carried``: the optimiser may have been used in earlier tasks; its moments then include their last steps.
     """
+
+    of_gradients = True
 
     def __init__(self, params: Params, rule: MomentRule, carried: bool = False):
         super().__init__(params)

@@ -97,7 +97,8 @@ class WeightSpaceConsolidation:
 
     Raises:
         ValueError, TypeError: an argument is out of range, unknown or inconsistent.
-        NonFiniteGradients: at the reset, if a gradient in the warm-up was infinite or NaN; a RuntimeError.
+        NonFiniteGradients: at the reset, if a gradient in the warm-up, or another importance, was infinite or NaN; a
+            RuntimeError.
         RuntimeError: a method is called at the wrong time, or gradients are missing; the message says what to do.
     """
 
@@ -183,12 +184,12 @@ class WeightSpaceConsolidation:
             raise RuntimeError("finish() was called already: make a new WeightSpaceConsolidation for each task")
         if warmup is None:
             raise RuntimeError(
-                "finish() before end_warmup(): call it first, or detach() to leave the weights as they are"
+                "finish() before end_warmup(): call end_warmup() first, or detach() to leave the weights as they are"
             )
         if not steps and warmup:
             raise RuntimeError(
-                "finish() before any step of the optimizer that attach() follows: attach to the one that trains, "
-                "and again when it is replaced"
+                "finish() before any step of the optimizer that attach() follows: call attach() with the optimizer "
+                "that trains; if you replace it, detach() and attach() to the new one"
             )
         if steps < warmup:
             raise RuntimeError(
@@ -325,14 +326,16 @@ class WeightSpaceConsolidation:
 
     def _warmup_is_too_short(self, stacklevel=3):
         """Whether there is no reset because of its ``min_warmup``, which is said in a warning."""
-        too_short = self.reset and self.warmup_steps is not None and self.warmup_steps < self.reset.min_warmup
-        if too_short:
-            warnings.warn(
-                f"WSC averages but does not reset: after a warm-up of {self.warmup_steps} steps, fewer than "
-                f"min_warmup={self.reset.min_warmup}, a reset may cost more than it gains",
-                stacklevel=stacklevel,
-            )
-        return too_short
+        reset, steps = self.reset, self.warmup_steps
+        if reset is None or steps is None or steps >= reset.min_warmup:
+            return False
+        what = "WSC averages but does not reset" if self.average else "WSC does not reset"
+        warnings.warn(
+            f"{what}: after a warm-up of {steps} steps, fewer than min_warmup={reset.min_warmup}, a reset may cost "
+            "more than it gains",
+            stacklevel=stacklevel,
+        )
+        return True
 
     def _wanted_buffers(self, named_buffers):
         wanted = any(part and part.buffers for part in (self.reset, self.average))
@@ -412,7 +415,7 @@ class WeightSpaceConsolidation:
         assert self._tracker is not None
         scores = self._tracker.scores(optimizer, self._steps, self._previous)
         if reset.ranks:
-            check_finite(scores, self.peers)
+            check_finite(scores, self.peers, self._tracker.of_gradients)
         names = list(scores)
         params, others = _pick(self._params, names), _pick(reset.others(self._previous), names)
         retain, eligible = self.retain if reset.ranks else 0.0, [self._eligible.get(name) for name in names]

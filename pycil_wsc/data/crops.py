@@ -100,8 +100,9 @@ def resized_crops(
     crops = pixels[(start + rows * width)[:, :, None] + columns[:, None, :]].float()  # (B, rows, columns, 3)
     kernel = _triangle if interpolation == "bilinear" else _cubic
     vertical, horizontal = (_weights(length, side, int(n), kernel) for length, n in zip((box_height, box_width), most))
-    narrow = torch.einsum("bxw,bywc->byxc", horizontal, crops).clamp_(0, 255)  # (B, rows, side, 3)
-    result = (vertical @ narrow.flatten(2)).view(len(crops), side, side, 3)
+    with torch.autocast(pixels.device.type, enabled=False):  # whatever the network computes in
+        narrow = torch.einsum("bxw,bywc->byxc", horizontal, crops).clamp_(0, 255)  # (B, rows, side, 3)
+        result = (vertical @ narrow.flatten(2)).view(len(crops), side, side, 3)
     return result.round_().clamp_(0, 255).to(torch.uint8)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pycil_wsc.data.image_files import common_folder
+from pycil_wsc.data.image_files import common_folder, image_status
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
@@ -74,11 +74,8 @@ def _listing(paths: np.ndarray, base: str) -> bytes:
     """One line per file: its size and its path relative to ``base``."""
     lines = []
     for path in paths.tolist():
-        try:
-            size = os.stat(path).st_size
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; replace the image, or remove it") from None
-        lines.append(b"%d %s\0" % (size, os.fsencode(os.path.normpath(path).removeprefix(base))))
+        relative = os.path.normpath(path).removeprefix(base)
+        lines.append(b"%d %s\0" % (image_status(path).st_size, os.fsencode(relative)))
     return b"".join(lines)
 
 

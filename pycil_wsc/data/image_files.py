@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-from pycil_wsc.data.npz import check_targets, reason
+from pycil_wsc.data.npz import check_names, check_targets, reason
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
@@ -30,7 +30,7 @@ def read_folder(name: str, path: Path) -> Dataset:
     parts = _parts(path)
     layout = f"{path}/{{train,val}}/<class>/*.jpg"
     folders = sorted(set().union(*(_class_folders(part, layout) for part in parts)))
-    classes = _names(folders)
+    classes = _names(path, folders)
     splits = [_split(part, folders) for part in parts]
     problem = f"has no image files ({' '.join(IMG_EXTENSIONS)}); add some, or remove the class's folder from both parts"
     for part, split in zip(parts, splits):
@@ -58,7 +58,7 @@ def read_task_folder(name: str, path: Path) -> Dataset:
     if not len(train):
         raise UserError(f"{parts[0]}: no image files ({' '.join(IMG_EXTENSIONS)}) in its class folders; add some")
     test = others[0] if others else Split(train.images[:0], train.targets[:0])
-    return Dataset(DatasetInfo(name, _names(folders), **IMAGE_FILES), train, test)
+    return Dataset(DatasetInfo(name, _names(path, folders), **IMAGE_FILES), train, test)
 
 
 def _parts(path: Path) -> tuple[Path, ...]:
@@ -67,8 +67,11 @@ def _parts(path: Path) -> tuple[Path, ...]:
     )
 
 
-def _names(folders: list[str]) -> tuple[str, ...]:
-    return tuple(os.fsencode(folder).decode(errors="replace") for folder in folders)
+def _names(path: Path, folders: list[str]) -> tuple[str, ...]:
+    """The class names; different folders may have the same one, after bytes that are not UTF-8 were replaced."""
+    names = tuple(os.fsencode(folder).decode(errors="replace") for folder in folders)
+    check_names(str(path), names)
+    return names
 
 
 def _split(part: Path, folders: list[str]) -> Split:
@@ -85,6 +88,14 @@ def _class_folders(directory: Path, layout: str) -> set[str]:
     except OSError as error:
         raise UserError(f"{directory}: {reason(error)}; arrange the images as {layout}") from None
     return names
+
+
+def image_status(path: str) -> os.stat_result:
+    """``os.stat`` of an image file. Raises a :class:`UserError` that names it if it does not exist."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; replace the image, or remove it") from None
 
 
 def decode(path: str) -> Image.Image:

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import v2
 
-from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.image_files import decode, image_status
 from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.resized import cache_folder
 from pycil_wsc.data.types import Dataset
@@ -104,7 +104,7 @@ def _key(paths, side, interpolation):
     """A digest of the files: their paths, sizes and times."""
     digest = hashlib.sha256(f"{side} {interpolation}".encode())
     for path in paths.tolist():
-        status = os.stat(path)
+        status = image_status(path)
         digest.update(b"%s\0%d %d\0" % (os.fsencode(path), status.st_size, status.st_mtime_ns))
     return digest.hexdigest()
 

@@ -361,6 +361,7 @@ def _stream(samples, number, rng):
 
 
 def num_batches(num_samples: int, batch_size: int, join: bool = False) -> int:
+    """The number of batches in an epoch of ``num_samples``; ``join`` as for :func:`batch_slices`."""
     return len(batch_slices(num_samples, batch_size, join))
 
 

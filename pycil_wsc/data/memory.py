@@ -95,7 +95,8 @@ class ExemplarMemory:
 
     def _update_reservoir(self, task, targets, rng):
         if self.fixed:
-            chosen = rng.permutation(task.train_indices)[: self.per_class * task.num_new]
+            number = ALL if self.per_class == ALL else self.per_class * task.num_new
+            chosen = rng.permutation(task.train_indices)[:number]
             kept = self.classes
         else:
             chosen, kept = _reservoir(self.indices, self.seen, task.train_indices, self.total, rng), {}

@@ -3,8 +3,8 @@
 =======================  =============================================================================
 ``train_x``, ``test_x``  images, uint8 (N, H, W, 3) with H = W, or (N, H, W) if greyscale
 ``train_y``, ``test_y``  labels, integers (N,) numbered from 0 without gaps
-``classes``              optional class names, strings (C,) in label order; by default a class is named by its
-                         label
+``classes``              optional class names, different strings (C,) in label order; by default a class is named
+                         by its label
 =======================  =============================================================================
 
 Each class needs a training and a test sample. The arrays are read into memory rather than mapped: ``np.savez`` to the
@@ -16,6 +16,7 @@ process that only plans runs frees it.
 import os
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,8 @@ def check_arrays(
             f"{path}: 'classes' is {_form(names)}; it must hold the names of {num_classes or 'the'} classes, "
             "or be omitted"
         )
+    if names is not None:
+        check_names(f"{path}: 'classes'", names.tolist())
     train, test = (_check_split(path, part, arrays) for part in ("train", "test"))
     train_side, test_side = train.images.shape[1], test.images.shape[1]
     if train_side != test_side:
@@ -143,6 +146,16 @@ def check_targets(place: str, targets: np.ndarray, names: Sequence[Any] | np.nda
     if len(present) < len(names):
         first = int(np.argmin(np.append(present, -1) == np.arange(len(present) + 1)))  # the first missing label
         raise UserError(f"{place}: class '{names[first]}' {problem}")
+
+
+def check_names(place: str, names: Sequence[Any]) -> None:
+    """Raise a :class:`UserError`, which begins with ``place``, if two classes have the same name.
+
+    Classes are identified by their names where tasks are joined (:mod:`pycil_wsc.data.stream`).
+    """
+    name, number = Counter(names).most_common(1)[0] if names else ("", 0)
+    if number > 1:
+        raise UserError(f"{place}: class name '{name}' is given twice; give each class its own name")
 
 
 def three_channels(grey: np.ndarray) -> np.ndarray:

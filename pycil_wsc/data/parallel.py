@@ -3,11 +3,14 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
+
+from pycil_wsc.errors import UserError
 
 CHUNK = 64  # items that a process takes at a time; to start processes for fewer would take longer than the work
 
@@ -22,10 +25,17 @@ def map_parts(
 ) -> Iterator[Any]:
     """Yield ``work(part)`` for each ``CHUNK`` of ``items``, in order, from the processes of ``pool`` (None: this one).
 
-    Raises what a process raised; parts that were not begun are then left out.
+    Raises what a process raised; parts that were not begun are then left out. Raises a :class:`UserError` if a process
+    ended by itself: each one imports the main script first, which without a guard starts processes of its own.
     """
     parts = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     if pool is None:
         yield from map(work, parts)
         return
-    yield from tqdm(pool.map(work, parts), desc=description, total=len(parts), leave=False)
+    try:
+        yield from tqdm(pool.map(work, parts), desc=description, total=len(parts), leave=False)
+    except BrokenProcessPool:
+        raise UserError(
+            f"{description}: a worker process ended unexpectedly; put the code of your script below "
+            "`if __name__ == '__main__':`, or set num_workers to 0 (if it was killed, free memory)"
+        ) from None

@@ -34,8 +34,9 @@ def rand_augment(
             for sign in (-1, 1):
                 members = np.flatnonzero((chosen == number) & applied & (negated == (sign < 0)))
                 if len(members):
-                    index = torch.from_numpy(members).to(maps.device)
-                    maps[index] = OPERATIONS[name](maps[index], float(sign * level))
+                    index = torch.from_numpy(members).to(maps.device, non_blocking=True)
+                    with torch.autocast(maps.device.type, enabled=False):  # whatever the network computes in
+                        maps[index] = OPERATIONS[name](maps[index], float(sign * level))
     return maps.permute(0, 2, 3, 1)
 
 
@@ -46,7 +47,8 @@ def _enhanced(adjust: Callable) -> Callable[[Tensor, float], Tensor]:
 
 def _affine(maps, a=1.0, b=0.0, c=0.0, d=0.0, e=1.0, f=0.0):
     """Move (a x + b y + c, d x + e y + f) to (x, y); coordinates are fractions of the side from the upper left."""
-    theta = torch.tensor([[a, b, a + b + 2 * c - 1], [d, e, d + e + 2 * f - 1]], device=maps.device)
+    theta = torch.tensor([[a, b, a + b + 2 * c - 1], [d, e, d + e + 2 * f - 1]])
+    theta = theta.to(maps.device, non_blocking=True)
     grid = torch.nn.functional.affine_grid(theta.expand(len(maps), 2, 3), list(maps.shape), align_corners=False)
     moved = torch.nn.functional.grid_sample(maps.float() - GREY, grid, "bilinear", align_corners=False)  # 0 outside
     return (moved + GREY).round_().to(torch.uint8)

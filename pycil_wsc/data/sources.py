@@ -13,12 +13,13 @@ from torch.utils.data import Dataset as TorchDataset
 from pycil_wsc.data.datasets import load_dataset, path_of
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.image_files import IMAGE_FILES, read_task_folder
-from pycil_wsc.data.npz import info_of_arrays, three_channels
+from pycil_wsc.data.npz import check_names, info_of_arrays, three_channels
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
 
 Source = str | tuple[Any, Any] | TorchDataset
 FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
+IMAGES = "give uint8 (N, side, side, 3) or a list of file names"
 
 
 def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
@@ -50,37 +51,64 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
 
 def _of_pair(images: Any, labels: Any) -> Dataset:
     labels = _listed(labels)
-    images = images.cpu().numpy() if isinstance(images, torch.Tensor) else images
-    images = images if isinstance(images, np.ndarray) else _list("images", images)
+    if not isinstance(images, (np.ndarray, torch.Tensor)):
+        images = _list("images", images, IMAGES)
+    elif not images.ndim:
+        raise UserError(f"images: {images} is not a list; {IMAGES}")
     if len(images) != len(labels) or not labels:
         raise UserError(f"(images, labels): {len(images)} images and {len(labels)} labels; give one label per image")
     distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
     classes = tuple(map(str, distinct))
+    check_names("labels", classes)
     number = {label: index for index, label in enumerate(distinct)}
     targets = np.array([number[label] for label in labels])
-    if isinstance(images[0], (str, Path)):
+    files = [isinstance(image, (str, Path)) for image in images] if not torch.is_tensor(images) else []
+    if any(files):
+        if not all(files):
+            raise UserError(f"images: item {files.index(False)} is not a file name, as others are; {IMAGES}")
         info = DatasetInfo("(files, labels)", classes, **IMAGE_FILES)
         split = Split(np.array([str(path) for path in images]), targets)
     else:
-        split = Split(_pixels(np.asarray(images)), targets)
+        split = Split(_pixels(_array(images)), targets)
         info = info_of_arrays("(images, labels)", classes, split.images)
     return Dataset(info, split, Split(split.images[:0], targets[:0]))
 
 
 def _listed(labels: Any) -> list[int | str]:
     """``labels`` as a list of integers or strings."""
-    labels = _list("labels", labels.tolist() if hasattr(labels, "tolist") else labels)
+    labels = _list("labels", labels.tolist() if hasattr(labels, "tolist") else labels, "give one label per image")
     for label in labels:
         if isinstance(label, bool) or not isinstance(label, (str, int, np.integer)):
             raise UserError(f"labels: {label!r} is neither a string nor a whole number")
     return [str(label) if isinstance(label, str) else int(label) for label in labels]
 
 
-def _list(what, values):
+def _list(what, values, remedy):
     try:
-        return list(values)
+        if not isinstance(values, str):
+            return list(values)
     except TypeError:
-        raise UserError(f"{what}: {values!r} is no list; give one label per image") from None
+        pass
+    raise UserError(f"{what}: {values!r} is not a list; {remedy}")
+
+
+def _array(images: Any) -> np.ndarray:
+    """A tensor, or a list of images of one shape, as an array (N, ...)."""
+    if isinstance(images, torch.Tensor):
+        return images.detach().cpu().numpy()
+    if isinstance(images, np.ndarray):
+        return images
+    try:
+        arrays = [_array(each) if isinstance(each, torch.Tensor) else np.asarray(each) for each in images]
+    except ValueError:  # nested lists of different lengths
+        raise UserError(f"images: an item is not an array; {IMAGES}") from None
+    _check_one_shape("images: shapes", arrays)
+    return np.stack(arrays)
+
+
+def _check_one_shape(what, arrays):
+    if len(shapes := sorted({array.shape for array in arrays})) > 1:
+        raise UserError(f"{what} {shapes[0]} and {shapes[1]}; resize them to one size")
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -97,18 +125,28 @@ def _of_torch(source: Any) -> Dataset:
     """Read a map-style data set into memory."""
     if not hasattr(source, "__len__"):
         raise UserError(f"{type(source).__name__}: has no length; give a map-style Dataset, with __len__")
-    samples = [source[index] for index in range(len(source))]
+    samples = [_sample(source, index) for index in range(len(source))]
     images = [_image(image) for image, _ in samples]
-    if len({image.shape for image in images}) > 1:
-        sizes = sorted({image.shape for image in images})[:2]
-        raise UserError(f"{type(source).__name__}: images of shapes {sizes[0]} and {sizes[1]}; resize them to one size")
+    _check_one_shape(f"{type(source).__name__}: images of shapes", images)
     labels = [int(label) if isinstance(label, (torch.Tensor, np.integer)) else label for _, label in samples]
     names: Sequence[str] | None = getattr(source, "classes", None)
     if names is not None:
         if wrong := [label for label in labels if isinstance(label, int) and not 0 <= label < len(names)]:
             raise UserError(f"{type(source).__name__}: label {wrong[0]} has no name in its {len(names)} classes")
+        used = sorted({label for label in labels if isinstance(label, int)})
+        check_names(type(source).__name__, [names[label] for label in used])
         labels = [names[label] if isinstance(label, int) else label for label in labels]
     return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
+
+
+def _sample(source: Any, index: int) -> tuple[Any, Any]:
+    """The pair (image, label) with this index."""
+    sample = source[index]
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        parts = f"{len(sample)} values" if isinstance(sample, (tuple, list)) else f"a {type(sample).__name__}"
+        raise UserError(f"{type(source).__name__}: item {index} is {parts}; return (image, label)")
+    image, label = sample
+    return image, label
 
 
 def _image(image: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -38,6 +39,13 @@ def resolved_device(name: str) -> torch.device:
     return device
 
 
+def numbered(device: torch.device) -> torch.device:
+    """``device``; a CUDA device without a number is the current one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def deterministic(wanted: bool) -> None:
     """Restrict torch to deterministic algorithms, or lift the restriction.
 
@@ -57,6 +65,7 @@ def device_name(device: torch.device) -> str:
 
 def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
+        torch.cuda.init()  # there are no statistics before
         torch.cuda.reset_peak_memory_stats(device)
     else:
         return_freed_memory()  # memory that the allocator kept from earlier runs does not count
@@ -71,7 +80,8 @@ def peak_memory(device: torch.device) -> int:
     status = Path("/proc/self/status")
     if status.exists():
         return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0])
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def commit() -> str | None:

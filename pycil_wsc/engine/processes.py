@@ -12,6 +12,7 @@ import torch
 from torch import distributed
 
 from pycil_wsc.data.loader import Share
+from pycil_wsc.engine.environment import numbered
 from pycil_wsc.errors import UserError
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class Announcements:
 
     def __init__(self) -> None:
         self.rank, self.count = rank_and_count()
-        self._numbers, self._awaited = itertools.count(), itertools.count()
+        self._numbers, self._awaited, self._exchanged = itertools.count(), itertools.count(), itertools.count()
 
     def announce(self, message: Any) -> None:
         """Send a message to the processes that :meth:`listen`; None ends their loops."""
@@ -67,7 +68,7 @@ class Announcements:
         """The messages of all processes, by rank. All processes must call this; they wait for each other."""
         if self.count == 1:
             return [message]
-        store = distributed.PrefixStore("exchange", self._store())
+        store = distributed.PrefixStore(f"exchange {next(self._exchanged)}", self._store())
         store.set(str(self.rank), json.dumps(message))
         return [json.loads(store.get(str(rank))) for rank in range(self.count)]
 
@@ -121,18 +122,12 @@ class Processes:
         return self.rank == 0
 
     def device(self, device: torch.device) -> torch.device:
-        """``device``, or this process's own GPU if there are several processes; made the current CUDA device.
-
-        A CUDA device without a number is the current one.
-        """
+        """``device``, or this process's own GPU if there are several processes; made the current CUDA device."""
         if device.type != "cuda":
             return device
-        if self.count > 1:
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        elif device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        torch.cuda.set_device(device)
-        return device
+        own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if self.count > 1 else numbered(device)
+        torch.cuda.set_device(own)
+        return own
 
     def share(self, values: Sequence[T]) -> Sequence[T]:
         """This process's part of a list."""

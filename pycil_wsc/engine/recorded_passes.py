@@ -1,5 +1,6 @@
 """The forward and backward pass of a step as a CUDA graph: recorded once per phase, then launched as one."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from pycil_wsc.errors import first_line
 
 Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) -> (loss, logits)
 
@@ -77,7 +80,7 @@ class RecordedPasses(Passes):
         except RuntimeError as error:
             logging.getLogger("pycil_wsc").warning(
                 "cuda_graph: the loss cannot be recorded, so every step is launched as usual (%s)",
-                str(error).splitlines()[0],
+                first_line(error.__context__ or error),
             )
             RecordedPasses.refused = True
             self.clear()
@@ -95,8 +98,14 @@ def cuda_graph(device: torch.device, function: Callable[[], None]) -> Callable[[
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local"):
                 function()
         finally:
             torch.cuda.set_stream(stream)  # a failed recording may leave its own stream current
     return graph.replay
+
+
+@functools.cache
+def _stream(device):
+    """The stream to record on. Some versions of torch keep a workspace of cuBLAS for each stream that ever recorded."""
+    return torch.cuda.Stream(device)

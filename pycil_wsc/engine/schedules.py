@@ -34,13 +34,17 @@ def warmed_lr(schedule: Schedule, warmup: int, interval: float = 1.0) -> Schedul
     return rate
 
 
-def held_lr(schedule: Schedule, start: float, value: float, anneal: int) -> Schedule:
-    """``schedule`` until epoch ``start``, then along half a cosine to ``value`` in ``anneal`` epochs, then constant."""
+def held_lr(schedule: Schedule, start: float, value: float, anneal: int, interval: float = 1) -> Schedule:
+    """``schedule`` until epoch ``start``, then along half a cosine to ``value`` in ``anneal`` epochs, then constant.
+
+    The rate is set every ``interval`` epochs. The half cosine begins with the last rate before ``start``, or with the
+    first rate if ``start`` is 0; the rate at ``start`` is already one interval along it.
+    """
 
     def rate(epoch):
         if epoch < start:
             return schedule(epoch)
-        done = min(1, (epoch - start + 1) / anneal) if anneal else 1
-        return value + (schedule(int(start) - 1) - value) * (1 + math.cos(math.pi * done)) / 2
+        done = min(1, (epoch - start + interval) / anneal) if anneal else 1
+        return value + (schedule(max(0, start - interval)) - value) * (1 + math.cos(math.pi * done)) / 2
 
     return rate

@@ -32,7 +32,7 @@ class SharedPasses(Passes):
         self.shared = DistributedDataParallel(_LossModule(compute, parameters), find_unused_parameters=True)
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        whole = self.processes.sum(torch.tensor(float(len(images)), device=images.device))
+        whole = self.processes.sum(torch.full((), float(len(images)), device=images.device))
         share = len(images) / whole
         with SyncedBatchNorm() if self.sync_batch_norm else OwnBatchNorm(share):
             loss, logits = self.shared(images, targets)

@@ -119,8 +119,10 @@ class _Normalise(torch.autograd.Function):
         images, weight, mean, var, count = ctx.saved_tensors
         direct, by_weight, by_bias = torch.empty_like(images), torch.zeros_like(weight), torch.zeros_like(weight)
         if images.numel():
+            # unused here, but the CUDA kernel for channels-last images insists on tensors
+            saved = [mean.new_empty(0)] * 2 if images.is_cuda else [None, None]
             direct, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
-                gradient, images, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
+                gradient, images, weight, mean, var, *saved, False, ctx.eps, [True, True, True]
             )
         sums = torch.cat([by_weight, by_bias]).float()  # of gradient * normalised image, and of gradient
         distributed.all_reduce(sums)

@@ -111,6 +111,10 @@ class BaseLearner(nn.Module):
         """One line that says what is wrong with the learner's own options, or None."""
 
     @classmethod
+    def check_backbone(cls, backbone: nn.Module, config: Any) -> None:
+        """Raise :class:`UserError` if the method cannot use ``backbone``. Called before anything is trained."""
+
+    @classmethod
     def also_reads(cls, config: Any) -> set[str]:
         """Which of ``memory_size`` and ``memory_per_class`` the method reads whatever ``fixed_memory`` is."""
         return set()
@@ -285,13 +289,8 @@ class BaseLearner(nn.Module):
 
     def new_backbone(self, pretrained: bool | str | None = None) -> nn.Module:
         """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
-        c = self.config
         side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
-        pretrained = c.pretrained if pretrained is None else pretrained
-        timm_options = {"pretrained": pretrained, "image_size": side, "grad_checkpointing": c.grad_checkpointing}
-        backbone = make_backbone(c.convnet_type, c.convnet_options, **timm_options)
-        mark_frozen(backbone, c.freeze)
-        return backbone
+        return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
@@ -405,3 +404,15 @@ class BaseLearner(nn.Module):
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
         self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
+
+
+def configured_backbone(config: Any, image_size: int | None, pretrained: bool | str) -> nn.Module:
+    """A new backbone for images of side ``image_size``, with its frozen parts marked. Raises :class:`UserError`."""
+    timm_options = {
+        "pretrained": pretrained,
+        "image_size": image_size,
+        "grad_checkpointing": config.grad_checkpointing,
+    }
+    backbone = make_backbone(config.convnet_type, config.convnet_options, **timm_options)
+    mark_frozen(backbone, config.freeze)
+    return backbone

@@ -1,6 +1,7 @@
 """Weight Space Consolidation on top of a learner that trains one network in one phase per task."""
 
 import functools
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +23,7 @@ from pycil_wsc.consolidation import (
     WeightSpaceConsolidation,
     recompute_batch_norm,
 )
-from pycil_wsc.consolidation.epochs import chosen_average, steps_between, warmup_in_steps
+from pycil_wsc.consolidation.epochs import chosen_average, held_from, steps_between, warmup_in_steps
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
@@ -72,6 +73,16 @@ class Consolidated(BaseLearner):
     def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return super().plain_first_task and not self.config.wsc.first_task
 
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        if self.config.wsc.reset == "continual_backprop":
+            self._units()  # fails before the first task is trained, not after it
+
+    def training_indices(self, task: Task) -> np.ndarray:
+        """The task's samples and all exemplars but those that are held out: (n,)."""
+        indices = super().training_indices(task)
+        return indices if self.held_out is None else np.setdiff1d(indices, self.held_out)
+
     def phases(self, task: Task) -> Iterator[Phase]:
         for number, phase in enumerate(super().phases(task)):
             if number:
@@ -89,7 +100,7 @@ class Consolidated(BaseLearner):
         options = self.config.wsc
         if options.trigger == "held_out":
             self.held_out = held_out_exemplars(self, task)
-            phase.indices = np.setdiff1d(phase.indices, self.held_out)
+            phase.indices = self.training_indices(task)
         per_epoch = self.num_batches(len(phase.indices))
         reset = self._reset_rule(task, per_epoch)
         self.consolidation = WeightSpaceConsolidation(
@@ -115,8 +126,9 @@ class Consolidated(BaseLearner):
             )
             self.replacement.attach(phase.optimizer)
         if options.average and options.average_lr is not None:
-            schedule, value, anneal = phase.lr, options.average_lr, options.average_anneal
-            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, value, anneal)(epoch)
+            interval = 1 if self.config.schedule_unit == "epoch" else 1 / per_epoch
+            schedule, held = phase.lr, (options.average_lr, options.average_anneal, interval)
+            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
 
     def _reset_rule(self, task, per_epoch) -> Reset | None:
         options, fresh = self.config.wsc, functools.partial(self._fresh, task)
@@ -141,20 +153,25 @@ class Consolidated(BaseLearner):
         if options.trigger != "warmup":
             self.warm_epochs, self.plateau = math.inf, Plateau(options.patience)
             return None
-        warm = int(options.warmup * epochs)
-        steps = warmup_in_steps(options.warmup, epochs, per_epoch)
-        self.warm_epochs = max(1, warm)
-        return max(1, steps) if reset else steps
+        steps = warmup_in_steps(options.warmup, epochs, per_epoch, resets=reset is not None)
+        self.warm_epochs = held_from(options.warmup, epochs, steps)
+        return steps
 
     def _units(self):
-        """The layers of units that are trained; see ``units`` of :class:`ContinualBackprop`."""
+        """The layers of units that are trained; see ``units`` of :class:`ContinualBackprop`.
+
+        Layers that it does not support, such as those before a grouped convolution, are left out.
+        """
         units = [
-            names for names in inner_units(self.network) if self.network.get_submodule(names[0]).weight.requires_grad
+            names
+            for names in inner_units(self.network)
+            if ContinualBackprop.supports(self.network, *names)
+            and self.network.get_submodule(names[0]).weight.requires_grad
         ]
         if not units:
             raise UnusableRun(
                 f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; "
-                "its blocks need conv1, bn1 and conv2"
+                "its blocks need conv1, bn1 and conv2, without groups; use another backbone or reset"
             )
         return units
 
@@ -201,18 +218,34 @@ class Consolidated(BaseLearner):
         if self.consolidation:
             ended = self.warm_epochs < math.inf
             self.warmups = [*self.warmups, int(self.warm_epochs) if ended else None]
-            if ended:
-                self.consolidation.finish()
+            averaged = ended and self._finish(task)
             self.consolidation.detach()
             if self.replacement:
                 self.replacement.detach()
                 self.replaced = [*self.replaced, self.replacement.replaced]
-            if ended and self.config.wsc.average and self.config.wsc.bn_update == "recompute":
+            if averaged and self.config.wsc.bn_update == "recompute":
                 with self.autocast(), synced_batch_norm(self.processes):
                     batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
                     recompute_batch_norm(self.network, (images for images, _ in batches))
             self.consolidation = self.replacement = self.plateau = self.held_out = None
         super().end_task(task)
+
+    def _finish(self, task) -> bool:
+        """Finish the consolidation; returns whether the weights are now an average."""
+        options = self.config.wsc
+        assert self.consolidation is not None
+        # A plateau may come too late for the first sample; without a trigger, check_fits() has refused such a task.
+        if options.average and not options.average_last and not self.consolidation.averaged:
+            if self.processes.first:
+                logging.getLogger("pycil_wsc").warning(
+                    "wsc: the plateau of task %d, after epoch %d, came too late for a sample of the average; the last "
+                    "weights are kept (wsc.average_last would include them)",
+                    task.index + 1,
+                    self.warm_epochs,
+                )
+            return False
+        self.consolidation.finish()
+        return options.average
 
     def costs(self) -> dict[str, Any]:
         options, costs = self.config.wsc, super().costs()

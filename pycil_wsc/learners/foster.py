@@ -74,7 +74,7 @@ class FOSTER(BaseLearner):
 
     def _student(self, task):
         """A network of one backbone, initialised from the teacher's old one, and a head with the old head's rows."""
-        student = ExpandingNet(self.new_backbone())
+        student = ExpandingNet(self.new_backbone(pretrained=False))
         student.grow(task.num_seen, 0)
         student.blocks[0].load_state_dict(self.network.blocks[0].state_dict())
         with torch.no_grad():

@@ -34,13 +34,17 @@ class MEMO(DER):
             )
         return super().check(config)
 
-    def build(self) -> nn.Module:
-        backbone = self.new_backbone()
+    @classmethod
+    def check_backbone(cls, backbone: nn.Module, config: Any) -> None:
         if not hasattr(backbone, "split"):
             raise UserError(
-                f"convnet_type: '{self.config.convnet_type}' has no split() into a shared trunk and a block per task, "
+                f"convnet_type: '{config.convnet_type}' has no split() into a shared trunk and a block per task, "
                 "which MEMO needs; use another backbone or another learner"
             )
+
+    def build(self) -> nn.Module:
+        backbone = self.new_backbone()
+        self.check_backbone(backbone, self.config)
         return ExpandingNet(backbone, share_trunk=True)
 
     def grow(self, task: Task) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import Importance, drift_score
 from pycil_wsc.consolidation.importance import MOMENT_SCORES, as_importance
+from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
 from pycil_wsc.data.loader import ALL
@@ -38,20 +39,18 @@ def chosen_importance(learner: "Consolidated", task: Task) -> Importance:
 def _score_by_data(learner, task, params, previous):
     """Scores of a registered importance, in evaluation mode and fp32; records the passes and bytes that it takes."""
     batches, network, costs = UnaugmentedBatches(learner, task), learner.network, learner.scoring
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
     options = learner.config.wsc
-    scores = registry.importances[options.importance](network, params, previous, batches, options)
+    with restored_modes(network):
+        network.eval()
+        scores = registry.importances[options.importance](network, params, previous, batches, options)
     learner.processes.copy_from_first_(scores.values())  # with other rounding, a process might keep other weights
-    for module, mode in modes.items():
-        module.training = mode
     costs["importance_passes"] += batches.images / len(learner.training_indices(task))
     costs["importance_bytes"] = max(costs["importance_bytes"], sum(score.nbytes for score in scores.values()))
     return scores
 
 
 class UnaugmentedBatches:
-    """Iterable, any number of times, over the task's training data and the memory, without augmentation.
+    """Iterable, any number of times, over the images that the task trains on, without augmentation.
 
     ``wsc.importance_samples`` limits the number of samples, which are drawn with ``seed``. ``images``: the number of
     images that all processes have passed over so far. ``batches.mean(score(batches.shared()))`` distributes a mean over
@@ -71,11 +70,16 @@ class UnaugmentedBatches:
             yield images, labels
 
     def shared(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of the batches, which may be empty."""
+        """This process's share of the batches.
+
+        A process without a share gets the first batch, since a score needs samples; its score then weighs nothing.
+        """
         self.images, self.own = self.images + len(self.indices), 0
         for images, labels in self._batches(self.learner.processes.share_of_batches):
             self.own += len(images)
             yield images, labels
+        if not self.own:
+            yield from self._batches(ALL, self.learner.config.batch_size)
 
     def mean(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean over all samples, from ``own``, the mean over the samples that this process has just passed over."""
@@ -86,10 +90,11 @@ class UnaugmentedBatches:
             name: processes.sum_(weight * value if weight else torch.zeros_like(value)) for name, value in own.items()
         }
 
-    def _batches(self, share):
+    def _batches(self, share, number=None):
+        """Batches of all samples, or of the first ``number``."""
         learner = self.learner
         targets, size = learner.manager.train_targets, learner.config.batch_size
-        return learner.train_source.batches(self.indices, targets, size, share=share)
+        return learner.train_source.batches(self.indices[:number], targets, size, share=share)
 
 
 class Timed:
@@ -110,7 +115,7 @@ class TimedTracker(Tracker):
     """The tracker of a :class:`Timed` importance."""
 
     def __init__(self, tracker: Tracker, learner: "Consolidated"):
-        self.tracker, self.learner = tracker, learner
+        self.tracker, self.learner, self.of_gradients = tracker, learner, tracker.of_gradients
         learner.scoring["importance_bytes"] = max(learner.scoring["importance_bytes"], tracker.nbytes)
 
     def check(self, optimizer: Optimizer, steps: int) -> None:

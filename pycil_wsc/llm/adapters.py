@@ -8,7 +8,7 @@ from typing import Any, cast
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError, first_line
 from pycil_wsc.llm.config import LLMConfig
 
 NAME = "default"  # PEFT's name of a single adapter
@@ -41,16 +41,16 @@ def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
         # Not get_peft_model: the forward and generate of its wrapper bypass the model's hooks, which FSDP needs.
         adapted = inject_adapter_in_model(options, model)
     except ValueError as error:
-        raise UserError(f"llm.lora_targets: {str(error).splitlines()[0]}") from None
+        raise UnusableRun(f"llm.lora_targets: {first_line(error)}") from None
     layers = [f".{layer.layer}" for layer in adapted_layers(adapted)]
     for name in targets if isinstance(targets, list) else []:
         if not any(layer.endswith(f".{name}") for layer in layers):
-            raise UserError(f"llm.lora_targets: no layer is called '{name}'")
+            raise UnusableRun(f"llm.lora_targets: no layer is called '{name}'")
     return adapted
 
 
 def adapted_layers(model: nn.Module) -> list[Adapted]:
-    """The layers of ``model`` that have an adapter. Raises :class:`UserError` if one is not linear."""
+    """The layers of ``model`` that have an adapter. Raises :class:`UnusableRun` if one is not linear."""
     from peft.tuners.lora import Linear, LoraLayer
 
     layers = []
@@ -58,7 +58,7 @@ def adapted_layers(model: nn.Module) -> list[Adapted]:
         if not isinstance(module, LoraLayer):
             continue
         if not isinstance(module, Linear) or module.fan_in_fan_out:
-            raise UserError(
+            raise UnusableRun(
                 f"llm.lora_targets: '{name}' is not a linear layer, so its adapter cannot be merged; name linear layers"
             )
         layer: Any = module

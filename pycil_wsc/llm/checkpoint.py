@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pycil_wsc.errors import UnusableRun, UserError
 
+CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
 SEQUENCES = {"list": list, "tuple": tuple}
 
 
@@ -50,7 +51,7 @@ def verify_state(path: Path) -> None:
             header = file.metadata() or {}
             if "sha256" in header and header["sha256"] != _digest(header["state"], file.keys(), file.get_tensor):
                 raise UnusableRun(f"{path}: is damaged (its checksum is wrong); delete it to start this run again")
-    except (OSError, SafetensorError, KeyError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _unusable(path, error) from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pycil_wsc.config.checks import check_device_and_paths
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, plain, select
+from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, plain, select, up_to_date
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -143,7 +143,7 @@ class LLMConfig:
     betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", low=0, below=1)
     eps: float = key(1e-8, "AdamW's epsilon", low=0)
     weight_decay: float = key(0.0, "AdamW's weight decay", low=0)
-    clip: float = key(1.0, "clip the total norm of the gradients to this value", low=0)
+    clip: float | None = key(1.0, "clip the total norm of the gradients to this value; null: no clipping", above=0)
     loss: str = key(
         "item",
         "mean over each `item`'s mean over its tokens (TRACE's, apart from its batches of two), or mean over all "
@@ -176,7 +176,12 @@ class LLMConfig:
         "with `flash_attention_2`, while other attention computes a mask of all pairs",
         decides="rounding",
     )
-    eval_batch: int = key(64, "answers generated at a time", low=1, decides="rounding")
+    eval_batch: int = key(
+        64,
+        "answers generated at a time; above a temperature of 0, another number draws other samples",
+        low=1,
+        decides="rounding",
+    )
     attn_implementation: str = key(
         "sdpa",
         "transformers' attention: `sdpa`, `eager`, `flash_attention_2` (needs flash-attn, and bf16), ...",
@@ -213,6 +218,11 @@ class LLMConfig:
         """The keys that ``result.json`` records, with their values."""
         return select(self.to_dict(), KEYS, RECORDED)
 
+    def continues(self, identity: Mapping[str, Any]) -> bool:
+        """Whether the run with this ``identity`` is the same run; keys that it lacks have their earlier values."""
+        own = self.identity()
+        return own == up_to_date(identity, own, KEYS)
+
     @property
     def replays(self) -> bool:
         """Whether the method replays items of earlier tasks."""
@@ -231,6 +241,15 @@ SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out"
 KEYS = {name: each for name, each in declared(LLMConfig).items() if name in SHARED}
 KEYS |= {name: each for name, each in declared(LLMConfig, "llm.").items() if name.removeprefix("llm.") not in SHARED}
 KEYS |= declared(Consolidation, "wsc.")
+OF_METHODS = {  # the methods that read a key
+    "llm.average": ("avg_online",),
+    "llm.ema_decay": ("avg_online",),
+    "llm.slerp_weight": ("slerp",),
+    "llm.slerp_on": ("slerp",),
+    "llm.task_arithmetic_scale": ("task_arithmetic",),
+    "llm.magmax_scale": ("magmax",),
+}
+SIZES = ("hidden_size", "layers", "heads", "kv_heads", "mlp_size", "vocab_size")  # of `tiny-llama`
 IN_FOLDER_NAME = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio")
 
 
@@ -241,6 +260,11 @@ def resolve(flat: Mapping[str, Any]) -> LLMConfig:
         if name not in KEYS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, KEYS)}")
     values = {name: each.check(given.get(name, each.default)) for name, each in KEYS.items()}
+    for name, methods in OF_METHODS.items():  # what the method does not read is not part of the run's identity
+        if values["llm.method"] not in methods:
+            values[name] = KEYS[name].default
+    if values["llm.model"] != TINY:
+        values |= {f"llm.{name}": KEYS[f"llm.{name}"].default for name in SIZES}
     if values["llm.method"] in ("zero_shot", "finetune"):
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,28 @@ from pycil_wsc.llm.data import Item, TaskData, load_pool, load_task, replay_item
 from pycil_wsc.llm.metrics import VERSIONS, score, trivial_scores
 from pycil_wsc.llm.tokens import Example, encode, encode_prompts, frame, load_tokenizer
 
-DECIDING = (
-    "data_root",
-    "data",
-    "tasks",
-    "pool",
-    "test_on",
-    "train_items",
-    "test_items",
-    "pool_items",
-    "model",
-    "vocab_size",
-    "chat_template",
-    "max_prompt",
-    "max_answer",
-)
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """The keys of the configuration that decide a :class:`Corpus`."""
+
+    data_root: str
+    data: str
+    tasks: tuple[str, ...]
+    pool: str | None
+    test_on: str
+    train_items: int | None
+    test_items: int | None
+    pool_items: int | None
+    model: str
+    vocab_size: int
+    chat_template: bool | None
+    max_prompt: int
+    max_answer: int
+
+    @classmethod
+    def of(cls, config: LLMConfig) -> "CorpusOptions":
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -41,30 +48,20 @@ class Epoch:
     examples: list[Example]
 
 
-def load_corpus(config: LLMConfig) -> "Corpus":
-    """The :class:`Corpus` of ``config``; consecutive runs with equal keys ``DECIDING`` share one."""
-    return _load(*(getattr(config, name) for name in DECIDING))
-
-
-@functools.lru_cache(maxsize=1)
-def _load(*values: Any) -> "Corpus":
-    return Corpus(**dict(zip(DECIDING, values)))
-
-
 class Corpus:
-    """The tasks and the pool, loaded and tokenised. Keyword arguments: the configuration keys in ``DECIDING``."""
+    """The tasks and the pool, loaded and tokenised."""
 
-    def __init__(self, **chosen: Any) -> None:
-        self.chosen: Any = type("Chosen", (), chosen)
-        root = Path(self.chosen.data_root, self.chosen.data)
-        self.tasks = [self._cut(load_task(root, name)) for name in self.chosen.tasks]
+    def __init__(self, options: CorpusOptions) -> None:
+        self.options = options
+        root = Path(options.data_root, options.data)
+        self.tasks = [self._cut(load_task(root, name)) for name in options.tasks]
         _try_metrics(self.tasks)
         self.pool = self._pool(root)
-        self.tokenizer = load_tokenizer(self.chosen, self._texts())
-        self.frame = frame(self.tokenizer, self.chosen)
+        self.tokenizer = load_tokenizer(options, self._texts())
+        self.frame = frame(self.tokenizer, options)
         self.encoded = self._encode([*self.pool, *(item for task in self.tasks for item in task.train)])
         self.test_prompts = [
-            encode_prompts(self.tokenizer, [item.prompt for item in task.test], self.chosen.max_prompt, self.frame)
+            encode_prompts(self.tokenizer, [item.prompt for item in task.test], options.max_prompt, self.frame)
             for task in self.tasks
         ]
         self.warnings = warnings_of(self.tasks)
@@ -107,19 +104,19 @@ class Corpus:
         )
 
     def _cut(self, task: TaskData) -> TaskData:
-        test = task.test if self.chosen.test_on == "test" else task.eval
+        test = task.test if self.options.test_on == "test" else task.eval
         if not test:
             raise UserError(f"llm.test_on: task '{task.name}' has no eval.json; add one, or use 'test'")
-        evaluation = task.eval if self.chosen.test_on == "test" else ()  # compared with the test items in warnings
+        evaluation = task.eval if self.options.test_on == "test" else ()  # compared with the test items in warnings
         return replace(
-            task, train=task.train[: self.chosen.train_items], eval=evaluation, test=test[: self.chosen.test_items]
+            task, train=task.train[: self.options.train_items], eval=evaluation, test=test[: self.options.test_items]
         )
 
     def _pool(self, root: Path) -> tuple[Item, ...]:
-        if self.chosen.pool is None:
+        if self.options.pool is None:
             return ()
         try:
-            return load_pool(root, self.chosen.pool)[: self.chosen.pool_items]
+            return load_pool(root, self.options.pool)[: self.options.pool_items]
         except UserError as error:
             raise UserError(f"{error}; or set llm.pool to null if there are no general items") from None
 
@@ -131,7 +128,7 @@ class Corpus:
         unique = list(dict.fromkeys(items))
         pairs = [(item.prompt, item.answer) for item in unique]
         return dict(
-            zip(unique, encode(self.tokenizer, pairs, self.chosen.max_prompt, self.chosen.max_answer, self.frame))
+            zip(unique, encode(self.tokenizer, pairs, self.options.max_prompt, self.options.max_answer, self.frame))
         )
 
     def _examples(self, items: Iterable[Item]) -> list[Example]:

@@ -2,7 +2,7 @@
 
 A task is a folder below the data root, ``<root>/<name>/{train,eval,test}.json``: each file a JSON list of rows
 ``{"prompt": text, "answer": text}``. To add a task, add a folder. An optional ``task.json`` in it sets how the task is
-scored and trained, by some or all of ``{"metric": "rouge_l", "epochs": 3, "language": "en"}``; it overrides
+scored and trained, by some or all of ``{"metric": "rouge_l", "epochs": 3}``; it overrides
 :data:`TASKS`.
 
 TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes. Do not mix sizes: their splits differ.
@@ -37,7 +37,6 @@ class TaskInfo:
 
     metric: str = "exact_match"
     epochs: int = 5
-    language: str = "en"
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,15 @@ class TaskData:
 
 
 TASKS = {  # in TRACE's order, with its epochs
-    "C-STANCE": TaskInfo("exact_match", 5, "zh"),
-    "FOMC": TaskInfo("exact_match", 3, "en"),
-    "MeetingBank": TaskInfo("rouge_l", 7, "en"),
-    "Py150": TaskInfo("edit_similarity", 5, "code"),
-    "ScienceQA": TaskInfo("choice", 3, "en"),
-    "NumGLUE-cm": TaskInfo("exact_match", 5, "en"),
-    "NumGLUE-ds": TaskInfo("exact_match", 5, "en"),
-    "20Minuten": TaskInfo("sari", 7, "de"),
+    "C-STANCE": TaskInfo("exact_match", 5),
+    "FOMC": TaskInfo("exact_match", 3),
+    "MeetingBank": TaskInfo("rouge_l", 7),
+    "Py150": TaskInfo("edit_similarity", 5),
+    "ScienceQA": TaskInfo("choice", 3),
+    "NumGLUE-cm": TaskInfo("exact_match", 5),
+    "NumGLUE-ds": TaskInfo("exact_match", 5),
+    "20Minuten": TaskInfo("sari", 7),
 }
-POOL = "Lima"  # general instructions, replayed with every task; not a task, because its test answers are empty
 
 
 def load_task(root: str | Path, name: str) -> TaskData:
@@ -77,7 +75,7 @@ def load_task(root: str | Path, name: str) -> TaskData:
     )
 
 
-def load_pool(root: str | Path, name: str = POOL) -> tuple[Item, ...]:
+def load_pool(root: str | Path, name: str) -> tuple[Item, ...]:
     """The training items of ``<root>/<name>``, all of which are replayed with every task."""
     return _items(_task_folder(root, name) / "train.json")
 

@@ -1,14 +1,18 @@
 """Saves a trained model as a folder for transformers and PEFT."""
 
 import copy
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.adapters import adapted_layers, merged_state, save_adapters
 from pycil_wsc.llm.config import TINY, LLMConfig
 from pycil_wsc.llm.model import load_model, own_dtype
@@ -35,7 +39,7 @@ def _base(folder: Path, tokenizer: Any, config: LLMConfig) -> str:
     """The folder, or name on the hub, of the model without adapters."""
     if config.model == TINY:
         base = folder.parent / "base"
-        if not base.exists():
+        if not (base / "config.json").exists():
             plain = load_model(replace(config, lora_rank=0), tokenizer)
             _save(base, plain, tokenizer, plain.state_dict(), torch.float32)
         return str(base.resolve())
@@ -49,5 +53,17 @@ def _save(folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], dt
     cast: dict[int, Tensor] = {}  # tied weights remain one tensor, which is written once
     for tensor in state.values():
         cast.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    empty.save_pretrained(folder, state_dict={name: cast[tensor.data_ptr()] for name, tensor in state.items()})
-    tokenizer.save_pretrained(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        empty.save_pretrained(partial, state_dict={name: cast[tensor.data_ptr()] for name, tensor in state.items()})
+        tokenizer.save_pretrained(partial)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):  # marks the folder complete
+            os.replace(path, folder / path.name)
+        partial.rmdir()
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(
+            f"{folder}: cannot be written ({error}); free space or choose another folder with --out"
+        ) from None

@@ -13,6 +13,7 @@ from pycil_wsc.registry import Kind, register_kind
 @register_kind("llm")
 class LanguageModel(Kind):
     unit = "tokens"
+    checkpoint = "checkpoint.safetensors"  # see llm/checkpoint.py, which imports an extra
 
     def takes_list(self, name: str) -> bool:
         return name in options.KEYS and options.KEYS[name].takes_list
@@ -21,11 +22,15 @@ class LanguageModel(Kind):
         return options.resolve(flat)
 
     def loader(self) -> Callable[[LLMConfig], Any]:
+        found: dict[Any, Any] = {}
+
         def load(config: LLMConfig) -> Any:
             with needing_packages():
-                from pycil_wsc.llm.corpus import load_corpus
+                from pycil_wsc.llm.corpus import Corpus, CorpusOptions
 
-                return load_corpus(config)
+                if (wanted := CorpusOptions.of(config)) not in found:
+                    found[wanted] = Corpus(wanted)
+                return found[wanted]
 
         return load
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.adapters import adapted_layers
 from pycil_wsc.llm.placing import Replicated
 
@@ -60,7 +60,7 @@ class AdaptedWeights(TrainedWeights):
         for name, parameter in placing.model.named_parameters(remove_duplicate=False):
             for own, layer in self.layers.items():
                 if parameter is layer.weight and name != own:
-                    raise UserError(
+                    raise UnusableRun(
                         f"llm.lora_targets: '{layer.layer}' shares its weight with '{name}', which a merge would "
                         "change too; leave it out"
                     )

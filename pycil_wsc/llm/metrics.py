@@ -36,7 +36,7 @@ LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
 TEXT = re.compile(r"(?:Paragraph|Meeting transcripts):\n(.*)\n\s*(?:Simplification|Summary):\s*\Z", re.DOTALL)
 LEAD = 500  # characters of a transcript that serve as a trivial summary
 SHIFTS = 10
-# ignored by the fixed exact match around and after a text; "-", "%" and a leading "." count
+# ignored by the fixed exact match around and after a text; not "-", "%" and a leading ".", which change a number
 AROUND, AFTER = (
     " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】",
     ".,;:!?。，；：！？",

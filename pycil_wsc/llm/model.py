@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.utils import logging
 
 from pycil_wsc import seeding
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, first_line
 from pycil_wsc.llm.adapters import add_adapters
 from pycil_wsc.llm.config import TINY, LLMConfig
 from pycil_wsc.llm.tokens import IGNORED, Batch, Packed
@@ -33,12 +33,12 @@ def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
                 raise _load_error(error, config) from None
         known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
         if len(tokenizer) > known:
-            raise UserError(
+            raise UnusableRun(
                 f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {known}; "
                 "use the tokeniser that belongs to the model"
             )
         if config.packing and "position_ids" not in inspect.signature(model.forward).parameters:
-            raise UserError(f"llm.packing: {type(model).__name__} does not accept position_ids; use false")
+            raise UnusableRun(f"llm.packing: {type(model).__name__} does not accept position_ids; use false")
         if config.gradient_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         if config.lora_rank:
@@ -82,12 +82,12 @@ def _pretrained(config: LLMConfig, empty: bool) -> Any:
     return AutoModelForCausalLM.from_pretrained(config.model, **options)
 
 
-def _load_error(error: Exception, config: LLMConfig) -> UserError:
+def _load_error(error: Exception, config: LLMConfig) -> UnusableRun:
     """A one-line error for a model that cannot be loaded."""
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = first_line(error)
     if "attn" in reason or "ttention" in reason:
-        return UserError(f"llm.attn_implementation: {reason}")
-    return UserError(
+        return UnusableRun(f"llm.attn_implementation: {reason}")
+    return UnusableRun(
         f"llm.model: no model at '{config.model}' ({reason}); "
         "give a folder, or a name on the hub that is reachable or cached"
     )

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pycil_wsc import seeding
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.llm.config import TINY
 
 IGNORED = -100  # label of a token without a loss: the default ignore_index of torch's cross_entropy
@@ -54,7 +54,7 @@ def load_tokenizer(config: Any, texts: Iterable[str]) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(config.model)
     except Exception as error:  # damaged files raise many kinds
         raise UserError(
-            f"llm.model: no tokeniser at '{config.model}' ({_first_line(error)}); "
+            f"llm.model: no tokeniser at '{config.model}' ({first_line(error)}); "
             "give a folder, or a name on the hub that is reachable or cached"
         ) from None
     if tokenizer.eos_token_id is None:
@@ -117,7 +117,7 @@ def _chat_frame(tokenizer: Any) -> Frame:
     except Exception as error:  # the template is a program of its own
         raise UserError(
             "llm.chat_template: the tokeniser's template does not take a single turn of user and assistant "
-            f"({_first_line(error)}); use false"
+            f"({first_line(error)}); use false"
         ) from None
     pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] if text else [] for text in (before, after, end)]
     if not pieces[2]:
@@ -126,43 +126,43 @@ def _chat_frame(tokenizer: Any) -> Frame:
 
 
 def encode(
-    tokenizer: Any, items: Sequence[tuple[str, str]], max_prompt: int, max_answer: int, around: Frame | None = None
+    tokenizer: Any, items: Sequence[tuple[str, str]], max_prompt: int, max_answer: int, around: Frame
 ) -> list[Example]:
-    """An :class:`Example` of each (prompt, answer) pair, by default in the raw frame.
+    """An :class:`Example` of each (prompt, answer) pair in the frame ``around``.
 
     Prompt and answer are tokenised separately, so that no token spans both, as in a test. Long prompts lose their
     beginning, long answers their end; the frame is never cut. The name of a special token within a text is tokenised as
     text.
     """
-    around = around or raw_frame(tokenizer)
     prompts = encode_prompts(tokenizer, [prompt for prompt, _ in items], max_prompt, around)
     answers = _ids(tokenizer, [answer for _, answer in items])
     room = max_answer - len(around.end)
+    if room < 1:
+        raise UserError(f"llm.max_answer: {max_answer} is too short for an answer and its end; increase it")
     return [
         Example((*prompt, *answer[:room], *around.end), len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
 
 
-def encode_prompts(
-    tokenizer: Any, prompts: Sequence[str], max_prompt: int, around: Frame | None = None
-) -> list[list[int]]:
-    """The tokens of each prompt in its frame, by default the raw frame. Long prompts lose their beginning."""
-    around = around or raw_frame(tokenizer)
+def encode_prompts(tokenizer: Any, prompts: Sequence[str], max_prompt: int, around: Frame) -> list[list[int]]:
+    """The tokens of each prompt in the frame ``around``. Long prompts lose their beginning."""
     room = max_prompt - len(around.before) - len(around.after)
     if room < 1:
         raise UserError(f"llm.max_prompt: {max_prompt} is too short for a prompt in the chat template; increase it")
-    return [[*around.before, *ids[max(0, len(ids) - room) :], *around.after] for ids in _ids(tokenizer, prompts)]
+    framed = [[*around.before, *ids[max(0, len(ids) - room) :], *around.after] for ids in _ids(tokenizer, prompts)]
+    if [] in framed:
+        raise UserError(
+            "llm.data: a prompt is empty, and the tokeniser has no token for the beginning of a text; "
+            "give each item a prompt"
+        )
+    return framed
 
 
 def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     if not texts:
         return []
     return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 # ---- batches -------------------------------------------------------------------------------------------------------
@@ -225,7 +225,8 @@ def collate(examples: Sequence[Example], pad: int, device: torch.device | str) -
         ids[row, : len(example)] = torch.tensor(example.ids)
         labels[row, example.prompt : len(example)] = ids[row, example.prompt : len(example)]
     counts = torch.tensor([len(example) - example.prompt for example in examples])
-    return Batch(ids.to(device), labels.to(device), counts.to(device), min(example.prompt for example in examples))
+    ids, labels, counts = (tensor.to(device, non_blocking=True) for tensor in (ids, labels, counts))
+    return Batch(ids, labels, counts, min(example.prompt for example in examples))
 
 
 @dataclass(frozen=True)
@@ -254,4 +255,4 @@ def pack(examples: Sequence[Example], device: torch.device | str) -> Packed:
     owners = torch.repeat_interleave(torch.arange(len(examples)), lengths)
     (learned,) = torch.nonzero(positions >= prompts[owners], as_tuple=True)
     tensors = (ids[None], positions[None], ids[learned], learned - 1, owners[learned], lengths - prompts)
-    return Packed(*(tensor.to(device) for tensor in tensors))
+    return Packed(*(tensor.to(device, non_blocking=True) for tensor in tensors))

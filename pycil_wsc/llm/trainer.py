@@ -20,7 +20,7 @@ from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_me
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.llm.checkpoint import open_state, save_state, verify_state
+from pycil_wsc.llm.checkpoint import CHECKPOINT, open_state, save_state, verify_state
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.export import save_model
@@ -32,6 +32,7 @@ from pycil_wsc.llm.training import Training
 from pycil_wsc.runs.progress import INTERVAL, Progress, open_log, print_task
 
 Position = dict[str, Any]
+PARTS = {"position", "training", "history", "clock", "peak_memory", "identity"}  # of a checkpoint
 START: Position = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0.0}
 
 
@@ -67,7 +68,7 @@ class Run:
         result = result_of(self.config, self.corpus, self.training, self.history, self.clock, self.peak_memory)
         if self.processes.first:
             write_json(self.folder / "result.json", result)
-            (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return result
 
     def _set_up(self) -> None:
@@ -76,6 +77,8 @@ class Run:
             torch.set_num_threads(self.config.threads)
         self.processes = Processes(self.config.timeout_minutes)
         self.device = self.processes.device(resolved_device(self.config.device))
+        if not self.processes.agree(self.corpus.fingerprint):
+            raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
         self.training = Training(self.config, self.corpus.tokenizer, self.processes, self.device)
@@ -105,11 +108,23 @@ class Run:
             training.begin_epoch(epochs[number])
             reached = (position["step"], position["loss"]) if number == position["epoch"] else (0, 0.0)
             self._epoch(index, number, *reached)
+        self._check_weights(index)
         training.end_task()
         self._tick("train_seconds")
         if self.processes.first:  # answers of an earlier run in this folder
             shutil.rmtree(self._predictions(index, 0).parent, ignore_errors=True)
         self._checkpoint(START | {"task": index, "stage": "test"})
+
+    def _check_weights(self, index: int) -> None:
+        """Raise :class:`TrainingDiverged` unless all weights are finite.
+
+        The losses do not tell: that of the last step is computed before its update.
+        """
+        finite = torch.stack([p.isfinite().all() for p in self.training.parameters.values()]).all()
+        if self.processes.sum((~finite).int()).item():
+            raise TrainingDiverged(
+                f"the weights are no longer finite numbers after task {index + 1}; try a lower learning rate"
+            )
 
     def _epoch(self, index: int, number: int, first: int, loss: float) -> None:
         """The steps of an epoch from ``first`` on; ``loss`` is the sum over the steps before."""
@@ -231,25 +246,33 @@ class Run:
         if self.processes.first:
             state |= {"peak_memory": self.peak_memory, "identity": self.config.identity()}
             state["data"] = self.corpus.fingerprint
-            save_state(self.folder / "checkpoint.safetensors", state)
+            save_state(self.folder / CHECKPOINT, state)
         self._tick()  # saving does not count as training
         self.saved = time.perf_counter()
 
     def _resume(self) -> Position:
         """The position to resume from."""
-        path = self.folder / "checkpoint.safetensors"
+        path = self.folder / CHECKPOINT
         self.processes.from_first(lambda: verify_state(path) if path.exists() else None)
-        # each process reads its part; first all must agree that they can read it
-        with open_state(path) if path.exists() else contextlib.nullcontext() as state:
-            position = state["position"] if state else START
-            if not self.processes.agree(position):
+        with contextlib.ExitStack() as opened:  # each process reads its part
+            try:
+                state = opened.enter_context(open_state(path)) if path.exists() else None
+                if state and not PARTS <= state.keys():
+                    raise UnusableRun(f"{path}: is not a checkpoint of this version; delete it to start this run again")
+                found: Any = state["position"] if state else START
+            except UnusableRun as error:
+                state, found = None, str(error)
+            if not self.processes.agree(found):  # before one of them raises, and the others wait for it
                 raise UnusableRun(
                     f"{self.folder}: not all processes see the same checkpoint there; "
                     "give a folder that all machines share with --out"
                 )
+            if isinstance(found, str):
+                raise UnusableRun(found)
+            position: Position = found
             if not state:
                 return position
-            if state["identity"] != self.config.identity():
+            if not self.config.continues(state["identity"]):
                 raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
             if difference := changed(state.get("data"), self.corpus.fingerprint):
                 raise UnusableRun(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pycil_wsc import seeding
 from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.consolidation.functional import Betas
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
@@ -165,6 +166,8 @@ class Training:
 
     def _clip(self) -> None:
         """Like torch's ``clip_grad_norm_``, over all parts of the model."""
+        if self.config.clip is None:
+            return
         factor = (self.config.clip / (self.placing.square_norm().sqrt() + 1e-6)).clamp(max=1.0)
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         torch._foreach_mul_(gradients, factor)
@@ -210,12 +213,12 @@ def _betas(config: LLMConfig) -> Betas:
 
 def _consolidation(options: Consolidation, betas: Betas, placing: Replicated, steps: int) -> WeightSpaceConsolidation:
     """A consolidation over ``steps`` optimiser steps, with the current weights as those before the task."""
-    warmup, momentum = int(options.warmup * steps), options.reset_momentum
+    momentum = options.reset_momentum
     resets = {"blend": Blend(options.blend, momentum=momentum), "revert": Revert(momentum=momentum), "none": None}
     average = Average(options.average_every, options.average_start, options.average_count, options.average_last)
     consolidation = WeightSpaceConsolidation(
         placing.parameters.items(),
-        warmup_steps=max(1, warmup) if resets[options.reset] else warmup,
+        warmup_steps=warmup_in_steps(options.warmup, steps, resets=options.reset != "none"),
         retain=options.retain,
         importance=moment_score(betas if options.moments == "own" else None, source=options.moments),
         reset=resets[options.reset],

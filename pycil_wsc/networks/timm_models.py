@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.errors import UnusableRun, UserError, did_you_mean
 
 PREFIX = "timm:"
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts save weights
@@ -79,7 +79,8 @@ def timm_backbone(
         if grad_checkpointing:
             model.set_grad_checkpointing(True)
     except Exception as error:  # timm raises what its models raise: TypeError, RuntimeError, AssertionError, ...
-        raise UserError(_problem(name, pretrained, error)) from None
+        # a download may fail in the middle of a sweep, whose other runs need not stop
+        raise (UnusableRun if pretrained is True else UserError)(_problem(name, pretrained, error)) from None
     if weights and (missing := [each for each in _trained(model) if each not in weights]):
         raise UserError(f"pretrained: {pretrained} has no '{missing[0]}', which timm's '{name}' needs; {_FITTING}")
     model.out_dim = getattr(model, "head_hidden_size", model.num_features)

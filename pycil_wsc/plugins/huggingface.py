@@ -10,10 +10,12 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pycil_wsc.consolidation import Average, Importance, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.consolidation.sharded import gathered
 
 logger = logging.getLogger(__name__)
 FILE, AVERAGE = "wsc.pt", "average"  # in each checkpoint's folder
+OF_THE_MODEL = ("eligible", "named_buffers", "peers")  # options
 
 
 class WSCCallback(TrainerCallback):
@@ -40,7 +42,8 @@ class WSCCallback(TrainerCallback):
             memory; ``moment_score()`` works with any optimiser.
         average: when the weights are averaged, in optimiser steps.
         evaluate_average: after the reset, evaluate the average during training.
-        options: options of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``.
+        options: options of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``; ``named_buffers`` are
+            the model's.
 
     Raises:
         ValueError, TypeError: an option is out of range, or the Trainer's settings do not support averaging.
@@ -61,8 +64,12 @@ class WSCCallback(TrainerCallback):
         self.wsc: WeightSpaceConsolidation | None = None
         self.evaluate_average = evaluate_average
         self._evaluation: contextlib.ExitStack | None = None  # while the average is evaluated
-        # Bad options raise here, not when training begins.
-        WeightSpaceConsolidation(torch.nn.Linear(1, 1).named_parameters(), warmup_steps=1000, **self.options)
+        # Bad options raise here, not when training begins; those about the parameters of the model need it.
+        general = {name: value for name, value in self.options.items() if name not in OF_THE_MODEL}
+        layer = torch.nn.BatchNorm1d(1)
+        WeightSpaceConsolidation(
+            layer.named_parameters(), warmup_steps=1000, named_buffers=layer.named_buffers(), **general
+        )
 
     def on_train_begin(
         self,
@@ -77,10 +84,9 @@ class WSCCallback(TrainerCallback):
         _check(args, model)
         if self.wsc:
             self.wsc.detach()  # from interrupted training
-        steps = int(self.warmup * state.max_steps)
-        if self.options.get("reset", True) is not None:
-            steps = max(1, steps)
-        self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=steps, **self.options)
+        steps = warmup_in_steps(self.warmup, state.max_steps, resets=self.options.get("reset", True) is not None)
+        options = self.options | {"named_buffers": model.named_buffers()}
+        self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=steps, **options)
         self.wsc.check_fits(state.max_steps)
         if state.global_step:
             self.wsc.load_state_dict(_saved(args, state.global_step))

@@ -19,6 +19,7 @@ import inspect
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -34,7 +35,7 @@ from pycil_wsc.consolidation import (
     drift_score,
     recompute_batch_norm,
 )
-from pycil_wsc.consolidation.epochs import chosen_average, steps_between, warmup_in_steps
+from pycil_wsc.consolidation.epochs import chosen_average, held_from, steps_between, warmup_in_steps
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 
 MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's top-level modules
@@ -54,6 +55,13 @@ CHOICES = {
 
 class BadInput(Exception):
     """An error that the user can fix, described in one line."""
+
+
+class Arguments(dict):
+    """PyCIL's arguments. Reading one that the JSON file lacks is a :class:`BadInput`."""
+
+    def __missing__(self, name: str) -> Any:
+        raise BadInput(f'--config: the file has no "{name}", which PyCIL needs; add it, as in PyCIL\'s exps/*.json')
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,7 +86,7 @@ def run(checkout: Path, config: Path) -> None:
     factory.get_model = with_consolidation(factory.get_model, settings)
     # fail early, before any data is loaded
     factory.get_model(args["model_name"], args | {"device": [torch.device("cpu")]})
-    trainer.train({"config": str(config)} | args)
+    trainer.train(Arguments({"config": str(config)} | args))
 
 
 @dataclass(frozen=True)
@@ -109,12 +117,8 @@ class Settings:
     bn_update: str = "recompute"
     first_task: bool = False
 
-    def warmup_epochs(self, epochs: int) -> int:
-        return int(self.warmup * epochs)
-
     def in_steps(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         """Arguments of :class:`WeightSpaceConsolidation` for ``epochs`` epochs of ``per_epoch`` optimiser steps."""
-        warmup = warmup_in_steps(self.warmup, epochs, per_epoch)
         common = {
             "every": steps_between(self.reset_every, per_epoch),
             "momentum": self.reset_momentum,
@@ -123,7 +127,7 @@ class Settings:
         resets = {"blend": Blend(self.blend, **common), "revert": Revert(**common), "none": None}
         scores = MOMENT_SCORES | {"drift": lambda betas, absolute: drift_score()}
         return {
-            "warmup_steps": warmup if self.reset == "none" else max(1, warmup),
+            "warmup_steps": warmup_in_steps(self.warmup, epochs, per_epoch, resets=self.reset != "none"),
             "retain": self.retain,
             "importance": scores[self.importance](self.betas, self.score_abs),
             "reset": resets[self.reset],
@@ -217,7 +221,7 @@ def _with_consolidation(train, settings):
             scheduler = HeldRate(
                 scheduler,
                 optimizer,
-                max(1, settings.warmup_epochs(epochs)),
+                held_from(settings.warmup, epochs, wsc.warmup_steps or 0),
                 settings.average_lr,
                 settings.average_anneal,
             )
@@ -275,13 +279,18 @@ class HeldRate:
         )
         self.targets = [group["lr"] if value == "initial" else value for group in self.groups]
         self.rates = [group["lr"] for group in self.groups]  # of the last epoch before `start`
+        if not start:
+            self._hold()
 
     def step(self) -> None:
         self.epoch += 1
         if self.epoch < self.start:
             self.scheduler.step()
             self.rates = [group["lr"] for group in self.groups]
-            return
+        else:
+            self._hold()
+
+    def _hold(self) -> None:
         done = min(1, (self.epoch - self.start + 1) / self.anneal) if self.anneal else 1
         for group, rate, target in zip(self.groups, self.rates, self.targets, strict=True):
             group["lr"] = rate and target + (rate - target) * (1 + math.cos(math.pi * done)) / 2
@@ -321,6 +330,11 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
     given = {
         name: raw.pop(f"wsc.{name}") for name in [key.removeprefix("wsc.") for key in raw if key.startswith("wsc.")]
     } | inner
+    if given and not re.match("wsc(_|$)", raw["model_name"].lower()):
+        raise BadInput(
+            f"--config {path}: wsc: has no effect on '{raw['model_name']}'; use wsc or wsc_{raw['model_name']}, or "
+            "leave it out"
+        )
     try:
         settings = Settings(**{name: _checked(name, value) for name, value in given.items()})
         WeightSpaceConsolidation(

@@ -15,7 +15,7 @@ from pycil_wsc.report.formats import to_text
 from pycil_wsc.report.groups import Group, group_runs
 from pycil_wsc.report.language import score_table
 from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.runs import Found, Record, find_runs, is_language_model, read_result
+from pycil_wsc.report.runs import Found, Record, find_runs, is_language_model, memory_text, read_result
 from pycil_wsc.report.stats import mean_and_error
 from pycil_wsc.report.tables import Cell, Column, Row, Table
 
@@ -51,7 +51,8 @@ def _group_text(group: Group, title: str) -> str:
     seeds = sorted({len(cell.seeds) for line in lines.values() for cell in line if cell.seeds})
     over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
     header = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
-    columns = [f"{memory}/class" if group.setting.fixed_memory else f"{memory} in total" for memory in memories]
+    of_what = "/class" if group.setting.fixed_memory else " in total"
+    columns = [memory_text(memory) + of_what for memory in memories]
     rows = tuple(Row((name,), False, tuple(line)) for name, line in lines.items())
     return to_text(Table("", header, title, ("exemplars",), tuple(map(Column, columns)), rows))
 

@@ -11,8 +11,12 @@ from pathlib import Path
 from pycil_wsc.errors import UserError
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import find_runs, write_found
+from pycil_wsc.report.grids import baseline_of, row_names
+from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.options import DEFAULT, Options
+from pycil_wsc.report.runs import Record
+from pycil_wsc.report.studies import STUDIES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,17 +94,26 @@ def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
         raise UserError(f"{clean(absent[0])}: no such file or folder")
     found = find_runs(folders)
     for path, reason in found.problems:
-        print(f"skipped: {clean(path)}: {clean(reason)}", file=sys.stderr)
+        print(f"problem: {clean(path)}: {clean(reason)}", file=sys.stderr)
     if not found.records and not found.language:
         raise UserError(
             f"{clean(', '.join(folders))}: no finished run found (no usable result.json); "
             "give the folder of a sweep, runs/<prefix>"
         )
-    methods = {name for record in found.records for name in (record.method, record.config.get("label"))}
-    if options.baseline != DEFAULT.baseline and options.baseline not in methods:
-        present = clean(", ".join(sorted(filter(None, methods))))
-        raise UserError(f"--baseline {clean(options.baseline)}: no run has this method; available: {present}")
+    if options.baseline != DEFAULT.baseline:
+        _check_baseline(found.records, options)
     return write_found(found, folders, Path(out) if out else _beside(folders), options)
+
+
+def _check_baseline(records: Sequence[Record], options: Options) -> None:
+    groups, _ = group_runs(records, options)
+    rows = [row_names(group, STUDIES[0]) for group in groups]
+    if not any(map(baseline_of, groups, rows)):
+        present = sorted({group.name_of(record) for group, names in zip(groups, rows) for record in names})
+        raise UserError(
+            f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
+            f"available: {clean(', '.join(present)) or 'none'}"
+        )
 
 
 def _beside(folders: Sequence[str]) -> Path:

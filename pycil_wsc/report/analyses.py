@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.runs import ALL, Record, memory_text
 from pycil_wsc.report.series import Plot, Series
-from pycil_wsc.report.style import PAGE, key, new_figure
+from pycil_wsc.report.style import PAGE, legend, new_figure
 
 WIDE = "Every task is one unit wide, regardless of its number of epochs."
 
@@ -92,7 +92,7 @@ def gradients(series: Series) -> Iterator[Plot]:
         small = style | {"markersize": style.get("markersize", 5) - 1.5}
         found = series.of(name, alignment)
         axes[0].plot(
-            list(found),
+            list(map(series.place, found)),
             [
                 np.mean([line["cosine"] for record in records for line in alignment(record) or ()])
                 for records in found.values()
@@ -112,12 +112,14 @@ def gradients(series: Series) -> Iterator[Plot]:
             ]
             axes[3].plot(*zip(*pairs) if pairs else ([], []), **small | {"linestyle": "none"})
     axes[2].axhline(1, color="#8a8f94", linewidth=0.8)
+    if ALL in series.memories:
+        axes[0].set_xticks(list(map(series.place, series.memories)), list(map(memory_text, series.memories)))
     axes[0].set(xlabel=series.group.memory_title, ylabel="gradient similarity (cosine)")
     axes[1].set(xlabel="share of new data (%)", ylabel="gradient similarity (cosine)")
     axes[2].set(xlabel="share of new data (%)", ylabel="mean gradient (norm relative to new data's)")
     if moved:
         axes[3].set(xlabel="share of new data (%)", ylabel="distance from the previous weights (norm)")
-    key(figure, shown, series.shown)
+    legend(figure, shown, series.shown)
     notes = [
         "At the start of each task's training. Left: means over tasks; others: one marker per task and run.",
         "The grey line is the paper's bound.",

@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.runs import Record, memory_text
 from pycil_wsc.report.series import Plot, Read, Series
-from pycil_wsc.report.style import Style, key, panels
+from pycil_wsc.report.style import Style, legend, panels
 
 Curve = tuple[Any, Any] | tuple[Any, Any, Any]  # x values, y values and, optionally, their spread
 
@@ -52,12 +52,12 @@ def curves(
                     banded = True
                     low, high = values - spread[0], values + spread[0]
                     ax.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        ax.set_title(textwrap.fill(f"{memory:,} {series.group.memory_title}", 26))
+        ax.set_title(textwrap.fill(f"{memory_text(memory)} {series.group.memory_title}", 26))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if from_zero:
         axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # shared by all panels; set after drawing
     label_outside(axes, *labels)
-    key(figure, styles, series.shown)
+    legend(figure, styles, series.shown)
     yield Plot(slug, title, figure, series.notes(*notes, read=read, errors="bands" * banded))
 
 

@@ -10,17 +10,17 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from pycil_wsc.report.analyses import ANALYSES, WIDE
 from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
-from pycil_wsc.report.groups import Group, changed_keys, position
+from pycil_wsc.report.groups import Group, changed_keys, studied_value
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.runs import Record, memory_text
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.studies import RETAIN
-from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, key, new_figure, wrapped
+from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, legend, new_figure, wrapped
 from pycil_wsc.report.tables import Failed
 
 
@@ -147,7 +147,10 @@ def bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot:
     first, *others = (quantity.title for quantity in quantities)
     title = ", ".join([first, *(other[0].lower() + other[1:] for other in others)])
     return Plot(
-        "bars", f"{title}: {memory:,} {series.group.memory_title}", figure, series.notes(*notes, errors="error bars")
+        "bars",
+        f"{title}: {memory_text(memory)} {series.group.memory_title}",
+        figure,
+        series.notes(*notes, errors="error bars"),
     )
 
 
@@ -165,12 +168,12 @@ def against_memory(series: Series, quantity: Quantity) -> Plot:
         }
         means = [float(np.mean(line)) for line in values.values()]
         look: Style = style | {"elinewidth": 0.8}
-        axes.errorbar(list(values), means, list(map(series.spread, values.values())), **look)
-    memory_axis(axes, [memory for memory in series.memories if memory], series.group.memory_title)
+        axes.errorbar(list(map(series.place, values)), means, list(map(series.spread, values.values())), **look)
+    memory_axis(axes, series)
     axes.set_ylabel(f"{quantity.axis} ({unit})" if unit else quantity.axis)
     if unit:
         axes.set_ylim(bottom=0)
-    key(figure, shown, series.shown)
+    legend(figure, shown, series.shown)
     without = ["Runs without memory are not shown."] if 0 in series.memories else []
     return Plot(
         f"{quantity.slug}-memory",
@@ -199,11 +202,11 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
         for memory, time, accuracy, error in zip(points, times, accuracies, errors):
             mark = marks[memory] * (1.4 if style["marker"] == "*" else 1)
             axes.errorbar(time, accuracy, error, **style | {"markersize": mark, "linestyle": "none", "elinewidth": 0.8})
-    if spread(times := [seconds(record) / size for record in series.records]):
+    if suits_log_axis(times := [seconds(record) / size for record in series.records]):
         log_scale(axes, times)
     axes.set(xlabel=f"training time ({unit})", ylabel="average accuracy (%)")
-    key(figure, series.styles, series.shown)
-    size_key(figure, series, marks)
+    legend(figure, series.styles, series.shown)
+    size_legend(figure, series, marks)
     yield Plot("accuracy-time", "Average accuracy against training time", figure, series.notes(errors="error bars"))
 
 
@@ -215,8 +218,8 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     group, found = series.group, {}
     for record in group.records:
         if RETAIN.row(record, changed_keys(record)) is not None:
-            place = record.memory, not position(record, "wsc.average"), group.rest(record, RETAIN.studied)
-            found.setdefault(place, {}).setdefault(position(record, "wsc.retain"), []).append(record)
+            place = record.memory, not studied_value(record, "wsc.average"), group.rest(record, RETAIN.studied)
+            found.setdefault(place, {}).setdefault(studied_value(record, "wsc.retain"), []).append(record)
     lines = {place: line for place, line in sorted(found.items()) if len(line) > 1}
     if not lines:
         return
@@ -230,7 +233,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     memories, styles = sorted({memory for memory, _, _ in lines}), {}
     for (memory, last, rest), line in lines.items():
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
-        name = f"{memory:,}" + (" without averaging" if last else "") + variant[rest]
+        name = memory_text(memory) + (" without averaging" if last else "") + variant[rest]
         face = SURFACE if last else colour
         marker = "osD^vPX"[list(variant).index(rest) % 7]
         styles[name] = {"color": colour, "marker": marker, "linestyle": ":" if last else "-", "markerfacecolor": face}
@@ -241,7 +244,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     axes.set(
         xlabel="parameters that keep their weights at the reset (%)", ylabel="average accuracy (%)", xlim=(-3, 103)
     )
-    key(figure, styles, title=group.memory_title)
+    legend(figure, styles, title=group.memory_title)
     rates = sorted({rate for line in lines.values() for rate in line})
     gaps = [
         f"{name} at {', '.join(f'{rate:.0%}' for rate in rates if rate not in line)}"
@@ -323,24 +326,24 @@ def cost_dots(series: Series) -> Iterator[Plot]:
                 mark = marks[memory] * (1.4 if style["marker"] == "*" else 1)
                 ax.plot(value, place, **style | {"markersize": mark})
         values = [read(record) for record in series.records]
-        if spread(values):
+        if suits_log_axis(values):
             log_scale(ax, values)
         else:
             ax.set_xlim(0, 1.08 * max(values) or 1)
         ax.set(xlabel=title, ylim=(0, heights.sum()))
     axes[0].set_yticks(places, labels)
-    size_key(figure, series, marks)
+    size_legend(figure, series, marks)
     yield Plot("cost", "Cost of a run: seconds, images and memory", figure, series.notes())
 
 
-# ---- axes and keys ---------------------------------------------------------------------------------------------------
+# ---- axes and legends ------------------------------------------------------------------------------------------------
 
 
 def marker_sizes(memories: Sequence[float]) -> dict[float, float]:
     return {memory: 3.5 + 7 * place / max(1, len(memories) - 1) for place, memory in enumerate(memories)}
 
 
-def size_key(figure: Figure, series: Series, marks: dict[float, float]) -> None:
+def size_legend(figure: Figure, series: Series, marks: dict[float, float]) -> None:
     if len(marks) < 2:
         return
     dots = [
@@ -352,7 +355,7 @@ def size_key(figure: Figure, series: Series, marks: dict[float, float]) -> None:
             markeredgecolor="#8a8f94",
             markerfacecolor=SURFACE,
             markersize=size,
-            label=f"{memory:,}",
+            label=memory_text(memory),
         )
         for memory, size in marks.items()
     ]
@@ -366,18 +369,19 @@ def size_key(figure: Figure, series: Series, marks: dict[float, float]) -> None:
     )
 
 
-def memory_axis(axes: Axes, memories: Sequence[float], title: str) -> None:
+def memory_axis(axes: Axes, series: Series) -> None:
     """Make the x axis logarithmic, with a tick at each memory size."""
+    memories = [memory for memory in series.memories if memory]
+    places = list(map(series.place, memories))
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(memories))
+    axes.set_xticks(places, list(map(memory_text, memories)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_xlim(memories[0] / 1.3, memories[-1] * 1.3)
-    axes.set_xlabel(title)
+    axes.set_xlim(places[0] / 1.3, places[-1] * 1.3)
+    axes.set_xlabel(series.group.memory_title)
     axes.tick_params(axis="x", labelsize=8.5 if len(memories) < 6 else 7.5)
 
 
-def spread(values: Sequence[float]) -> bool:
+def suits_log_axis(values: Sequence[float]) -> bool:
     """Whether a logarithmic axis suits the values."""
     return min(values) > 0 and max(values) > 8 * min(values)
 

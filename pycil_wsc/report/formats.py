@@ -90,13 +90,13 @@ def to_csv(table: Table) -> str:
     head += ["paper_mean", "paper_standard_error", "compared", "differs_by", *(f"seed_{seed}" for seed in seeds)]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*map(_plain, table.corner), *head])
+    writer.writerow([*map(_csv_label, table.corner), *head])
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells):
             if cell.seeds or cell.paper:
                 own = [cell.mean, cell.error, cell.deviation, len(cell.seeds), int(cell.best)]
                 theirs = [*(cell.paper or ("", "")), int(cell.compared), cell.difference]
-                labels = [_plain(label) for label in (*row.labels, int(row.expands), column.label)]
+                labels = [_csv_label(label) for label in (*row.labels, int(row.expands), column.label)]
                 writer.writerow([*labels, *own, *theirs, *(cell.seeds.get(seed) for seed in seeds)])
     return file.getvalue()
 
@@ -106,7 +106,7 @@ def _seeds(table: Table) -> list[int]:
     return sorted({seed for cell in cells for seed in cell.seeds if isinstance(seed, int)})
 
 
-def _plain(label: object) -> object:
+def _csv_label(label: object) -> object:
     """Escape a label that a spreadsheet would read as a formula; numbers are returned unchanged."""
     if not isinstance(label, str):
         return label

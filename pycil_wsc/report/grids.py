@@ -9,11 +9,9 @@ from typing import Any
 
 from pycil_wsc.report.groups import Group, changed_keys, distinguishing_keys
 from pycil_wsc.report.paper import PAPER, expands, same_schedule
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.runs import Record, memory_text
 from pycil_wsc.report.stats import best, paired
-from pycil_wsc.report.tables import DAGGER, Cell, Column, Row, Table, measured
-
-Measure = Callable[[Mapping[str, Any]], Any]  # reads a number from the contents of a result
+from pycil_wsc.report.tables import DAGGER, Cell, Column, Measure, Row, Table, measured
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def accuracy_grid(group: Group, study: Study) -> Table | None:
         costs.append(tuple(Cell(measured(read, every)) for read in study.costs.values()))
     rows = _mark_best(rows)
     cells = [cell for row in rows for cell in row.cells]
-    notes = [*seeds_note(cells, group.options.spread_name), *_bold_notes(group, rows)]
+    notes = [*seeds_note(rows, group.options.spread_name), *_bold_notes(group, rows)]
     shown = group.shown if study.corner == "method" else str
     notes += _paper_notes(cells, [record for record in kinds if kinds[record] is not None], group.shown)
     return Table(
@@ -63,7 +61,7 @@ def accuracy_grid(group: Group, study: Study) -> Table | None:
         study.title,
         group.title,
         (study.corner,),
-        (*(Column(f"{memory:,}") for memory in memories), *study.costs),
+        (*(Column(memory_text(memory)) for memory in memories), *study.costs),
         tuple(row._replace(cells=(*row.cells, *cost)) for row, cost in zip(rows, costs, strict=True)),
         (*notes, *study.notes),
         _missing(memories, rows, shown),
@@ -132,10 +130,10 @@ def difference_grid(group: Group, study: Study) -> Table | None:
     None if there is no baseline or no other row.
     """
     lines: dict[str, Line] = defaultdict(lambda: defaultdict(list))
-    names = group.names(record for record in group.base() if study.row(record, changed_keys(record)) is not None)
+    names = row_names(group, study)
     for record, name in names.items():
         lines[name][record.memory].append(record)
-    baseline = _baseline(group, names)
+    baseline = baseline_of(group, names)
     if baseline is None or group.variants_of:
         return None
     theirs = {memory: _accuracies(found) for memory, found in lines[baseline].items()}
@@ -158,7 +156,7 @@ def difference_grid(group: Group, study: Study) -> Table | None:
         f"Difference from {shown}: average accuracy (percentage points)",
         group.title,
         ("method",),
-        tuple(Column(f"{memory:,}", signed=True) for memory in sorted(theirs)),
+        tuple(Column(memory_text(memory), signed=True) for memory in sorted(theirs)),
         tuple(rows),
         (f"Mean of the differences over the seeds that both have{error}.",),
         (),
@@ -169,10 +167,21 @@ def difference_grid(group: Group, study: Study) -> Table | None:
     )
 
 
-def _baseline(group: Group, names: Mapping[Record, str]) -> str | None:
-    """The name of the baseline's runs; if there are several names, the one with the most runs."""
-    wanted = group.options.baseline
-    runs = Counter(name for record, name in names.items() if wanted in (record.method, name, group.shown(name)))
+def row_names(group: Group, study: Study) -> dict[Record, str]:
+    """``{record: name of its row}`` for the runs in the :func:`difference_grid` of a study."""
+    return group.names(record for record in group.base() if study.row(record, changed_keys(record)) is not None)
+
+
+def baseline_of(group: Group, names: Mapping[Record, str]) -> str | None:
+    """The row that the option ``baseline`` names: by a method or a row, as in the configuration or as displayed.
+
+    If a method has several rows, the one with the most runs.
+    """
+    runs = Counter(
+        name
+        for record, name in names.items()
+        if group.options.baseline in (record.method, name, group.shown(record.method), group.shown(name))
+    )
     return runs.most_common(1)[0][0] if runs else None
 
 
@@ -183,9 +192,9 @@ def _accuracies(records: Iterable[Record]) -> dict[Hashable, float]:
 # ---- notes below a table ---------------------------------------------------------------------------------------------
 
 
-def seeds_note(cells: Sequence[Cell], spread: str) -> list[str]:
-    """A note on the number of seeds."""
-    seeds = max((len(cell.seeds) for cell in cells), default=1)
+def seeds_note(rows: Sequence[Row], spread: str) -> list[str]:
+    """A note on the number of seeds and on what ± is."""
+    seeds = max((len(cell.seeds) for row in rows for cell in row.cells), default=1)
     one = "One seed: an indication only; there is no standard error."
     return [f"Mean ± {spread} over {seeds} seeds." if seeds > 1 else one]
 
@@ -208,9 +217,9 @@ def _bold_notes(group: Group, rows: Sequence[Row]) -> list[str]:
 
 
 def _paper_notes(cells: Sequence[Cell], records: Sequence[Record], shown: Callable[[str], str]) -> list[str]:
-    if not any(cell.paper for cell in cells):
+    notes = paper_note(cells)
+    if not notes:
         return []
-    notes = ["The paper's values are in brackets or below ours."]
     compared = [cell for cell in cells if cell.compared and cell.seeds]
     errors = any(cell.error is not None for cell in compared)
     if any(cell.error is not None and cell.paper and cell.paper[1] is not None for cell in compared):
@@ -222,6 +231,13 @@ def _paper_notes(cells: Sequence[Cell], records: Sequence[Record], shown: Callab
         lacking = "the paper gives no standard error here" if errors else "one seed has no standard error"
         notes.append(f"Differences are not marked: {lacking}.")
     return notes + _schedule_notes(records, shown)
+
+
+def paper_note(cells: Sequence[Cell]) -> list[str]:
+    """A note on the paper's values, if there are any. Their ± is the standard error, whichever spread ours has."""
+    papers = [cell.paper for cell in cells if cell.paper]
+    error = ", with ± standard error," if any(error is not None for _, error in papers) else ""
+    return [f"The paper's values{error} are in brackets or below ours."] if papers else []
 
 
 def _schedule_notes(records: Sequence[Record], shown: Callable[[str], str]) -> list[str]:
@@ -261,4 +277,4 @@ def _missing(memories: Sequence[float], rows: Sequence[Row], shown: Callable[[st
 
 
 def _listed(memories: Iterable[float]) -> str:
-    return ", ".join(f"{memory:,}" for memory in memories)
+    return ", ".join(map(memory_text, memories))

@@ -66,12 +66,14 @@ class Group:
 
     def _standard(self, name: str) -> Hashable:
         """The paper's value of a studied key if any run has it, otherwise the most frequent value."""
-        values = Counter(position(record, name) for record in self.records if name in record.config)
+        values = Counter(studied_value(record, name) for record in self.records if name in record.config)
         return STUDIED[name] if STUDIED[name] in values or not values else values.most_common(1)[0][0]
 
     def deviations(self, record: Record) -> set[str]:
         """The studied keys in which ``record`` differs from the group's standard values."""
-        return {name for name in STUDIED if name in record.config and position(record, name) != self.standard[name]}
+        return {
+            name for name in STUDIED if name in record.config and studied_value(record, name) != self.standard[name]
+        }
 
     def base(self) -> list[Record]:
         """The runs that belong to no study, shown in the main tables and figures."""
@@ -85,7 +87,7 @@ class Group:
         By default, the base name is the label in the run's configuration, or its method. ``studied`` keys are already
         in the base name.
         """
-        return label(records, base or self.name_of, self.variant_of, studied, brief=True)
+        return distinct_names(records, base or self.name_of, self.variant_of, studied, brief=True)
 
     def name_of(self, record: Record) -> str:
         """The label in the run's configuration; else that of the same variant's runs, or the method."""
@@ -111,7 +113,7 @@ class Group:
         split = f"b{self.setting.init_cls}-inc{self.setting.increment}" if self.setting.increment else "tasks"
         parts = [f"{dataset}-{split}-{convnet}"]
         parts += ["" if self.setting.fixed_memory else "-total", f"-validation{share:g}" if share else ""]
-        parts += [f"-{_slug(f'{name}{_plain(value)}', 40)}" for name, value in self.conditions.items()]
+        parts += [f"-{_slug(f'{name}{_as_text(value)}', 40)}" for name, value in self.conditions.items()]
         parts += ["-variants"] * bool(self.variants_of)
         return "".join(parts) + (f"-{self.number}" if self.number > 1 else "")
 
@@ -124,7 +126,7 @@ class Group:
         parts += [f"the first of {setting.init_cls}"] if setting.init_cls != setting.increment else []
         parts += [clean(setting.convnet_type)]
         parts += [f"tested on {share:g} % held out of the training data"] if share else []
-        parts += [f"{name}={clean(_plain(value))}" for name, value in self.conditions.items()]
+        parts += [f"{name}={clean(_as_text(value))}" for name, value in self.conditions.items()]
         parts += [f"variants of {', '.join(map(self.shown, self.variants_of))}"] if self.variants_of else []
         return ", ".join(parts)
 
@@ -270,7 +272,7 @@ def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-def label(
+def distinct_names(
     records: Iterable[Record],
     base: Callable[[Record], str | None],
     variant_of: Variants,
@@ -296,7 +298,7 @@ def label(
         if brief and len({frozenset(map(str, each.items())) for each in shorter}) == len(shorter):
             shown = shorter
         for found, each in zip(members.values(), shown):
-            text = " ".join([name, *(f"{key}={_plain(value)}" for key, value in each.items())])
+            text = " ".join([name, *(f"{key}={_as_text(value)}" for key, value in each.items())])
             names |= dict.fromkeys(found, text)
     return names
 
@@ -330,7 +332,7 @@ def _label_of(record: Record) -> str:
     return clean(own) if isinstance(own, str) else ""
 
 
-def position(record: Record, name: str) -> Any:
+def studied_value(record: Record, name: str) -> Any:
     """The value of a studied key. Random exemplars count as the paper's value: its studies do not vary this."""
     value = STUDIED[name] if (own := record.config.get(name)) is None else own
     if (name, value) == ("exemplars", "random"):
@@ -340,7 +342,7 @@ def position(record: Record, name: str) -> Any:
 
 def changed_keys(record: Record) -> set[str]:
     """The studied keys in which ``record`` differs from the paper's method."""
-    return {name for name, value in STUDIED.items() if position(record, name) != value}
+    return {name for name, value in STUDIED.items() if studied_value(record, name) != value}
 
 
 def method_rank(method: str) -> tuple[Any, ...]:
@@ -349,7 +351,7 @@ def method_rank(method: str) -> tuple[Any, ...]:
     return (ORDER.index(base) if base in ORDER else len(ORDER), method != base, method)
 
 
-def _plain(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -9,18 +9,17 @@ from functools import cached_property, partial
 from typing import Any
 
 from pycil_wsc.report.formats import to_text
-from pycil_wsc.report.groups import label, number_slugs
+from pycil_wsc.report.grids import paper_note, seeds_note
+from pycil_wsc.report.groups import distinct_names, number_slugs
 from pycil_wsc.report.identity import Variant, distinct
 from pycil_wsc.report.listings import build_tables
 from pycil_wsc.report.names import clean, method_name
 from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.runs import Problem, Record
-from pycil_wsc.report.tables import Cell, Column, Failed, Row, Table, measured
+from pycil_wsc.report.tables import Cell, Column, Failed, Measure, Row, Table, measured
 
-Measure = Callable[[Mapping[str, Any]], Any]
-
-MEASURES: Mapping[Column, Measure] = {
+SCORE_MEASURES: Mapping[Column, Measure] = {
     Column("average"): lambda result: 100 * result["avg_score"],
     Column("new task"): lambda result: 100 * result["scores"]["trace"]["new_score"],
     Column("forgetting"): lambda result: 100 * result["scores"]["trace"]["forgetting"],
@@ -100,7 +99,9 @@ class LanguageGroup:
         return self.records
 
     def names(self, records: Iterable[Record]) -> dict[Record, str]:
-        return label(records, lambda record: clean(record.config.get("label") or record.method), self.variant_of)
+        return distinct_names(
+            records, lambda record: clean(record.config.get("label") or record.method), self.variant_of
+        )
 
     def shown(self, name: str) -> str:
         return method_name(name, self.options.labels)
@@ -152,8 +153,9 @@ def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tu
 
 
 def score_table(results: Iterable[dict[str, Any]]) -> str:
-    """The score table that a sweep prints."""
-    return "\n\n".join(to_text(_scores(group)) for group in language_groups(map(Record, results))[0])
+    """The score table that a sweep prints, with the note on ±."""
+    tables = [_scores(group) for group in language_groups(map(Record, results))[0]]
+    return "\n\n".join("\n".join([to_text(table), *seeds_note(table.rows, "standard error")]) for table in tables)
 
 
 def language_tables(group: LanguageGroup) -> Iterator[Table | Failed]:
@@ -161,7 +163,7 @@ def language_tables(group: LanguageGroup) -> Iterator[Table | Failed]:
     return build_tables(group, [_scores, partial(_scores, measures=FIXED, version="fixed"), _stages, _costs])
 
 
-def _scores(group: LanguageGroup, measures: Mapping[Column, Measure] = MEASURES, version: str = "trace") -> Table:
+def _scores(group: LanguageGroup, measures: Mapping[Column, Measure] = SCORE_MEASURES, version: str = "trace") -> Table:
     """The paper's main table: scores on each task after the last one, and ``measures``."""
     rows = []
     for (name, memory), records in _cells(group).items():
@@ -179,7 +181,7 @@ def _scores(group: LanguageGroup, measures: Mapping[Column, Measure] = MEASURES,
         ("method", "memory"),
         (*map(Column, group.tasks), *measures),
         tuple(rows),
-        _notes(group, version),
+        (*_spread_notes(group, rows), *_data_notes(group, version)),
         spread=group.options.spread,
         shown=group.shown,
     )
@@ -207,6 +209,7 @@ def _stages(group: LanguageGroup) -> Table:
         ("method", "memory", "after task"),
         (*map(Column, group.tasks), Column("overall"), Column("backward transfer")),
         tuple(rows),
+        _spread_notes(group, rows),
         spread=group.options.spread,
         shown=group.shown,
     )
@@ -228,7 +231,7 @@ def _costs(group: LanguageGroup) -> Table:
         ("method", "memory"),
         tuple(COSTS),
         tuple(rows),
-        (note,),
+        (*_spread_notes(group, rows), note),
         spread=group.options.spread,
         shown=group.shown,
     )
@@ -246,13 +249,18 @@ def _cell(records: list[Record], read: Measure, paper: list[float] | None = None
     return Cell(measured(read, records), (paper[0], paper[1]) if paper else None)
 
 
-def _notes(group: LanguageGroup, version: str) -> tuple[str, ...]:
+def _spread_notes(group: LanguageGroup, rows: Sequence[Row]) -> tuple[str, ...]:
+    cells = [cell for row in rows for cell in row.cells]
+    return (*seeds_note(rows, group.options.spread_name), *paper_note(cells))
+
+
+def _data_notes(group: LanguageGroup, version: str) -> tuple[str, ...]:
     data = group.records[0].data
     guesses = "; ".join(
         f"{task}: " + ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
         for task, scores in data.get("trivial", {}).get(version, {}).items()
     )
-    notes = [f"Answers that need no learning score (%): {guesses}."] if guesses else []
+    notes = [f"Scores of trivial answers, without a model (%): {guesses}."] if guesses else []
     return (*notes, *(f"Data: {line}" for line in data.get("warnings", ())))
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from pycil_wsc.report.grids import Measure, accuracy_grid, difference_grid, seeds_note
+from pycil_wsc.report.grids import accuracy_grid, difference_grid, seeds_note
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.runs import ALL, Record
 from pycil_wsc.report.studies import STUDIES
-from pycil_wsc.report.tables import DAGGER, Cell, Column, Failed, Row, Table, measured
+from pycil_wsc.report.tables import DAGGER, Cell, Column, Failed, Measure, Row, Table, measured
 from pycil_wsc.report.tuning import tuning
 
 MEASURES: Mapping[Column, Measure] = {
@@ -25,7 +25,7 @@ MEASURES: Mapping[Column, Measure] = {
     Column("task known"): lambda data: sum(data["task_known_curve"]) / len(data["task_known_curve"]),
     Column("NME average"): lambda data: sum(data["nme_curve"]) / len(data["nme_curve"]),
 }
-SPENT = Column("training spent here, s", 0)
+SPENT = Column("training in this run, s", 0)
 COSTS: Mapping[Column, Measure] = {
     Column("training, s", 0): lambda data: data["train_seconds"],
     SPENT: lambda data: data["train_seconds_spent"],
@@ -71,7 +71,7 @@ def cost(group: Group) -> Table:
         f"{where}: compare times only between runs on the same machine." if len(machines) > 1 else f"{where}.",
     ]
     if any(_loaded_first_task(record) for record in group.records):
-        notes.append("Spent here: excludes a first task that another run had already trained.")
+        notes.append("Training in this run: excludes a first task that another run had already trained.")
         return _listing(group, "cost", "All runs: cost", COSTS, tuple(notes))
     shown = {column: read for column, read in COSTS.items() if column is not SPENT}
     return _listing(group, "cost", "All runs: cost", shown, tuple(notes))
@@ -90,10 +90,13 @@ def _listing(group: Group, slug: str, title: str, reads: Mapping[Column, Measure
     lines = {row: [Cell(measured(read, records)) for read in reads.values()] for row, records in members.items()}
     kept = [i for i in range(len(reads)) if any(line[i].seeds for line in lines.values())]
     rows = tuple(
-        Row((name, memory, len(members[method, name, memory])), expands(method), tuple(line[i] for i in kept))
+        Row(
+            (name, "all" if memory == ALL else memory, len(members[method, name, memory])),
+            expands(method),
+            tuple(line[i] for i in kept),
+        )
         for (method, name, memory), line in lines.items()
     )
-    cells = [cell for row in rows for cell in row.cells]
     marks = [f"{DAGGER} marks methods whose network grows with the tasks."] if any(row.expands for row in rows) else []
     return Table(
         f"{slug}-{group.slug}",
@@ -102,7 +105,7 @@ def _listing(group: Group, slug: str, title: str, reads: Mapping[Column, Measure
         ("method", group.memory_title, "seeds"),
         tuple(list(reads)[i] for i in kept),
         rows,
-        (*seeds_note(cells, group.options.spread_name), *notes, *marks),
+        (*seeds_note(rows, group.options.spread_name), *notes, *marks),
         spread=group.options.spread,
         shown=group.shown,
     )

@@ -18,8 +18,8 @@ from matplotlib.ticker import MaxNLocator
 
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.runs import Record
-from pycil_wsc.report.series import Plot, Read, Series
+from pycil_wsc.report.runs import ALL, Record, memory_text
+from pycil_wsc.report.series import Plot, Read, Series, means_over
 from pycil_wsc.report.style import PAGE, arranged, new_figure
 from pycil_wsc.report.tables import DAGGER
 
@@ -80,7 +80,7 @@ def _maps(
     sizes = [size for size in series.memories if any(size in series.of(name, present) for name in series.methods)]
     between = [size for size in sizes if size][1:-1]  # all but the smallest and the largest memory
     undrawn = [] if series.options.all_figures or len(between) <= FOLDED else between
-    skipped = f"Not drawn: {', '.join(map('{:,}'.format, undrawn))} {series.group.memory_title}"
+    skipped = f"Not drawn: {', '.join(map(memory_text, undrawn))} {series.group.memory_title}"
     more = [f"{skipped}; --all-figures draws them."] if undrawn else []
     for memory in sizes:
         if memory in undrawn:
@@ -90,12 +90,7 @@ def _maps(
         figure = _draw(means, series, norm, axes, unit, first)
         if slug == "confusion":
             _name_classes(figure, [record for records in members.values() for record in records])
-        seeds = sorted({len(records) for records in members.values()})
-        over = (
-            "One seed."
-            if seeds == [1]
-            else f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
-        )
+        over = f"{means_over(map(len, members.values()))}."
         lacking = [
             series.shown(name)
             for name in series.methods
@@ -103,8 +98,8 @@ def _maps(
         ]
         missing = [f"Missing: {', '.join(lacking)}."] if lacking else []
         yield Plot(
-            f"{slug}-m{memory}",
-            f"{title}, {memory:,} {series.group.memory_title}",
+            f"{slug}-m{'all' if memory == ALL else memory}",
+            f"{title}, {memory_text(memory)} {series.group.memory_title}",
             figure,
             (over, *notes, *missing, *more),
             memory in between,

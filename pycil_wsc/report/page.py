@@ -33,7 +33,7 @@ DRAWN = 4  # figures are drawn for this many groups of a setting, those with the
 LARGE = 1000  # runs; a larger report has figures of accuracies only, for one group in each of DRAWN settings
 AnyGroup = Group | LanguageGroup
 Draw = Callable[[Any], Iterable[Plot | Failed]]
-MEASURES = {
+MEANINGS = {
     "accuracy": "top-1 accuracy in percent on the test images of all classes seen so far, "
     "by the classifier's logits (CNN).",
     "average": "the mean of the accuracies after each task (average incremental accuracy).",
@@ -70,7 +70,7 @@ def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options
         *sections,
         _list("failed", "Failed tables and figures", _entries(failures)),
         _list("unfinished", "Unfinished runs", _entries(found.unfinished)),
-        _list("skipped", "Skipped files", _entries(problems)),
+        _list("problems", "Problems", _entries(problems)),
         _list("origin", "Origin of the numbers", _origins([*groups, *language])),
         "</main>",
     ]
@@ -122,7 +122,7 @@ def _header(found: Found, folders: Sequence[Any], groups: Sequence[AnyGroup], pr
     methods = {record.method for record in records}
     lead = f"{_many(len(records), 'finished run')} of {_many(len(methods), 'method')}"
     where = ", ".join(f"<code>{_text(folder)}</code>" for folder in folders)
-    notices = [f'<a href="#skipped">{_many(len(problems), "file")} skipped</a>'] if problems else []
+    notices = [f'<a href="#problems">{_many(len(problems), "problem")}</a>'] if problems else []
     if found.unfinished:
         notices.append(f'<a href="#unfinished">{_many(len(found.unfinished), "unfinished run")}</a>')
     notice = f'<p class="notice">{", ".join(notices)}</p>' if notices else ""
@@ -166,7 +166,7 @@ def _reading(group: AnyGroup, out: Path) -> str:
     """Collapsed sections that explain the measures and how to reproduce the runs."""
     if isinstance(group, LanguageGroup):
         return ""
-    measures = "".join(f"<dt>{name}</dt><dd>{_text(meaning)}</dd>" for name, meaning in MEASURES.items())
+    measures = "".join(f"<dt>{name}</dt><dd>{_text(meaning)}</dd>" for name, meaning in MEANINGS.items())
     path, content = out / "configs" / f"{group.slug}.json", experiment(group)
     write_json(path, content)
     listing = json.dumps(content, indent=2, ensure_ascii=False)
@@ -259,7 +259,7 @@ def _links(folder: str, slug: str, suffixes: Sequence[str]) -> str:
     return f'<p class="files">{" · ".join(links)}</p>'
 
 
-# ---- skipped and failed items, and the origin of the numbers ---------------------------------------------------------
+# ---- problems, failures and the origin of the numbers ----------------------------------------------------------------
 
 
 def _list(slug: str, title: str, entries: Sequence[str]) -> str:

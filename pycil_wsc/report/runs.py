@@ -27,7 +27,7 @@ STUDIED = {  # the keys that the paper's studies vary, with the values of the pa
     "wsc.retain": 0.2,
     "exemplars": "herding",
 }
-ANALYSES = ("gradients", "drift", "flatness", "dormant")
+ANALYSIS_NAMES = ("gradients", "drift", "flatness", "dormant")
 Problem = tuple[Any, str]  # a path, and what is wrong with it
 
 
@@ -56,13 +56,21 @@ class Record:
 
     @cached_property
     def memory(self) -> float:
-        """The number of exemplars: per class if the memory is fixed (the mean if all are kept), else in total."""
+        """The number of exemplars: per class if the memory is fixed, else in total.
+
+        If the memory keeps every image: the mean number of training images per class, or ``ALL`` if it is unknown.
+        """
         if not self.config["fixed_memory"]:
             return self.config["memory_size"]
-        data, classes = self.data.get("data"), self.data.get("class_names")
-        if self.keeps_all and isinstance(data, dict) and classes:
-            return round(data["train"] / len(classes))
-        return self.config["memory_per_class"]
+        return self._images_per_class() if self.keeps_all else self.config["memory_per_class"]
+
+    def _images_per_class(self) -> int:
+        images, classes = (self.data.get("data") or {}).get("train"), self.data.get("class_names")
+        some = self.config.get("classes") or self.config.get("max_tasks") is not None
+        if not images or not classes or some:  # ``images`` are those of all classes, ``classes`` the learned ones
+            return ALL
+        mean, share = round(images / len(classes)), self.config.get("validation_split")
+        return mean - min(max(1, round(share * mean)), mean - 1) if share else mean  # as ``hold_out`` rounds
 
     @property
     def seed(self) -> int:
@@ -87,6 +95,11 @@ class Record:
     def average(self) -> float:
         """The mean of :attr:`curve`."""
         return self.data["avg_acc"]
+
+
+def memory_text(memory: float) -> str:
+    """A :attr:`Record.memory` in tables and figures."""
+    return "all" if memory == ALL else f"{memory:,}"
 
 
 @dataclass
@@ -181,7 +194,7 @@ def read_analyses(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     return _read_lines(
         Path(path),
         lambda line: (
-            NUMBER(line.get("share_new"), line) and all(isinstance(line.get(name, {}), dict) for name in ANALYSES)
+            NUMBER(line.get("share_new"), line) and all(isinstance(line.get(name, {}), dict) for name in ANALYSIS_NAMES)
         ),
         "no task, or an analysis that is not as expected",
     )
@@ -323,6 +336,7 @@ OPTIONAL: Mapping[str, Test] = {
     "train_loss": lambda value, data: _numbers(value, 2) and len(value) == len(data["curve"]),
     "confusion": lambda value, _: _numbers(value, 2) and {len(row) for row in value} == {len(value)},
     "class_names": _names,
+    "data": lambda value, data: isinstance(value, dict) and _is(int, 1)(value.get("train"), data),
     **dict.fromkeys(("parameters", "train_seconds_spent"), NUMBER),
     **dict.fromkeys(("importance_seconds", "importance_bytes", "importance_passes"), NUMBER),
 }

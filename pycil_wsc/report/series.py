@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.runs import ALL, Record, memory_text
 from pycil_wsc.report.stats import mean_and_error, standard_deviation
 from pycil_wsc.report.style import line_styles
 
@@ -71,6 +71,11 @@ class Series:
         """The display name."""
         return self.group.shown(name)
 
+    def place(self, memory: float) -> float:
+        """The position of a memory size on an axis. A memory of all images is drawn at twice the largest number."""
+        numbers = [number for number in self.memories if number != ALL]
+        return 2 * (max(numbers, default=0) or 1) if memory == ALL else memory
+
     def spread(self, values: Sequence[float]) -> float:
         """Half the length of an error bar: the standard error or deviation; 0 for a single value."""
         width = mean_and_error(values)[1] if self.options.spread == "se" else standard_deviation(values)
@@ -86,33 +91,35 @@ class Series:
         return array.mean(0), deviation / len(array) ** 0.5 if self.options.spread == "se" else deviation
 
     def notes(self, *notes: str, read: Read | None = None, errors: str = "") -> tuple[str, ...]:
-        """Notes on the number of seeds, ``notes``, and notes on missing runs or those for which ``read`` returns None.
+        """Notes on the number of seeds, ``notes``, and notes on missing runs.
 
-        ``errors``: what shows the spread in the figure, such as "error bars", if anything does.
+        With ``read``, only runs for which it does not return None count. ``errors``: what shows the spread in the
+        figure, such as "error bars", if anything does.
         """
-        several = max(map(len, self.cells.values()), default=1) > 1
-        spread = f"; {errors}: ± {self.options.spread_name}." if errors and several else "."
+        counts = [len(records) for name in self.methods for records in self.of(name, read).values()]
+        spread = f"; {errors}: ± {self.options.spread_name}." if errors and max(counts) > 1 else "."
         dashes = ["Dashed lines and hollow markers: methods whose network grows with the tasks."]
         more = [f"The {self.left_out} further variants with the fewest runs are in the tables."]
         return (
-            self.over() + spread,
+            means_over(counts) + spread,
             *notes,
             *(dashes if any(map(expands, self.methods.values())) else []),
             *(more if self.left_out else []),
             *self._missing(read),
         )
 
-    def over(self) -> str:
-        """The number of seeds that the means are over."""
-        seeds = sorted({len(records) for records in self.cells.values()})
-        if seeds == [1]:
-            return "One seed"
-        return f"Means over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
-
     def _missing(self, read: Read | None) -> list[str]:
         parts = []
         for name in self.methods:
             wanted = [memory for memory in self.memories if memory and any(self.of(name))] or list(self.of(name))
-            if gaps := [f"{memory:,}" for memory in wanted if memory not in self.of(name, read)]:
+            if gaps := [memory_text(memory) for memory in wanted if memory not in self.of(name, read)]:
                 parts.append(f"{self.shown(name)} at {', '.join(gaps)}")
         return [f"Missing: {'; '.join(parts)}."] if parts else []
+
+
+def means_over(counts: Iterable[int]) -> str:
+    """A phrase on how many seeds means are over, for the number of seeds of each."""
+    fewest, *_, most = sorted(counts) * 2
+    if most == 1:
+        return "One seed"
+    return f"Means over {fewest} seeds" if fewest == most else f"Means over {fewest} to {most} seeds"

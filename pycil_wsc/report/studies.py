@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pycil_wsc.report.grids import Study
-from pycil_wsc.report.groups import position
+from pycil_wsc.report.groups import studied_value
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.tables import Column
 
@@ -38,22 +38,22 @@ def _ablation_row(record: Record, changed: set[str]) -> str | None:
         ("wsc.average", "wsc.reset"): "wsc with neither",
     }
     ablated = changed <= {"wsc.reset", "wsc.average"} and (
-        "wsc.reset" not in changed or position(record, "wsc.reset") == "none"
+        "wsc.reset" not in changed or studied_value(record, "wsc.reset") == "none"
     )
     return without[tuple(sorted(changed))] if _is_wsc(record) and ablated else None
 
 
 def _importance_row(record: Record, changed: set[str]) -> str | None:
-    return position(record, "wsc.importance") if _is_wsc(record) and changed <= {"wsc.importance"} else None
+    return studied_value(record, "wsc.importance") if _is_wsc(record) and changed <= {"wsc.importance"} else None
 
 
 def _reset_rule_row(record: Record, changed: set[str]) -> str | None:
-    if not _is_wsc(record) or position(record, "wsc.reset") == "none":
+    if not _is_wsc(record) or studied_value(record, "wsc.reset") == "none":
         return None
     return (
         "blend without averaging"
         if changed == {"wsc.average"}
-        else position(record, "wsc.reset")
+        else studied_value(record, "wsc.reset")
         if changed <= {"wsc.reset"}
         else None
     )
@@ -62,7 +62,7 @@ def _reset_rule_row(record: Record, changed: set[str]) -> str | None:
 def _reset_frequency_row(record: Record, changed: set[str]) -> str | None:
     if not _is_wsc(record) or not changed <= {"wsc.reset_every"}:
         return None
-    interval = position(record, "wsc.reset_every")
+    interval = studied_value(record, "wsc.reset_every")
     return interval if isinstance(interval, str) else f"every {interval} epochs"
 
 
@@ -70,7 +70,7 @@ def retain_row(record: Record, changed: set[str]) -> str | None:
     """Names like ``0.5`` and ``0.5 without averaging``."""
     if not _is_wsc(record) or not changed <= {"wsc.retain", "wsc.average"}:
         return None
-    rate = position(record, "wsc.retain")
+    rate = studied_value(record, "wsc.retain")
     share = f"{rate:g}" if isinstance(rate, (int, float)) else str(rate)
     return share + (" without averaging" if "wsc.average" in changed else "")
 

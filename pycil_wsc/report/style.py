@@ -155,7 +155,7 @@ def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
     return styles
 
 
-def key(
+def legend(
     figure: Figure, styles: Mapping[str, Style], shown: Callable[[str], str] = str, title: str | None = None
 ) -> None:
     """Draw one legend for all panels, to the right of the axes, with the series in the given order.

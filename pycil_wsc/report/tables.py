@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pycil_wsc.report.stats import Seeds, mean_and_error, standard_deviation
 
+Measure = Callable[[Mapping[str, Any]], Any]  # reads a number from the contents of a result
 DAGGER = "†"  # marks methods that expand
 
 
@@ -99,7 +100,7 @@ class Table:
         return f"{self.title}. {self.setting}" if self.setting else self.title
 
 
-def measured(read: Callable[[Mapping[str, Any]], float], records: list[Any]) -> Seeds:
+def measured(read: Measure, records: list[Any]) -> Seeds:
     """The value of a measure in each record, by seed, or by (memory, seed) if the records have several memory sizes.
 
     Records without the measure, such as those of earlier versions, are left out.

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
 from pycil_wsc.config.options import INCIDENTAL
-from pycil_wsc.report.groups import Group, label
+from pycil_wsc.report.groups import Group, distinct_names
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.runs import Record
@@ -40,7 +40,7 @@ def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
     largest is chosen; of equally large ones, that of the most trials, and then the one with the smallest numbers.
     """
     members: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record, name in label(group.records, lambda record: record.method, group.variant_of).items():
+    for record, name in distinct_names(group.records, lambda record: record.method, group.variant_of).items():
         members[record.method][name.removeprefix(record.method).strip()].append(record)
     found = {}
     for method, choices in members.items():
@@ -57,7 +57,7 @@ def tuning(group: Group) -> Table:
     found, rows = trials(group), []
     for method, (ranked, _) in found.items():
         means = [trial.mean for trial in ranked]
-        cells = (ranked[0].cell, Cell({0: statistics.median(means)}), Cell({0: means[-1]}))
+        cells = (ranked[0].cell, Cell({"median": statistics.median(means)}), Cell({"worst": means[-1]}))
         rows.append(Row((method, len(ranked), ranked[0].keys or "the only one"), expands(method), cells))
     share, counts = group.setting.validation_split, {method: len(ranked) for method, (ranked, _) in found.items()}
     notes = [

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -72,10 +73,11 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
             dataset = data.of(job.config)
             result = finished(job.config, dataset)
             if not result:
-                follow = recorded(report, folder, kind.plan(job.config, dataset))
+                free_memory()
+                report_and_record = recorded(report, folder, kind.plan(job.config, dataset))
                 announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
-                with contained(folder):
-                    result = kind.execute(job.config, dataset, follow)
+                with log_closed_after(folder):
+                    result = kind.execute(job.config, dataset, report_and_record)
             # a process killed right after writing its result leaves these files
             for name in ("failed.json", RECORD, REDONE, *kind.leftovers(job.config)):
                 (folder / name).unlink(missing_ok=True)
@@ -92,7 +94,7 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
 
 
 @contextlib.contextmanager
-def contained(folder: Path) -> Iterator[None]:
+def log_closed_after(folder: Path) -> Iterator[None]:
     """A context for the run in ``folder``: on exit its log is closed, and torch has as many threads as before."""
     threads = torch.get_num_threads()
     try:
@@ -101,6 +103,13 @@ def contained(folder: Path) -> Iterator[None]:
         close_log(folder)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+def free_memory() -> None:
+    """Free what earlier runs of this process, failed ones above all, have left on its GPU."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:
@@ -128,7 +137,7 @@ def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
     if not path.exists() or registry.kinds[config.kind].extends(config):
         return None
     result = read_result(path)
-    if resolve_recorded(result["config"]).identity() != config.identity():
+    if resolve_recorded(result["config"], path).identity() != config.identity():
         raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
     if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
         raise UnusableRun(

@@ -7,6 +7,7 @@ from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import load_tensors
 
+CHECKPOINT = "checkpoint.pt"
 PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "records", "clock", "peak_memory"}
 
 

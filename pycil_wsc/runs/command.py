@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     _add_instead_of_running(parser.add_argument_group("instead of running it"))
     args = parser.parse_args(argv)
     if args.redo and (args.dry_run or args.status):
-        parser.error("--redo: does runs, which --dry-run and --status do not")
+        parser.error("--redo cannot be combined with --dry-run or --status, which train nothing")
     if args.measure and (not args.dry_run or args.ray is not None):
         parser.error("--measure needs --dry-run" if not args.dry_run else "--measure is for this machine, not for Ray")
     return args
@@ -118,7 +118,10 @@ def _add_instead_of_running(group):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: that of the sweep, or 2 for invalid input."""
+    """Run the command line.
+
+    Returns the exit code: 0, 1 if a run failed, 2 for invalid input, 130 if stopped by Ctrl-C.
+    """
     logging.raiseExceptions = False  # a log line that cannot be written does not stop the run
     with best_effort_output():
         if argv is None:

@@ -19,7 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pycil_wsc.engine.processes import announcements, rank_and_count
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
-from pycil_wsc.runs.together import follow
+from pycil_wsc.runs.together import take_part_in_runs
 from pycil_wsc.runs.workers import end_with
 
 MONITOR_SECONDS = 0.1  # between two looks of the agent at its processes
@@ -49,7 +49,7 @@ def attempt_in_processes(job: Job, count: int, threads: int, report: Callable[[A
             launched.result()
         except ChildFailedError as error:
             return after_failure(error, job, count, outcome)
-    assert outcome is not None  # the first process ended in peace
+    assert outcome is not None  # the first process exited without an error
     return outcome
 
 
@@ -86,7 +86,7 @@ def take_part(job: Job, threads: int, start_method: str, ending: Connection, mes
     torch.set_num_threads(threads)
     rank, _ = rank_and_count()
     if rank:
-        if code := follow():
+        if code := take_part_in_runs():
             sys.exit(code)
         return
     outcome = attempt(job, Datasets(), messages.send)
@@ -105,7 +105,7 @@ def received(messages: Connection) -> Iterator[Any]:
 
 
 def after_failure(error: ChildFailedError, job: Job, count: int, outcome: Outcome | None) -> Outcome:
-    """The outcome of an attempt of which a process failed; ``outcome`` is what the first process had to say, if it had.
+    """The outcome of an attempt of which a process failed; ``outcome`` is the first process's, if it sent one.
 
     A process that fails makes the others fail, so that both have a reason.
     """

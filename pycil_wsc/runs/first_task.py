@@ -8,6 +8,7 @@ included, so that a run that takes it from there ends with the same numbers, to 
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import inspect
 import json
 import logging
@@ -23,12 +24,14 @@ from filelock import Timeout
 
 from pycil_wsc import registry
 from pycil_wsc.data.datasets import Dataset
+from pycil_wsc.engine.environment import device_name
 from pycil_wsc.files import load_tensors, locked, save_tensors
+from pycil_wsc.networks.timm_models import is_timm
 
 REDONE = ".redone"  # in the folder of a run that is done again, until it is finished
 
 
-def do_again(folder: Path) -> None:
+def ignore_older(folder: Path) -> None:
     """Let the run in ``folder`` take no first task that was trained before now."""
     (folder / REDONE).touch()
 
@@ -53,13 +56,13 @@ def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
 
 
 class Entry:
-    """The file for the state after the first task; it need not exist yet. None: another process's.
+    """The file for the state after the first task; it need not exist yet. None in all processes but the first.
 
-    ``since``: a file, if it exists, that is older than any state to be taken.
+    ``newer_than``: a file; if it exists, a state that is older is not taken.
     """
 
-    def __init__(self, path: Path | None, since: Path | None = None) -> None:
-        self.path, self.since = path, since
+    def __init__(self, path: Path | None, newer_than: Path | None = None) -> None:
+        self.path, self.newer_than = path, newer_than
 
     def load(self) -> dict[str, Any] | None:
         """The state that was saved, or None. One that is damaged or too old counts as none, and is written again."""
@@ -78,7 +81,8 @@ class Entry:
 
     def _too_old(self, path: Path) -> bool:
         try:
-            return self.since is not None and path.stat().st_mtime_ns <= self.since.stat().st_mtime_ns
+            limit = self.newer_than
+            return limit is not None and path.stat().st_mtime_ns <= limit.stat().st_mtime_ns
         except OSError:  # there is no such file, or :meth:`load` tells
             return False
 
@@ -92,15 +96,17 @@ def key(run: Any, dataset: Dataset) -> str:
 
     What is used counts, not what was asked for, where ``device`` or ``precision`` is ``auto`` and ``threads`` null.
     """
-    task, manager, device = run.manager.tasks[0], run.manager, run.device.type
+    task, manager = run.manager.tasks[0], run.manager
     decisive, data, info = run.config.first_task(), run.data, dataset.info
     if dataset.arrivals:  # later tasks decide nothing of it
         data, info = data["tasks"][0], replace(info, classes=info.classes[: task.num_seen])
     decisive |= {"classes": manager.class_order[: task.num_seen], "data": data, "info": repr(info)}
     decisive |= {"weights": digest_of(run.config.pretrained) if isinstance(run.config.pretrained, str) else None}
-    decisive |= {"device": device, "threads": torch.get_num_threads() if device == "cpu" else None}
-    decisive |= {"processes": run.processes.count}
+    decisive |= {"device": device_name(run.device), "processes": run.processes.count}
+    decisive |= {"threads": torch.get_num_threads() if run.device.type == "cpu" else None}
     decisive |= {"precision": run.learner.precision, "torch": torch.__version__, "code": code()}
+    packages = ["numpy", "pillow", "torchvision", *(["timm"] if is_timm(run.config.convnet_type) else [])]
+    decisive |= {"packages": [importlib.metadata.version(name) for name in packages]}
     decisive |= {"extensions": code_elsewhere(run)}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from pycil_wsc.config import completion, pycil
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.datasets import Dataset, load_dataset, sized
+from pycil_wsc.data.image_files import image_status
 from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
@@ -26,7 +26,7 @@ from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.measure import measurer
-from pycil_wsc.runs.planning import planned_images
+from pycil_wsc.runs.planning import check_backbone, planned_images
 from pycil_wsc.runs.run import Run
 
 AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
@@ -60,6 +60,7 @@ class ClassIncremental(Kind):
         return load_for
 
     def plan(self, config: Config, data: Dataset) -> int:
+        check_backbone(config, data.info.image_size)
         return planned_images(with_memory_size(config, data), tasks_of(data, config))
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
@@ -83,8 +84,9 @@ class ClassIncremental(Kind):
     def extends(self, config: Config) -> bool:
         if not config.tasks:
             return False
+        path = config.run_folder / "result.json"
         try:
-            recorded = resolve_recorded(read_result(config.run_folder / "result.json")["config"]).identity()
+            recorded = resolve_recorded(read_result(path)["config"], path).identity()
         except UserError:  # reported when the result is needed
             return False
         return recorded != config.identity() and config.continues(recorded)
@@ -123,7 +125,7 @@ def with_memory_size(config: Config, dataset: Dataset) -> Config:
     if train.in_memory:
         size = math.prod(train.images.shape[1:])
     else:
-        size = sum(os.path.getsize(path) for path in train.images.tolist()) / len(train)
+        size = sum(image_status(path).st_size for path in train.images.tolist()) / len(train)
     return dataclasses.replace(config, memory_size=int(config.memory_bytes // size))
 
 

@@ -25,7 +25,8 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.runs import saved_learner
-from pycil_wsc.runs.attempt import contained
+from pycil_wsc.runs.attempt import log_closed_after
+from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run, end_of
@@ -123,7 +124,7 @@ class Learner:
                 held, state = self._train(work := folder / f".{saved.name}", config, stream)
                 if self.out is not None:
                     saved_learner.write(work, self._to_save(config.tasks, held, state))
-                    (work / "checkpoint.pt").unlink(missing_ok=True)
+                    (work / CHECKPOINT).unlink(missing_ok=True)
                 os.rename(work, saved)
                 self._set_state(config, held, state)  # last: whoever retries after an error learns this task again
         return self.history[-1]
@@ -152,7 +153,7 @@ class Learner:
         bar = Bar(self.quiet)
         run = Run(config, for_training(stream, config), bar, folder, self._state)
         bar.begin(run.plan)
-        with bar, contained(folder):
+        with bar, log_closed_after(folder):
             run.learn()
         held, numbers = kept(stream, run.learner.memory.indices)
         state = run.state(end_of(run.manager.tasks[-1]))
@@ -245,6 +246,10 @@ class Learner:
         """
         given, found = of_learner(keys), saved_learner.read(Path(folder))
         learner = cls.__new__(cls)
+        try:
+            configured(found.config, tasks=())
+        except UserError as error:
+            raise UserError(f"{folder}: was saved by another version of pycil_wsc ({error}); use that one") from None
         learner.config = configured(found.config | given, tasks=tuple(found.config["tasks"]))
         learner.out, learner.quiet = Path(out) if out is not None else None, quiet
         learner._held, learner._state, learner._model = found.held, found.state, None

@@ -19,7 +19,7 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.engine.environment import deterministic, resolved_device
+from pycil_wsc.engine.environment import deterministic, numbered, resolved_device
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
@@ -84,7 +84,7 @@ def measure(config: Config, dataset: Dataset) -> Stopwatch:
     if config.exemplars == "herding":
         config = dataclasses.replace(config, exemplars="random")
     deterministic(config.deterministic)
-    device = resolved_device(config.device)
+    device = numbered(resolved_device(config.device))
     keep_freed_memory(device)
     manager = tasks_of(dataset, config)
     source = open_source(dataset.info, dataset.train, device, config.num_workers)

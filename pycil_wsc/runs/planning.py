@@ -1,14 +1,17 @@
 """Computes the cost of a run in advance: the number of training images of each task."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
+from pycil_wsc.learners.base import configured_backbone
 from pycil_wsc.seeding import derived_seed
 
 
@@ -39,6 +42,23 @@ def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | No
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
         memory.update(task, manager.train_targets, None, rng)
     return plan
+
+
+def check_backbone(config: Config, image_size: int) -> None:
+    """Raise a :class:`UserError` if the run's backbone cannot be built, or the method cannot use it.
+
+    It is built once for all runs of a process that share it, without downloading weights.
+    """
+    names = ("convnet_type", "convnet_options", "pretrained", "grad_checkpointing", "freeze")
+    wanted = config.learner, image_size, json.dumps({name: getattr(config, name) for name in names}, sort_keys=True)
+    if wanted not in _buildable:
+        with torch.random.fork_rng(devices=[]):
+            weights = config.pretrained if isinstance(config.pretrained, str) else False
+            config.learner.check_backbone(configured_backbone(config, image_size, weights), config)
+        _buildable.add(wanted)
+
+
+_buildable: set[tuple[Any, ...]] = set()
 
 
 def check_plan(plan: list[int], learner: Any, task: Task) -> None:

@@ -21,7 +21,7 @@ from filelock import Timeout
 
 from pycil_wsc import registry
 from pycil_wsc.engine.environment import commit
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import locked, write_atomically, write_json
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.elastic import attempt_in_processes
@@ -43,12 +43,12 @@ def run_on_cluster(schedule: Any, address: str, per_device: int, gpus_per_run: i
     ray = connect(address)
     try:
         with Cluster(ray, per_device, gpus_per_run) as cluster:
-            follow(schedule, cluster)
+            complete(schedule, cluster)
     finally:
         ray.shutdown()
 
 
-def follow(schedule: Any, cluster: Cluster) -> None:
+def complete(schedule: Any, cluster: Cluster) -> None:
     """Submit all runs to Ray, retries included, until none is left."""
     pending = {}
     while True:
@@ -58,7 +58,7 @@ def follow(schedule: Any, cluster: Cluster) -> None:
             return
         done, _ = cluster.ray.wait(list(pending), timeout=1)
         jobs = {job.number: job for job in pending.values()}
-        for number, progress in cluster.news():
+        for number, progress in cluster.new_progress():
             if number in jobs:
                 schedule.overview.progress(jobs[number], progress)
         for task in done:
@@ -81,7 +81,7 @@ def connect(address: str) -> Any:
         ray.init(address=address or None, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"--ray {address}: no cluster there ({str(error).splitlines()[0]}); "
+            f"--ray{address and f' {address}'}: no cluster there ({first_line(error)}); "
             "give the address that 'ray start' printed"
         ) from None
     signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in place
@@ -149,7 +149,8 @@ class Cluster:
         run = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS, scheduling_strategy=place)(
             work_on_node
         )
-        files = read_files(folder) if (folder / "checkpoint.pt").exists() else {}
+        resumes = (folder / registry.kinds[config.kind].checkpoint).exists()
+        files = read_files(folder) if resumes else {}
         job, threads = replace(job, config=replace(config, device=device)), max(1, int(cpus / self.processes))
         task = run.remote(
             job, os.getcwd(), self._mark(config.out), files, threads, self.mailbox, processes=self.processes
@@ -157,7 +158,7 @@ class Cluster:
         self.places[task] = place
         return task
 
-    def news(self) -> list[tuple[int, Progress]]:
+    def new_progress(self) -> list[tuple[int, Progress]]:
         """(number of the job, progress) of the runs under way."""
         return self.ray.get(self.mailbox.take.remote())
 
@@ -166,7 +167,7 @@ class Cluster:
         try:
             outcome, files = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
-            return failed(job, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            return failed(job, f"{type(error).__name__}: {first_line(error)}")
         finally:
             if (place := self.places.pop(task)) != ANYWHERE:
                 self.ray.util.remove_placement_group(place.placement_group)
@@ -267,7 +268,7 @@ def deliver(config: Any, files: dict[str, bytes]) -> None:
         write_json(folder / "config.json", config.to_dict())
         if result:
             write_atomically(folder / "result.json", result)
-            for name in {"checkpoint.pt", "failed.json"} - set(files):
+            for name in {registry.kinds[config.kind].checkpoint, "failed.json"} - set(files):
                 (folder / name).unlink(missing_ok=True)
 
 

@@ -1,5 +1,6 @@
 """One run: tasks -> learner -> metrics -> checkpoint -> result.json."""
 
+import contextlib
 import copy
 import json
 import logging
@@ -33,7 +34,7 @@ from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
-from pycil_wsc.runs.checkpoint import read_checkpoint
+from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.planning import check_plan, plan_of
 from pycil_wsc.runs.progress import Progress, TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
@@ -93,13 +94,15 @@ class Run:
         result = self._result()
         self._write(write_json, "result.json", result)
         if self.processes.first and not self.config.tasks:  # a longer list of tasks resumes from it
-            (self.folder / "checkpoint.pt").unlink(missing_ok=True)
-        for scalars in self.scalars:
-            scalars.close()
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return result
 
     def learn(self) -> None:
         """Train and test every task that is left."""
+        with contextlib.ExitStack() as self.writers:  # closed, too, if the run fails
+            self._learn_all()
+
+    def _learn_all(self):
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         deterministic(self.config.deterministic)
@@ -139,20 +142,23 @@ class Run:
         if not self.processes.first:
             return
         if self.config.tensorboard:
-            yield Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history))
+            scalars = Scalars(self.folder / "tensorboard", self._epochs_done(), len(self.history))
+            yield self.writers.enter_context(contextlib.closing(scalars))
         if self.config.wandb:
             name = "/".join(self.folder.parts[-3:])
-            yield WandB(self.folder, self.config.to_dict(), name, self.history, self.curves)
+            scalars = WandB(self.folder, self.config.to_dict(), name, self.history, self.curves)
+            yield self.writers.enter_context(contextlib.closing(scalars))
 
     def _learn(self, task, resume):
         """Learn a task. The first task is loaded if another run has trained it and this run has not started it."""
-        if task.index or resume or not (self.config.cache_first_task and self.learner.plain_first_task):
+        if task.index or not (self.config.cache_first_task and self.learner.plain_first_task):
             self.learner.learn(task, self, resume)
             return
         with first_task.shared(self, self.dataset) as entry:
             self._tick()
-            trained = None if self.records.watch_epochs else self.processes.broadcast(entry.load())
-            self.learner.learn(task, self, trained=trained and trained["learner"])
+            taken = None if resume or self.records.watch_epochs else entry.load()
+            trained = self.processes.broadcast(taken)
+            self.learner.learn(task, self, resume, trained=trained and trained["learner"])
             if trained:
                 self._count_loaded(trained)
             else:
@@ -239,7 +245,7 @@ class Run:
 
     def _checkpoint(self, position, optimizer):
         self._tick()
-        self._write(save_tensors, "checkpoint.pt", self.state(position, optimizer))
+        self._write(save_tensors, CHECKPOINT, self.state(position, optimizer))
         self._tick()  # saving does not count as training
         self.saved_at = self.mark
 
@@ -267,7 +273,7 @@ class Run:
 
     def _restore(self):
         """Restore the saved state, if any; returns (index of the next task, the position in it or None)."""
-        path = self.folder / "checkpoint.pt"
+        path = self.folder / CHECKPOINT
         found = self.processes.from_first(lambda: read_checkpoint(path, self.config, self.data))
         state = found or self.start
         if state is None:

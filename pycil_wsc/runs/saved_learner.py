@@ -82,15 +82,22 @@ def replace_folder(new: Path, folder: Path) -> None:
     if not folder.exists():
         os.rename(new, folder)
         return
-    old = folder.with_name(f".{folder.name}.old")
+    old = _replaced(folder)
     shutil.rmtree(old, ignore_errors=True)
     os.rename(folder, old)
     os.rename(new, folder)
-    shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _replaced(folder: Path) -> Path:
+    """Where a learner is while another one is renamed to ``folder``."""
+    return folder.with_name(f".{folder.name}.old")
 
 
 def read(folder: Path) -> SavedLearner:
     """Read what :func:`write` wrote. Raises a :class:`UserError` if it is missing or damaged."""
+    if not folder.exists() and (_replaced(folder) / "learner.json").is_file():
+        folder = _replaced(folder)  # a process was killed while it replaced this learner
     if not (folder / "learner.json").is_file():
         raise UserError(f"{folder}: no saved learner there; give a folder written by Learner.save")
     try:

@@ -20,6 +20,7 @@ from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
 INTERVAL = 5.0  # seconds between two records
+LATELY = 12 * INTERVAL  # a run that recorded its progress since then is at work
 
 
 def recorded(report: Callable[[Progress], None] | None, folder: Path, planned: int) -> Callable[[Progress], None]:
@@ -102,14 +103,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _at_work(folder: Path) -> bool:
-    """Whether a process holds the folder's lock."""
+    """Whether a process holds the folder's lock. Where we may not lock, whether it recorded its progress lately."""
     try:
         with FileLock(folder / ".lock").acquire(timeout=0):
             return False
     except Timeout:
         return True
     except OSError:
-        return False
+        then = _read(folder / RECORD).get("time")
+        return isinstance(then, (int, float)) and time.time() - then < LATELY
 
 
 def status(configs: Iterable[Any]) -> int:

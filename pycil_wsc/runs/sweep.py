@@ -104,12 +104,13 @@ def set_aside(configs: Sequence[Any]) -> None:
     None of the runs takes a first task that was trained before; those that share one train it once. A run that another
     process is working on is left alone.
     """
-    for folder in (config.run_folder for config in configs):
+    for config in configs:
+        folder = config.run_folder
         with contextlib.suppress(Timeout), locked(folder, wait=False):
-            first_task.do_again(folder)
-            if has_result(folder):
+            first_task.ignore_older(folder)
+            if has_result(folder):  # first the checkpoint, from which the run would resume at its end
+                (folder / kind_of(config).checkpoint).unlink(missing_ok=True)
                 os.replace(folder / "result.json", folder / REPLACED)
-                (folder / "checkpoint.pt").unlink(missing_ok=True)  # that a longer list of tasks would resume from
 
 
 def is_finished(config: Any) -> bool:
@@ -162,7 +163,7 @@ class Schedule:
 
     def __init__(self, configs: Sequence[Any]) -> None:
         self.data, self.results, self.failures = Datasets(), {}, {}
-        self.fresh, self.retries, self.taken = deque(), deque(), deque()
+        self.fresh, self.retries, self.locked_elsewhere = deque(), deque(), deque()
         self.overview = Overview()
         jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
         for job in jobs:
@@ -179,7 +180,7 @@ class Schedule:
 
     def next(self) -> Job | None:
         """The next job, or None if there is none at present: a run in progress may fail and come back."""
-        queue = self.fresh or self.retries or self.taken
+        queue = self.fresh or self.retries or self.locked_elsewhere
         return queue.popleft() if queue else None
 
     def ended(self, job: Job, outcome: Outcome) -> None:
@@ -191,7 +192,7 @@ class Schedule:
             self.results[folder] = outcome.result
             self.overview.ended(job, "done", kind_of(job.config).headline(outcome.result))
         elif not outcome.failure:
-            self.taken.append(replace(job, wait=True))
+            self.locked_elsewhere.append(replace(job, wait=True))
             self.overview.ended(job, "waiting", "another process is working on it")
         elif outcome.again and job.attempt == 1:
             self.retries.append(replace(job, attempt=2))

@@ -13,7 +13,7 @@ from pycil_wsc import registry
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
-from pycil_wsc.runs.attempt import Datasets, contained
+from pycil_wsc.runs.attempt import Datasets, log_closed_after
 
 
 def together(configs: Sequence[Any], work: Callable[[], int]) -> int:
@@ -21,7 +21,7 @@ def together(configs: Sequence[Any], work: Callable[[], int]) -> int:
     check_processes(configs)
     rank, _ = rank_and_count()
     if rank:
-        return follow()
+        return take_part_in_runs()
     code = work()
     announcements().announce(None)
     return code
@@ -60,7 +60,7 @@ def _described(configs):
     return {"configuration": digest, "device": devices, "version of torch": torch.__version__}
 
 
-def follow() -> int:
+def take_part_in_runs() -> int:
     """Take part in each run that the first process announces. Returns the exit code."""
     rank, count = rank_and_count()
     data = Datasets()
@@ -68,7 +68,7 @@ def follow() -> int:
         kind = registry.kinds[message["kind"]]
         config = kind.resolve(message["config"])
         try:
-            with contained(config.run_folder):
+            with log_closed_after(config.run_folder):
                 kind.execute(config, data.of(config), lambda progress: None)
         except (TrainingDiverged, WrongPlan, UnusableRun):  # raised in all processes; the first one reports it
             continue

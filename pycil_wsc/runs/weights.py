@@ -17,7 +17,7 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
-from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.environment import numbered, resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import load_tensors, save_tensors
@@ -143,7 +143,7 @@ def checked_info(saved: dict[str, Any]) -> DatasetInfo:
 
 def rebuilt(config: Config, info: DatasetInfo, state: Mapping[str, Any]) -> BaseLearner:
     """The learner of ``config`` as it was after ``state["task"]``, with an empty data set."""
-    device = resolved_device(config.device)
+    device = numbered(resolved_device(config.device))
     none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
     arrivals = Arrivals(tuple(state["boundaries"][1:]), none.targets, none.targets) if config.tasks else None
     manager = tasks_of(Dataset(info, none, none, arrivals=arrivals), config)

@@ -1,5 +1,5 @@
-"""Backbones. They depend on torch only and take plain keyword arguments. Every module of this package is imported here,
-so a new file registers itself.
+"""Backbones. They depend on torch and torchvision only and take plain keyword arguments. Every module of this package
+is imported here, so a new file registers itself.
 """
 
 import importlib

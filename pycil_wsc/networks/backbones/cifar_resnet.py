@@ -49,7 +49,8 @@ class GlobalAverage(nn.Module):
 class CifarResNet(nn.Module):
     """(B, 3, H, W) normalised images -> (B, 4 * width) features; H and W at least 4 (32 for CIFAR).
 
-    ``depth`` is 6 n + 2 for n blocks in each stage; ``width`` is the number of channels of the first stage.
+    ``depth`` is 6 n + 2 for n blocks in each stage. ``width`` is the number of channels of the first stage, at least 1;
+    the second has twice and the third four times as many. Raises ValueError if it is below 1.
     """
 
     def __init__(self, depth: int, width: int = 16):
@@ -79,14 +80,17 @@ class CifarResNet(nn.Module):
 
 @register_backbone("resnet8")
 def resnet8(width: int = 16) -> CifarResNet:
+    """ResNet-8; ``width`` as for :class:`CifarResNet`."""
     return CifarResNet(8, width)
 
 
 @register_backbone("resnet20")
 def resnet20(width: int = 16) -> CifarResNet:
+    """ResNet-20; ``width`` as for :class:`CifarResNet`."""
     return CifarResNet(20, width)
 
 
 @register_backbone("resnet32")
 def resnet32(width: int = 16) -> CifarResNet:
+    """ResNet-32; ``width`` as for :class:`CifarResNet`."""
     return CifarResNet(32, width)

@@ -28,6 +28,7 @@ class ResNet18(nn.Module):
 
     ``stem``: ``imagenet`` is 7x7 stride 2 and max-pool (11,176,512 parameters in all), ``cifar`` 3x3 stride 1 without
     pooling (11,168,832), ``small`` 3x3 stride 1 with max-pool. PyCIL chooses among them by data set and task split.
+    Raises ValueError for another stem.
     """
 
     out_dim = 512
@@ -52,14 +53,17 @@ class ResNet18(nn.Module):
 
 @register_backbone("resnet18")
 def resnet18(stem: str = "imagenet") -> ResNet18:
+    """ResNet-18; ``stem`` as for :class:`ResNet18`."""
     return ResNet18(stem)
 
 
 @register_backbone("resnet18_cifar")
 def resnet18_cifar() -> ResNet18:
+    """ResNet-18 with the stem ``cifar``, for images of about 32 pixels. No arguments."""
     return ResNet18("cifar")
 
 
 @register_backbone("resnet18_small")
 def resnet18_small() -> ResNet18:
+    """ResNet-18 with the stem ``small``. No arguments."""
     return ResNet18("small")

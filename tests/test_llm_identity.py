@@ -1,0 +1,128 @@
+"""Which runs of language models are the same run: in a sweep, and when a stopped one resumes."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from small_llm import configured
+from small_runs import killed_at, write
+from test_llm_tokens import word_tokenizer
+
+from main import main
+from pycil_wsc.engine.processes import Processes
+from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError
+from pycil_wsc.llm.checkpoint import CHECKPOINT, open_state, save_state
+from pycil_wsc.llm.config import METHODS, OF_METHODS, resolve
+from pycil_wsc.llm.tokens import encode, encode_prompts, raw_frame
+from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.training import Training
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+OTHER = {"llm.average": "ema", "llm.ema_decay": 0.9, "llm.slerp_weight": 0.1, "llm.slerp_on": "task_vectors"}
+OTHER |= {"llm.task_arithmetic_scale": 2.0, "llm.magmax_scale": 2.0}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", OTHER)
+def test_a_key_that_the_method_does_not_read_makes_no_other_run(name, method):
+    usual, other = (resolve({"llm.method": method} | more) for more in ({}, {name: OTHER[name]}))
+    assert (usual.run_folder == other.run_folder) == (usual.identity() == other.identity())
+    assert (usual.identity() == other.identity()) == (method not in OF_METHODS[name])
+
+
+def test_a_sweep_over_one_methods_key_has_the_others_once(llm_settings, tmp_path, capsys):
+    keys = {"llm.method": ["replay", "magmax"], "llm.magmax_scale": [0.3, 0.5]}
+    assert main(["--config", write(tmp_path, llm_settings | keys), "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("3 runs, ")
+
+
+def test_a_key_added_since_the_checkpoint_has_its_earlier_value(llm_settings):
+    config, corpus = configured(llm_settings)
+    whole = Run(config, corpus).execute()
+    (config.run_folder / "result.json").unlink()
+    with killed_at(1, Run):
+        Run(config, corpus).execute()
+    _rewritten(config.run_folder / CHECKPOINT, lambda state: state["identity"].pop("llm.loss"))
+    assert Run(config, corpus).execute()["scores"] == whole["scores"]
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda state: state["identity"].update({"llm.loss": "token"}), "was made with other settings"),
+        (lambda state: state.pop("peak_memory"), "is not a checkpoint of this version"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_one_line(change, reason, llm_settings):
+    config, corpus = configured(llm_settings)
+    with killed_at(1, Run):
+        Run(config, corpus).execute()
+    _rewritten(config.run_folder / CHECKPOINT, change)
+    with pytest.raises(UnusableRun, match=reason):
+        Run(config, corpus).execute()
+
+
+def _rewritten(path, change):
+    with open_state(path) as state:
+        whole = _whole(state)
+    change(whole)
+    save_state(path, whole)
+
+
+def _whole(value):
+    if isinstance(value, dict):
+        return {name: _whole(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_whole, value))
+    return value[:] if hasattr(value, "get_shape") else value
+
+
+def test_weights_that_only_the_last_step_spoils_are_noticed(llm_settings, monkeypatch):
+    """The loss of the last step is computed before its update."""
+    config, corpus = configured(llm_settings)
+    begin, step = Training.begin_task, Training.step
+    last = []
+
+    def begin_task(self, index, epochs):
+        last[:] = [sum(-(-len(epoch.examples) // config.batch_size) for epoch in epochs)]
+        begin(self, index, epochs)
+
+    def spoil(self, examples):
+        loss = step(self, examples)
+        last[0] -= 1
+        if not last[0]:
+            with torch.no_grad():
+                next(iter(self.parameters.values())).view(-1)[3] = torch.inf
+        return loss
+
+    monkeypatch.setattr(Training, "begin_task", begin_task)
+    monkeypatch.setattr(Training, "step", spoil)
+    with pytest.raises(TrainingDiverged, match="the weights are no longer finite numbers after task 1"):
+        Run(config, corpus).execute()
+    assert not (config.run_folder / "result.json").exists()
+
+
+def test_without_clipping_gradients_keep_their_norm(llm_settings):
+    def stepped(clip):
+        config, corpus = configured(llm_settings, llm__clip=clip)
+        training = Training(config, corpus.tokenizer, Processes(), torch.device("cpu"))
+        epochs = corpus.epochs(config, 0)
+        training.begin_task(0, epochs)
+        training.step(epochs[0].examples[:4])
+        return torch.cat([parameter.detach().flatten() for parameter in training.parameters.values()])
+
+    unclipped, loose, tight = map(stepped, (None, 1e9, 1e-9))
+    assert torch.equal(unclipped, loose) and not torch.equal(unclipped, tight)
+    with pytest.raises(UserError, match="llm.clip: 0.0 is not above 0"):
+        resolve({"llm.clip": 0})
+
+
+def test_what_leaves_no_room_is_one_line():
+    tokenizer = word_tokenizer()
+    with pytest.raises(UserError, match="llm.max_answer: 1 is too short"):
+        encode(tokenizer, [("what", "it")], 9, 1, raw_frame(tokenizer))
+    without = word_tokenizer(bos_token=None)
+    with pytest.raises(UserError, match="llm.data: a prompt is empty"):
+        encode_prompts(without, ["what", ""], 9, raw_frame(without))
+    assert encode_prompts(tokenizer, [""], 9, raw_frame(tokenizer)) == [[tokenizer.bos_token_id]]
