@@ -585,11 +585,15 @@ def in_bytes(net):
     return {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
 
 
-def test_without_an_average_none_can_be_applied():
-    net, optimizer, wsc = start(warmup_steps=1, average=None)
+@pytest.mark.parametrize("average", [None, Average(every=2, start="first", last=False)])
+def test_without_an_average_none_can_be_applied(average):
+    net, optimizer, wsc = start(warmup_steps=1, average=average)
     train(net, optimizer, range(2))
     with pytest.raises(RuntimeError, match=r"applied\(\) in phase 'averaging': there is no average"), wsc.applied():
         pass
+    assert not wsc.has_average
+    train(net, optimizer, range(2, 3))
+    assert wsc.has_average == bool(average)
 
 
 # Saving.

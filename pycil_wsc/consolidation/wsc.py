@@ -210,10 +210,12 @@ class WeightSpaceConsolidation:
         """A context in which the weights are those that :meth:`finish` would give now; restored exactly on exit.
 
         For evaluating or saving the average while training continues. Takes a copy of the weights. Raises RuntimeError
-        in the warm-up, when there is no average yet.
+        where :meth:`finish` would: in the warm-up, or before any sample.
         """
-        if self.average is None or self.warmup_steps is None or self.phase != "averaging":
-            raise RuntimeError(f"applied() in phase '{self.phase}': there is no average; use it after the reset")
+        if self.average is None or self.warmup_steps is None or not self.has_average:
+            raise RuntimeError(
+                f"applied() in phase '{self.phase}': there is no average; use it after the reset and the first sample"
+            )
         tensors = {name: local(self._tensors[name]) for name in self._average or self._params}
         own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         late = self.average.last and not self.average.due(self.steps, self.warmup_steps)
@@ -250,6 +252,11 @@ class WeightSpaceConsolidation:
     def averaged(self) -> int:
         """Samples in the average."""
         return self._averaged
+
+    @property
+    def has_average(self) -> bool:
+        """Whether there is an average: after the warm-up and, with ``last=False``, after the first sample."""
+        return bool(self.average and self.phase == "averaging" and (self._averaged or self.average.last))
 
     @property
     def resets(self) -> int:

@@ -144,7 +144,7 @@ class WSCCallback(TrainerCallback):
                 weight.copy_(own)
 
     def _averaging(self) -> bool:
-        return bool(self.wsc and self.wsc.average and self.wsc.phase == "averaging")
+        return bool(self.wsc and self.wsc.has_average)
 
     @contextlib.contextmanager
     def _applied(self, model: Any) -> Iterator[None]:
