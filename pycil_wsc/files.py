@@ -1,6 +1,5 @@
 """Atomic writing of files: under a temporary name in the same folder, then renamed. Also locks and tensors."""
 
-import contextlib
 import io
 import json
 import os
@@ -9,7 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from pycil_wsc.errors import UserError
 
@@ -43,10 +42,10 @@ def write_atomically(path: str | Path, content: bytes | str, durable: bool = Tru
         ) from None
 
 
-def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> contextlib.AbstractContextManager:
-    """A context in which no other process holds the lock ``name`` of ``folder``.
+def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> AcquireReturnProxy:
+    """A context in which no other process holds the lock ``name`` of ``folder``. Holds it at once, until it is left.
 
-    Raises ``Timeout`` if one does and this one does not ``wait``.
+    Raises ``Timeout`` if another process holds it and this one does not ``wait``.
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

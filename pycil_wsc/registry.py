@@ -235,6 +235,11 @@ class Kind:
         """Execute a run, resuming it if it was stopped; returns the contents of its ``result.json``.
 
         ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
+
+        Raises:
+            UnusableRun, TrainingDiverged, WrongPlan: this run fails and is not tried again; the others continue.
+            UserError: none of the runs can work; the sweep ends.
+            Exception: any other; the run is tried once more.
         """
         raise NotImplementedError
 

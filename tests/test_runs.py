@@ -175,7 +175,7 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, ca
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert main(["--config", write(tmp_path, settings)]) == 0
-    assert "resumes with" in "".join(path.read_text() for path in runs.rglob("log.txt"))
+    assert "resumes " in "".join(path.read_text() for path in runs.rglob("log.txt"))
     assert [*map(without_measurements, results(settings).values())] == [
         *map(without_measurements, results(undisturbed).values())
     ]
@@ -381,6 +381,15 @@ def other_data(settings, **sizes):
         changed = dict(arrays)
     changed["test_x"][0, 0, 0, 0] ^= 1
     np.savez(path, **changed)
+
+
+@pytest.mark.parametrize("stop, line", [(2, "resumes with train epoch 3/3"), (3, "resumes after train epoch 3/3")])
+def test_the_log_tells_where_a_run_resumes(stop, line, settings):
+    config = resolve(settings | {"model_name": "replay", "cache_first_task": False})
+    with killed_at(stop):
+        Run(config, load_dataset(config.dataset, ".")).execute()
+    Run(config, load_dataset(config.dataset, ".")).execute()
+    assert (config.run_folder / "log.txt").read_text().count(f"task 1/3 {line}\n") == 1
 
 
 def test_a_result_with_keys_of_another_version_is_named_and_costs_the_other_runs_nothing(settings, tmp_path, capsys):

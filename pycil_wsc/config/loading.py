@@ -24,6 +24,8 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
 
     ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that take precedence over the file's. If the file
     has ``runs``, a list of sets of keys, each set is merged into the file's other keys and gives runs of its own.
+
+    Raises :class:`UserError`, with the path, for a file that cannot be read, an unknown key or a wrong value.
     """
     try:
         raw = json.loads(Path(path).read_bytes())

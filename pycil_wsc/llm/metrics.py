@@ -50,7 +50,10 @@ def score(
     prompts: Sequence[str],
     version: str = "trace",
 ) -> float:
-    """Mean score of the predictions, 0 to 1, by one of :data:`METRICS`. The three lists have equal length."""
+    """Mean score of the predictions, 0 to 1, by one of :data:`METRICS` in one of :data:`VERSIONS`.
+
+    The three lists have equal length. Raises ValueError if they do not, if they are empty, or for an unknown name.
+    """
     return float(np.mean(item_scores(metric, predictions, answers, prompts, version)))
 
 

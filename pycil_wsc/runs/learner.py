@@ -106,6 +106,7 @@ class Learner:
 
         Raises:
             UserError: if the images are invalid, or the method cannot learn them.
+            TrainingDiverged: if the loss, the weights or the test logits are no longer finite; the task is not learned.
         """
         if self._held and (missing := saved_learner.missing(self._held)):
             raise UserError(

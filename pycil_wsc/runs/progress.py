@@ -21,7 +21,8 @@ INTERVAL = 0.25  # seconds
 class Progress:
     """The progress of a run.
 
-    ``images`` (or tokens, see ``unit``) were processed since the run began; ``speed`` is per second.
+    ``images`` (or tokens, see ``unit``) were processed since the run began; ``speed`` is per second. ``position`` is
+    text, such as ``task 2/10, epoch 3/70``.
     """
 
     position: str
@@ -45,7 +46,7 @@ class TaskBar:
     def start(self, phase: str, first: int, epochs: int, images: int) -> None:
         """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
         self.phase, self.epochs, self.images, self.fresh, self.started = phase, epochs, images, 0, time.monotonic()
-        self.position = self._position(first)
+        self.position = self._position(min(first, epochs - 1))
         self._send()
 
     def step(self, images: int) -> None:

@@ -192,7 +192,9 @@ class Run:
         self.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
         if self.resumes:
             self.resumes = False
-            line = f"resumes with {phase.name} epoch {first + 1}/{phase.epochs}"
+            ended = first == phase.epochs  # stopped while exemplars were chosen, or in the test
+            where = f"after {phase.name} epoch {first}" if ended else f"with {phase.name} epoch {first + 1}"
+            line = f"resumes {where}/{phase.epochs}"
             self.log.info("%s %s", self.bar.task, line)
             self.bar.say(line)
 
