@@ -97,7 +97,8 @@ def binaries(wheel, tmp_path_factory):
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
     scheme = {"base": environment, "platbase": environment}
     folder = environment / ("Scripts" if os.name == "nt" else "bin")
-    site = Path(sysconfig.get_path("purelib", "venv", scheme))
+    name = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"  # Python 3.10 has the second alone
+    site = Path(sysconfig.get_path("purelib", name, scheme))
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     install = ["--python", folder / "python", "install", "--no-deps", "--no-index", wheel]
     run(sys.executable, "-m", "pip", *install, cwd=environment)
