@@ -209,7 +209,8 @@ def test_every_figure_is_there_as_svg_pdf_and_png_of_300_dots_per_inch(made):
         content = (made[0] / "figures" / name).read_bytes()
         if name.endswith("png"):
             place = content.index(b"pHYs") + 4
-            assert content.startswith(b"\x89PNG") and int.from_bytes(content[place : place + 4], "big") == round(300 / 0.0254)
+            dots_per_metre = int.from_bytes(content[place : place + 4], "big")
+            assert content.startswith(b"\x89PNG") and dots_per_metre == round(300 / 0.0254)
         elif name.endswith("pdf"):
             assert content.startswith(b"%PDF") and b"/Type3" not in content
         else:
