@@ -198,7 +198,7 @@ class Kind:
     """
 
     unit: str  # the unit of a run's cost
-    checkpoint = "checkpoint.pt"  # the file in a run's folder from which a stopped run resumes
+    checkpoint: str  # the file in a run's folder from which a stopped run resumes
 
     def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the keys of a JSON file (nested ones with dots) with those of the command line, which override them."""
@@ -221,7 +221,7 @@ class Kind:
         raise NotImplementedError
 
     def plan(self, config: Any, data: Any) -> int:
-        """The cost of a whole run, in ``unit``. Raises a :class:`UserError` for what could not be trained."""
+        """The cost of a whole run, in ``unit``."""
         raise NotImplementedError
 
     def measurer(self) -> Callable[[Any, Any], float]:
@@ -258,6 +258,9 @@ class Kind:
     def unrecorded(self, config: Any) -> list[str]:
         """Records that ``config`` requests but the finished run does not have."""
         return []
+
+    def check_model(self, config: Any, data: Any) -> None:
+        """Raise a :class:`UserError` if the run's model cannot be built. Called before any run of a sweep starts."""
 
     def check_processes(self, config: Any, count: int) -> None:
         """Raise a :class:`UserError` if ``count`` processes cannot share the run of ``config``."""

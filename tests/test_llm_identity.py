@@ -12,8 +12,8 @@ from test_llm_tokens import word_tokenizer
 from main import main
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError
-from pycil_wsc.llm.checkpoint import CHECKPOINT, open_state, save_state
-from pycil_wsc.llm.config import METHODS, OF_METHODS, resolve
+from pycil_wsc.llm.checkpoint import open_state, save_state
+from pycil_wsc.llm.config import CHECKPOINT, METHODS, OF_METHODS, resolve
 from pycil_wsc.llm.tokens import encode, encode_prompts, raw_frame
 from pycil_wsc.llm.trainer import Run
 from pycil_wsc.llm.training import Training

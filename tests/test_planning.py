@@ -52,6 +52,20 @@ def test_a_backbone_that_memo_cannot_split_stops_a_sweep_at_the_start(settings, 
     assert "which MEMO needs" in capsys.readouterr().err and not results(settings)
 
 
+def test_a_finished_run_is_skipped_even_where_its_backbone_can_no_longer_be_built(settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.backbones, "whole", Whole)
+    keys = {"convnet_type": "whole", "model_name": "finetune", "init_epoch": 1, "epochs": 1}
+    path = write(tmp_path, settings | keys)
+    assert main(["--config", path]) == 0
+
+    def broken():
+        raise ValueError("no longer")
+
+    monkeypatch.setitem(registry.backbones, "whole", broken)
+    monkeypatch.setattr("pycil_wsc.runs.planning._buildable", set())
+    assert main(["--config", path]) == 0 and main(["--config", path, "--dry-run"]) == 0
+
+
 def test_planning_changes_nothing_of_what_is_random(settings):
     config = resolve(settings | {"convnet_options.width": 5})
     before = torch.get_rng_state()

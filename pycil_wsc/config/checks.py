@@ -22,7 +22,8 @@ def check(config: Config) -> None:
             )
     _check_rates(config)
     _check_augmentation(config)
-    consolidates = config.consolidate or registry.learners[config.model_name].consolidates
+    learner = registry.learners[config.model_name]
+    consolidates = config.consolidate or learner.consolidates
     if consolidates and config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(
             "wsc.trigger: 'held_out' needs at least two exemplars per class, but memory_per_class is "
@@ -32,7 +33,6 @@ def check(config: Config) -> None:
     _check_backbone(config)
     for name in config.analyse:
         registry.analyses[name]
-    learner = registry.learners[config.model_name]
     if config.consolidate and (learner.consolidates or not learner.one_phase):
         reason = "already consolidates" if learner.consolidates else "trains in two phases per task"
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")

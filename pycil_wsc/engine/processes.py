@@ -194,6 +194,10 @@ class Processes:
         """The sum over all processes."""
         return self.sum_(tensor.clone())
 
+    def all(self, flag: torch.Tensor) -> bool:
+        """Whether ``flag``, a bool tensor (), is set in all processes. Waits for the device."""
+        return not self.sum((~flag).int()).item()
+
     def before(self, count: int) -> int:
         """The sum of ``count`` over the processes before this one."""
         return sum(self.gather([count], self.count)[: self.rank])

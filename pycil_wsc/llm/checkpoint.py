@@ -19,7 +19,6 @@ from torch import Tensor
 
 from pycil_wsc.errors import UnusableRun, UserError
 
-CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
 SEQUENCES = {"list": list, "tuple": tuple}
 
 

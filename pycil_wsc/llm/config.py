@@ -13,6 +13,7 @@ from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, plain, selec
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
 TINY = "tiny-llama"
+CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pycil_wsc.registry import Kind, register_kind
 @register_kind("llm")
 class LanguageModel(Kind):
     unit = "tokens"
-    checkpoint = "checkpoint.safetensors"  # see llm/checkpoint.py, which imports an extra
+    checkpoint = options.CHECKPOINT
 
     def takes_list(self, name: str) -> bool:
         return name in options.KEYS and options.KEYS[name].takes_list

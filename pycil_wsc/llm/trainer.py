@@ -20,8 +20,8 @@ from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_me
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.llm.checkpoint import CHECKPOINT, open_state, save_state, verify_state
-from pycil_wsc.llm.config import LLMConfig
+from pycil_wsc.llm.checkpoint import open_state, save_state, verify_state
+from pycil_wsc.llm.config import CHECKPOINT, LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.export import save_model
 from pycil_wsc.llm.generation import answers
@@ -121,7 +121,7 @@ class Run:
         The losses do not tell: that of the last step is computed before its update.
         """
         finite = torch.stack([p.isfinite().all() for p in self.training.parameters.values()]).all()
-        if self.processes.sum((~finite).int()).item():
+        if not self.processes.all(finite):
             raise TrainingDiverged(
                 f"the weights are no longer finite numbers after task {index + 1}; try a lower learning rate"
             )

@@ -25,6 +25,7 @@ from pycil_wsc.keys import SAME
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
 from pycil_wsc.report import read_result
+from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.planning import check_backbone, planned_images
 from pycil_wsc.runs.run import Run
@@ -35,6 +36,7 @@ AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
 @register_kind(registry.DEFAULT_KIND)
 class ClassIncremental(Kind):
     unit = "images"
+    checkpoint = CHECKPOINT
 
     def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
         return pycil.our_values({**pycil.our_names(file), **overrides})
@@ -60,12 +62,14 @@ class ClassIncremental(Kind):
         return load_for
 
     def plan(self, config: Config, data: Dataset) -> int:
-        check_backbone(config, data.info.image_size)
         return planned_images(with_memory_size(config, data), tasks_of(data, config))
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
         seconds = measurer()
         return lambda config, data: seconds(with_memory_size(config, data), data)
+
+    def check_model(self, config: Config, data: Dataset) -> None:
+        check_backbone(config, data.info.image_size)
 
     def check_processes(self, config: Config, count: int) -> None:
         if config.batch_size < count:

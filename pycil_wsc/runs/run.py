@@ -238,7 +238,7 @@ class Run:
 
         The loss is not enough: that of the last step is computed before its update.
         """
-        if self.processes.sum((~finite).int()).item():
+        if not self.processes.all(finite):
             raise TrainingDiverged(
                 f"{what} are no longer finite numbers after {self.bar.task}; try a lower learning rate"
             )

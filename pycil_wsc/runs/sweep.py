@@ -174,6 +174,7 @@ class Schedule:
             if is_finished(job.config):
                 self._skip(job)
             else:
+                kind_of(job.config).check_model(job.config, self.data.of(job.config))
                 self.fresh.append(job)
         if self.results:
             self.overview.say(f"{len(self.results)} of {len(configs)} runs finished before")
@@ -237,6 +238,8 @@ def dry_run(
     for config in configs:
         kind, dataset = kind_of(config), data.of(config)
         cost, done = kind.plan(config, dataset), is_finished(config)
+        if not done:
+            kind.check_model(config, dataset)
         total[kind.unit] += 0 if done else cost
         line = f"{config.run_folder}  {cost:,} {kind.unit}"
         if measured and not done:
