@@ -75,7 +75,9 @@ def in_processes(count, threads, args):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        multiprocessing.spawn(work, (count, threads, port, folder, args), count)
+        # a fork need not import torch again
+        start_method = "fork" if sys.platform == "linux" else "spawn"
+        multiprocessing.start_processes(work, (count, threads, port, folder, args), count, start_method=start_method)
         results = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
     step, alone = (max(result[name] for result in results) for name in ("step", "alone"))
     counted = {name: results[0][name] for name in ("gradient_bytes", "messages", "message_bytes", "precision")}

@@ -51,6 +51,13 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
+def forked(monkeypatch):
+    """Worker processes are forks of the test's, which need not import torch again."""
+    for module in ("pycil_wsc.runs.workers", "pycil_wsc.data.parallel"):
+        monkeypatch.setattr(f"{module}.START_METHOD", "fork")
+
+
+@pytest.fixture
 def undrawn():
     """Reports without figures, for tests of everything else."""
     with small_runs.undrawn():

@@ -506,9 +506,9 @@ def test_the_pages_analysis_is_recorded(extended, tmp_path):
 # ---- the benchmarks --------------------------------------------------------------------------------------------------
 
 SMALL = {  # by script: options that make it quick
-    "throughput": "--images 128 --epochs 1 --repeats 1",
-    "engine_ablation": "--images 128 --epochs 1 --repeats 1 --parts whole memory",
-    "run_cost": "--epochs 1 --images 5 --repeats 1 --methods replay",
+    "throughput": "--images 32 --epochs 1 --repeats 1 --workers 1",
+    "engine_ablation": "--images 32 --epochs 1 --repeats 1 --parts whole memory",
+    "run_cost": "--epochs 1 --images 2 --memory 1 --repeats 1 --methods replay",
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",

@@ -42,7 +42,7 @@ def taken(result):
 
 
 def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):
-    settings |= {"epochs": 1}
+    settings |= {"epochs": 1, "max_tasks": 2}
     alone = settings | {"cache_first_task": False, "out": str(tmp_path / "alone")}
     for name in PLAIN:
         for memory in (0, 4):

@@ -160,6 +160,7 @@ def test_runs_whose_passes_are_recorded_are_the_plain_ones(method, keys, setting
     what depends on it would go wrong here as on a GPU.
     """
     settings |= {"model_name": method, "batch_size": 4, "init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5} | keys
+    settings["max_tasks"] = tasks = 3 if method in ("der", "foster", "memo") else 2  # where networks grow, once more
     recorded = []
     monkeypatch.setattr(
         "pycil_wsc.learners.base.cuda_graph", lambda device, function: recorded.append(function) or as_a_graph(function)
@@ -171,7 +172,7 @@ def test_runs_whose_passes_are_recorded_are_the_plain_ones(method, keys, setting
         results.append(without_measurements(Run(config, load_dataset(config.dataset, ".")).execute()))
         results[-1].pop("config")
     assert results[0] == results[1] and not caplog.records
-    assert len(recorded) >= 3, "a phase of each task at least"
+    assert len(recorded) >= tasks, "a phase of each task at least"
 
 
 SHORT = {"model_name": "finetune", "batch_size": 4, "init_epoch": 1, "epochs": 1}  # long enough to be recorded

@@ -132,7 +132,7 @@ def test_a_device_holds_the_images_of_both_splits_once(dataset, tmp_path):
     assert isinstance(train, DeviceSource) and train.pixels is test.pixels
 
 
-def test_workers_decode_as_this_process_does_and_name_a_broken_file(dataset, folder, tmp_path, monkeypatch):
+def test_workers_decode_as_this_process_does_and_name_a_broken_file(dataset, folder, tmp_path, monkeypatch, forked):
     monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", 3)
     here, theirs = (decoded(dataset, tmp_path / str(workers), workers, False).train.decoded for workers in (0, 2))
     assert here.path != theirs.path and all(

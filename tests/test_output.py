@@ -47,7 +47,9 @@ def test_every_run_ends_wherever_its_output_goes(redirect, settings, tmp_path, u
 
 def test_what_an_encoding_lacks_is_printed_as_an_escape(settings, tmp_path):
     variables = os.environ | {"OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, str(ROOT / "main.py"), "--config", write(tmp_path, settings | SHORT)]
+    variables["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    script = "import sys, small_runs\nwith small_runs.undrawn(): sys.exit(small_runs.main())"
+    command = [sys.executable, "-c", script, "--config", write(tmp_path, settings | SHORT)]
     ended = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert ended.returncode == 0 and len(results(settings)) == 2 and "Traceback" not in ended.stderr, ended
     assert "Report: " in ended.stdout and "mean \\xb1 standard error" in ended.stdout

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -48,7 +49,7 @@ def epochs_logged(settings):
 
 
 @pytest.mark.slow
-def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path):
+def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path, forked):
     """Parent and workers are killed together at random moments."""
     settings, chance = settings | FORTY, random.Random(0)
     undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
@@ -87,18 +88,23 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
 
 
 def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(
-    settings, tmp_path, capsys, monkeypatch
+    settings, tmp_path, capsys, monkeypatch, forked
 ):
-    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 40, "model_name": "replay"}
+    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 20, "model_name": "replay"}
     killed = []
 
     def receive_and_kill(worker):
-        """The worker dies where there is a checkpoint behind it and most of its run before it."""
+        """The worker dies within a later task, after the checkpoint of an epoch."""
         message = receive(worker)
         if not killed and isinstance(message, Progress) and message.position.startswith("task 2/3"):
             killed.append(worker.job.config.run_folder)
+            while not re.search(r"task [23]/3 train epoch ([2-9]|1\d)/20.*\n\Z", log_of_killed()):
+                time.sleep(0.005)
             os.kill(worker.process.pid, signal.SIGKILL)
         return message
+
+    def log_of_killed():
+        return (killed[0] / "log.txt").read_text()
 
     receive = workers.Worker.receive
     monkeypatch.setattr(workers.Worker, "receive", receive_and_kill)
@@ -108,7 +114,7 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
     assert captured.err.count("failed: ") == captured.err.count("the loss became nan") == 1
     assert "done 2/3, running 0, waiting 0, failed 1" in captured.out and len(results(settings)) == 2
     assert [json.loads(path.read_text())["attempt"] for path in Path(settings["out"]).rglob("failed.json")] == [1]
-    assert "task 2/3 resumes with train epoch" in (killed[0] / "log.txt").read_text()
+    assert re.search(r"task [23]/3 resumes with train epoch", log_of_killed())
 
 
 def image_folder(root):
@@ -121,7 +127,7 @@ def image_folder(root):
 
 
 @pytest.mark.parametrize("number, workers, files", [(signal.SIGINT, "2", True), (signal.SIGTERM, "1", False)])
-def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path):
+def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path, forked):
     """The signal goes to all processes, as a terminal and a cluster send it; those that decode images end too."""
     settings |= {"seed": [1, 2, 3], "epochs": 100_000} | (image_folder(tmp_path / "images") if files else {})
     process = command(tmp_path, settings, "--workers", workers)
@@ -249,7 +255,7 @@ def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
     )
 
 
-def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys, monkeypatch):
+def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys, monkeypatch, forked):
     """It appears after planning: a file takes the place of the second run's folder. The first would run for long."""
     settings |= {"model_name": "replay", "seed": [1, 2], "init_epoch": 3000}
     start, started, replaced = workers.Worker.start, [], []
@@ -299,7 +305,7 @@ def threads_used(monkeypatch):
 
 
 def one_thread_then_any(settings):
-    settings = settings | {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
+    settings = settings | {"model_name": "finetune", "init_cls": 6, "init_epoch": 1, "batch_size": 72}
     return [resolve(settings | keys) for keys in ({"seed": 1, "threads": 1}, {"seed": 2})]
 
 

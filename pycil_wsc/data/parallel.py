@@ -13,11 +13,14 @@ from tqdm import tqdm
 from pycil_wsc.errors import UserError
 
 CHUNK = 64  # items that a process takes at a time; to start processes for fewer would take longer than the work
+START_METHOD = "spawn"  # a fork would inherit threads and the CUDA context
 
 
 def process_pool(workers: int, items: int) -> contextlib.AbstractContextManager[ProcessPoolExecutor | None]:
     """A pool of ``workers`` processes; None without workers, and for few ``items``."""
-    return ProcessPoolExecutor(workers, get_context("spawn")) if workers and items > CHUNK else contextlib.nullcontext()
+    if not workers or items <= CHUNK:
+        return contextlib.nullcontext()
+    return ProcessPoolExecutor(workers, get_context(START_METHOD))
 
 
 def map_parts(

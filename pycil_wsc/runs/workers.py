@@ -17,6 +17,7 @@ from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.progress import Progress
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
+START_METHOD = "spawn"  # a fork would inherit threads and the CUDA context
 
 
 def run_in_processes(schedule: Any, count: int) -> None:
@@ -101,7 +102,7 @@ class Worker:
             self.process = None
 
     def _spawn(self):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self.pipe, theirs = context.Pipe()
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.process = context.Process(
