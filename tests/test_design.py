@@ -5,7 +5,9 @@ import sys
 
 from structure import ROOT, annotated, functions, imports, modules, within
 
-LEAVES = [f"pycil_wsc.{name}" for name in ("errors", "registry", "keys", "files", "seeding", "allocator", "output")]
+LEAVES = [
+    f"pycil_wsc.{name}" for name in ("errors", "registry", "keys", "files", "nested", "seeding", "allocator", "output")
+]
 ROOMS = ["data", "networks", "engine", "learners", "config", "runs"]  # each may import the rooms before it
 
 

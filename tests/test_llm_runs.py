@@ -18,7 +18,6 @@ from small_runs import ROOT, Killed, command, killed_at, results, wait_until, wi
 
 pytest.importorskip("transformers")
 
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -180,15 +179,14 @@ def test_every_flipped_bit_of_a_checkpoint_is_noticed_or_does_no_harm(tmp_path):
     assert noticed > 0.9 * 400
 
 
-def test_a_checkpoint_without_a_checksum_is_taken_as_it_is(tmp_path):
+@pytest.mark.parametrize("header", [None, {"state": '{"dict": []}', "sha256": "0"}])
+def test_a_checkpoint_of_another_version_is_named(header, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    save_state(path, STATE)
-    with safe_open(path, "pt") as file:
-        header = {"state": file.metadata()["state"]}
-    save_file(load_file(path), path, metadata=header)
-    verify_state(path)
-    with open_state(path) as state:
-        assert same(state, STATE)
+    save_file({"weight": torch.zeros(2)}, path, metadata=header)
+    with pytest.raises(UnusableRun, match="is not a checkpoint of this version"):
+        verify_state(path)
+    with pytest.raises(UnusableRun, match="is not a checkpoint of this version"), open_state(path):
+        pass
 
 
 def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):

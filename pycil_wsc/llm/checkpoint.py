@@ -18,17 +18,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pycil_wsc.errors import UnusableRun, UserError
-
-SEQUENCES = {"list": list, "tuple": tuple}
+from pycil_wsc.nested import packed, unpacked
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state``: dicts, lists and tuples of tensors, numbers, strings, booleans and None, nested at will."""
-    tensors: dict[str, Any] = {}
-    header = json.dumps(_packed(state, "state", tensors))
+    """Write ``state``, of which :func:`~pycil_wsc.nested.packed` says what it may contain."""
+    tensors: dict[str, Tensor] = {}
+    header = json.dumps(packed(state, tensors))
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(tensors, partial, metadata={"state": header, "sha256": _digest(header, tensors, tensors.__getitem__)})
+        save_file(
+            tensors, partial, metadata={"content": header, "sha256": _digest(header, tensors, tensors.__getitem__)}
+        )
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -41,14 +42,11 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def verify_state(path: Path) -> None:
-    """Raise :class:`UnusableRun` if what :func:`save_state` wrote was damaged since.
-
-    Files of versions that wrote no checksum are accepted.
-    """
+    """Raise :class:`UnusableRun` if what :func:`save_state` wrote was damaged since."""
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
-            if "sha256" in header and header["sha256"] != _digest(header["state"], file.keys(), file.get_tensor):
+            if header["sha256"] != _digest(header["content"], file.keys(), file.get_tensor):
                 raise UnusableRun(f"{path}: is damaged (its checksum is wrong); delete it to start this run again")
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _unusable(path, error) from None
@@ -78,8 +76,12 @@ def open_state(path: Path) -> Iterator[Any]:
 
 
 def _opened(path: Path, file: Any) -> Any:
+    def tensor_of(name):
+        stored = file.get_slice(name)
+        return stored if stored.get_shape() else file.get_tensor(name)
+
     try:
-        return _unpacked(json.loads(file.metadata()["state"]), file)
+        return unpacked(json.loads(file.metadata()["content"]), tensor_of)
     except (KeyError, TypeError, ValueError) as error:
         raise _unusable(path, error) from None
 
@@ -88,27 +90,3 @@ def _unusable(path: Path, error: Exception) -> UnusableRun:
     return UnusableRun(
         f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again"
     )
-
-
-def _packed(value: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """``value`` as JSON that tells dicts, lists, tuples and tensors apart; the tensors go into ``tensors``."""
-    if hasattr(value, "data_ptr"):
-        tensors[path] = value.detach().contiguous()
-        return {"tensor": path}
-    if isinstance(value, dict):
-        return {"dict": [[key, _packed(part, f"{path}/{key}", tensors)] for key, part in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_packed(part, f"{path}/{number}", tensors) for number, part in enumerate(value)]}
-    return value
-
-
-def _unpacked(value: Any, file: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        stored = file.get_slice(content)
-        return stored if stored.get_shape() else file.get_tensor(content)
-    if kind == "dict":
-        return {key: _unpacked(part, file) for key, part in content}
-    return SEQUENCES[kind](_unpacked(part, file) for part in content)

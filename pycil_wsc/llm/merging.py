@@ -2,7 +2,7 @@
 
 theta_0 is the model before the first task, theta_t the one after task t, tau_t = theta_t - theta_0 its task vector::
 
-    merge = merges["magmax"](theta_0, scale=0.5)      # state dicts: name -> tensor
+    merge = MERGES["magmax"](theta_0, scale=0.5)      # state dicts: name -> tensor
     for task in tasks:
         theta = train(task)                           # from merge.result() if merge.online, else from the last theta
         merge.update(theta)
@@ -17,26 +17,19 @@ result.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pycil_wsc.consolidation.checks import check_saved_shapes
 from pycil_wsc.consolidation.functional import average_
-from pycil_wsc.registry import Registry
 
-merges = Registry("merging method")
 UNMERGED = {"zero_shot": 1, "finetune": 1, "replay": 1, "wsc": 2}  # methods without merging: models kept at once
 PARALLEL = 0.9995  # the usual |cos| above which slerp is linear, because the sine in its denominator vanishes
 
 State = Mapping[str, Tensor]
 Total = Callable[[Tensor], Tensor]
-M = TypeVar("M", bound="type[Merge]")
-
-
-def register_merge(name: str) -> Callable[[M], M]:
-    return lambda cls: merges.add(name, cls)
 
 
 class Merge:
@@ -132,7 +125,6 @@ class Merge:
                 )
 
 
-@register_merge("avg_offline")
 class ModelSoup(Merge):
     """The uniform mean of theta_1 .. theta_T (Wortsman et al., 2022)."""
 
@@ -140,7 +132,6 @@ class ModelSoup(Merge):
         average_([running], [new], self.count)
 
 
-@register_merge("avg_online")
 class OnlineAverage(Merge):
     """Mean of the models so far, from which the next task starts.
 
@@ -159,7 +150,6 @@ class OnlineAverage(Merge):
         average_([running], [new], self.count if self.decay is None else self.decay / (1 - self.decay))
 
 
-@register_merge("slerp")
 class Slerp(Merge):
     """merged_t = slerp(merged_{t-1}, theta_t, weight) per tensor; the next task starts from it (Jang et al., 2024).
 
@@ -182,7 +172,6 @@ class Slerp(Merge):
         running.copy_(slerp(running, new, self.weight, self.total))
 
 
-@register_merge("task_arithmetic")
 class TaskArithmetic(Merge):
     """theta_0 + scale * (tau_1 + ... + tau_T) (Ilharco et al., 2023). ``scale`` = 1/T gives the model soup."""
 
@@ -200,7 +189,6 @@ class TaskArithmetic(Merge):
         return torch.add(self._start[name].to(running), running, alpha=self.scale)
 
 
-@register_merge("magmax")
 class MagMax(TaskArithmetic):
     """theta_0 + scale * tau, where each element of tau is that tau_t's of largest magnitude (Marczak et al., 2024).
 
@@ -209,6 +197,15 @@ class MagMax(TaskArithmetic):
 
     def _fold_(self, running: Tensor, new: Tensor) -> None:
         torch.where(new.abs() >= running.abs(), new, running, out=running)
+
+
+MERGES: dict[str, Any] = {  # by `llm.method`
+    "avg_offline": ModelSoup,
+    "avg_online": OnlineAverage,
+    "slerp": Slerp,
+    "task_arithmetic": TaskArithmetic,
+    "magmax": MagMax,
+}
 
 
 def slerp(first: Tensor, second: Tensor, weight: float, total: Total | None = None) -> Tensor:
@@ -256,7 +253,7 @@ def models_resident(
     if method in UNMERGED:
         residents = 1 + (UNMERGED[method] - 1) * trained
         return ResidentModels(residents, residents)
-    cls = merges[method]
+    cls = MERGES[method]
     paper, streamed = 2 if cls.online else tasks, 3 if cls.task_vectors or task_vectors else 2
     return ResidentModels(1 + (paper - 1) * trained, 1 + (streamed - 1) * merged)
 

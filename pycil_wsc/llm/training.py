@@ -18,7 +18,7 @@ from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.config import Consolidation, LLMConfig
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.merged import AdaptedWeights, TrainedWeights
-from pycil_wsc.llm.merging import Merge, merges
+from pycil_wsc.llm.merging import MERGES, Merge
 from pycil_wsc.llm.model import load_model, packed_losses, token_losses
 from pycil_wsc.llm.placing import Replicated, Sharded
 from pycil_wsc.llm.tokens import Example, collate, micro_batches, pack
@@ -191,7 +191,7 @@ class Training:
         if config.method not in options:
             return TrainedWeights(self.placing), None
         weights = AdaptedWeights(self.placing) if config.lora_rank else TrainedWeights(self.placing)
-        return weights, merges[config.method](weights.read(), **options[config.method])
+        return weights, MERGES[config.method](weights.read(), **options[config.method])
 
 
 def _precision(config: LLMConfig, device: torch.device) -> str:

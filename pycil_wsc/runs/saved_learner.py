@@ -16,7 +16,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -24,16 +23,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
-import torch
 
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically, write_json
+from pycil_wsc.nested import packed, unpacked
 from pycil_wsc.runs.weights import checked_info
 
 VERSION = 1
 FILES = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # learner.json has their checksums
-TENSOR, PAIRS, FLOAT = "$tensor", "$pairs", "$float"  # mark values that JSON lacks, such as {TENSOR: the tensor's name}
 
 
 class SavedLearner(NamedTuple):
@@ -56,8 +54,8 @@ def write(folder: Path, learner: SavedLearner, copy_images: bool = False, replac
     """
     held, tensors = learner.held, {}
     assert held.arrivals is not None
-    state = _packed(learner.state, "", tensors)
-    content = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    state = packed(learner.state, tensors)
+    content = safetensors.torch.save({name: tensor.cpu() for name, tensor in tensors.items()})
     write_atomically(folder / "weights.safetensors", content)
     exemplars: dict[str, Any] = {"labels": held.train.targets.tolist(), "tasks": held.arrivals.train.tolist()}
     if held.train.in_memory:
@@ -107,7 +105,7 @@ def read(folder: Path) -> SavedLearner:
         files = _verified(folder, content)
         exemplars = json.loads(files["exemplars.json"])
         tensors = safetensors.torch.load(files["weights.safetensors"])
-        state = _unpacked(content["state"], tensors)
+        state = unpacked(content["state"], tensors.__getitem__)
         info = dict(content["info"], **{name: tuple(content["info"][name]) for name in ("classes", "mean", "std")})
         pixels = files.get("exemplars.npy")
         held = _exemplars(folder, exemplars, pixels, checked_info(info), tuple(content["seen"]), content["data"])
@@ -169,34 +167,3 @@ def _copied(path: str, folder: Path) -> str:
     except OSError as error:
         raise UserError(f"{path}: cannot be copied ({error.strerror}); restore the exemplar's file") from None
     return name
-
-
-def _packed(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Convert ``value`` to JSON values and move its tensors to ``tensors``, named by ``place``; tuples become lists."""
-    if isinstance(value, torch.Tensor):
-        tensors[place] = value
-        return {TENSOR: place}
-    if isinstance(value, dict):
-        inner = {key: _packed(item, f"{place}.{key}".lstrip("."), tensors) for key, item in value.items()}
-        return inner if all(isinstance(key, str) for key in inner) else {PAIRS: [[k, v] for k, v in inner.items()]}
-    if isinstance(value, (list, tuple)):
-        return [_packed(item, f"{place}.{number}", tensors) for number, item in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {FLOAT: str(value)}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{place}: a {type(value).__name__} cannot be saved; a learner's state is tensors and JSON values")
-
-
-def _unpacked(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unpacked(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if TENSOR in value:
-        return tensors[value[TENSOR]]
-    if PAIRS in value:
-        return {key: _unpacked(item, tensors) for key, item in value[PAIRS]}
-    if FLOAT in value:
-        return float(value[FLOAT])
-    return {key: _unpacked(item, tensors) for key, item in value.items()}
