@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -81,27 +81,30 @@ class Corpus:
 
     def epochs(self, config: LLMConfig, index: int) -> list[Epoch]:
         """The epochs of task ``index``, in order: its own, then those of replay if there is anything to replay."""
-        if config.method == "zero_shot":
-            return []
-        own = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
-        epochs = [Epoch("epoch", number, own, False, self._examples(self.tasks[index].train)) for number in range(own)]
-        if config.replays and (
-            items := replay_items(self.tasks[:index], config.replay_ratio, config.replay_choice, config.seed, self.pool)
-        ):
-            epochs += [
-                Epoch("replay", number, config.replay_epochs, True, self._examples(items))
-                for number in range(config.replay_epochs)
-            ]
-        return epochs
+        return [
+            Epoch("replay" if replay else "epoch", number, count, replay, examples)
+            for replay, count, examples in self._phases(config, index)
+            for number in range(count)
+        ]
 
     def planned_tokens(self, config: LLMConfig) -> int:
         """The number of tokens that a whole run trains on."""
         return sum(
-            len(example)
+            count * sum(map(len, examples))
             for index in range(len(self.tasks))
-            for epoch in self.epochs(config, index)
-            for example in epoch.examples
+            for _, count, examples in self._phases(config, index)
         )
+
+    def _phases(self, config: LLMConfig, index: int) -> Iterator[tuple[bool, int, list[Example]]]:
+        """Whether it is replay, the number of epochs, and the examples of each."""
+        if config.method == "zero_shot":
+            return
+        own = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
+        yield False, own, self._examples(self.tasks[index].train)
+        if config.replays and (
+            items := replay_items(self.tasks[:index], config.replay_ratio, config.replay_choice, config.seed, self.pool)
+        ):
+            yield True, config.replay_epochs, self._examples(items)
 
     def _cut(self, task: TaskData) -> TaskData:
         test = task.test if self.options.test_on == "test" else task.eval
