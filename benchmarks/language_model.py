@@ -33,6 +33,9 @@ from pycil_wsc.llm.training import Training
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 
 
+THREADS = torch.get_num_threads()
+
+
 class Vocabulary:
     """The attributes of a tokeniser that the model needs."""
 
@@ -47,7 +50,12 @@ class Vocabulary:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["replay", "wsc"])
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=["replay", "wsc"],
+        help="each may be followed by keys in the same word, such as 'replay llm.packing=true threads=2'",
+    )
     for name, size in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
     parser.add_argument("--vocabulary", type=int, default=128256)
@@ -82,6 +90,7 @@ def main():
 
 def timed(method, args, device):
     """Tokens, seconds, peak memory and parameters of one task."""
+    method, *more = method.split()
     sizes = {f"llm.{name}": getattr(args, name) for name in (*SIZES, "micro_tokens")}
     config = resolve(
         {
@@ -91,8 +100,10 @@ def timed(method, args, device):
             "device": args.device,
             "precision": args.precision,
             **sizes,
+            **{name: json.loads(value) for name, value in (key.split("=") for key in more)},
         }
     )
+    torch.set_num_threads(config.threads or THREADS)
     keep_freed_memory(device)
     reset_peak_memory(device)
     training = Training(config, Vocabulary(args.vocabulary), Processes(), device)

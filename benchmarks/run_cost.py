@@ -75,7 +75,9 @@ def timed_run(name, dataset, args):
         "wsc.average_every": 1,
     }
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(resolve(keys | {"out": folder, "cache_first_task": False}), dataset, report=lambda progress: None)
+        run = Run(
+            resolve(keys | {"out": folder, "cache_first_task": False}), dataset, on_progress=lambda progress: None
+        )
         seconds = defaultdict(float)
         learner, whole = run.learner, run.learner.learn
         for part, owner, function in (

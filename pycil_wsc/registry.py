@@ -199,6 +199,7 @@ class Kind:
 
     unit: str  # the unit of a run's cost
     checkpoint: str  # the file in a run's folder from which a stopped run resumes
+    records: tuple[str, ...] = ()  # patterns of what a run writes in its folder beside the result and the log
 
     def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the keys of a JSON file (nested ones with dots) with those of the command line, which override them."""
@@ -231,10 +232,10 @@ class Kind:
         """
         raise UserError(f"--measure: training on {self.unit} cannot be measured yet; leave it out")
 
-    def execute(self, config: Any, data: Any, report: Callable[[Any], None]) -> dict[str, Any]:
+    def execute(self, config: Any, data: Any, on_progress: Callable[[Any], None]) -> dict[str, Any]:
         """Execute a run, resuming it if it was stopped; returns the contents of its ``result.json``.
 
-        ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
+        ``on_progress`` is called with every :class:`pycil_wsc.runs.progress.Progress`.
 
         Raises:
             UnusableRun, TrainingDiverged, WrongPlan: this run fails and is not tried again; the others continue.

@@ -481,6 +481,13 @@ def test_an_optimiser_with_other_moments_is_refused_at_its_first_step():
         train(net, optimizer, [0])
 
 
+def test_an_optimiser_whose_moments_have_other_names_is_refused_when_attached():
+    """bitsandbytes' 32-bit AdamW has ``state1`` and ``state2``, which are not quantised."""
+    kind = type("AdamW32bit", (torch.optim.AdamW,), {"__module__": "bitsandbytes.optim.adamw"})
+    with pytest.raises(ValueError, match="the state of AdamW32bit has no 'exp_avg': use Adam or AdamW, or source="):
+        start(kind, warmup_steps=3, importance=FROM_ADAM)
+
+
 def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset():
     net = small_net()
     optimizer = torch.optim.AdamW(net.parameters())

@@ -165,6 +165,19 @@ def test_a_result_that_another_process_finished_is_kept(settings):
         pass
 
 
+def test_what_only_an_unfinished_run_has_goes_with_its_result(settings):
+    """Among it the mark of a run that is done again."""
+    config = resolve(settings)
+    config.run_folder.mkdir(parents=True)
+    names = {".redone", "failed.json", "progress.json", "checkpoint.pt"}
+    for name in names:
+        (config.run_folder / name).touch()
+    ray_cluster.deliver(config, {"log.txt": b"stopped"})
+    assert names < {path.name for path in config.run_folder.iterdir()}
+    ray_cluster.deliver(config, {"result.json": b"{}"})
+    assert not names & {path.name for path in config.run_folder.iterdir()}
+
+
 def test_the_result_of_a_longer_list_of_tasks_replaces_that_of_a_shorter_one(tmp_path, monkeypatch):
     tasks = [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS[:2])]
     keys = {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
@@ -323,7 +336,7 @@ def test_what_the_first_process_says_of_a_failure_is_the_outcome(changes, reason
     "options, reason",
     [
         (["--ray", "--gpus-per-run", "0"], "--gpus-per-run 0: must be at least 1"),
-        (["--gpus-per-run", "2"], "--gpus-per-run 2: is for --ray; without it, torchrun --nproc-per-node 2"),
+        (["--gpus-per-run", "2"], "--gpus-per-run 2: needs --ray; without Ray, torchrun --nproc-per-node 2"),
         (["--ray", "--gpus-per-run", "2", "--workers", "3"], "--workers 3: runs cannot share GPUs with"),
         (["--ray", "--gpus-per-run", "9"], "batch_size: 8 images are too few for the 9 processes that share them"),
     ],

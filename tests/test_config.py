@@ -13,6 +13,10 @@ from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, key
+from pycil_wsc.learners.base import configured_backbone
+from pycil_wsc.runs.learner import OF_EXPERIMENTS
+from pycil_wsc.runs.planning import OF_BACKBONES
+from utils.factory import OF_WHOLE_RUNS
 
 ROOT = Path(__file__).parent.parent
 
@@ -506,6 +510,35 @@ def test_every_key_says_what_it_decides():
     assert set.union(*(by_decision[what] for what in ("files", "speed", "rounding", "name"))) == INCIDENTAL
     with pytest.raises(ValueError, match="decides='nothing' is not one of"):
         key(1, "a key", decides="nothing")
+
+
+EVERYWHERE = """
+memory_size memory_per_class fixed_memory convnet_type consolidate device seed replay_ratio exemplars nme precision
+init_epoch init_lr init_milestones init_lr_decay init_weight_decay epochs lrate milestones lrate_decay weight_decay
+scheduler momentum batch_size pretrained grad_checkpointing channels_last optimizer betas clip_norm label_smoothing
+warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze sync_batch_norm timeout_minutes cuda_graph
+num_workers data_root checkpoint_seconds"""
+
+
+def test_every_key_is_also_one_of_learners_and_pycils_scripts_or_refused_there():
+    """A new key is added here, or where it has no effect: to ``OF_EXPERIMENTS``, to ``OF_WHOLE_RUNS``, or to both."""
+    shared = {name for name in KEYS if not name.startswith("wsc.")}
+    assert shared - OF_EXPERIMENTS - OF_WHOLE_RUNS == set(EVERYWHERE.split())
+    assert OF_EXPERIMENTS | OF_WHOLE_RUNS <= shared
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_every_key_that_a_backbone_reads_makes_it_another_one_to_check(name):
+    read = set()
+
+    class Recorder:
+        def __getattr__(self, attribute):
+            read.add(attribute)
+            return getattr(config, attribute)
+
+    config = resolve({"model_name": name, "convnet_type": "resnet8"})
+    config.learner.check_backbone(configured_backbone(Recorder(), 32, False), Recorder())
+    assert "convnet_type" in read and read <= {*OF_BACKBONES}
 
 
 # of results in the repository, what names their runs' folders: the hash is of all that differs from the defaults

@@ -57,7 +57,7 @@ def counted(method, folder):
     config = resolve(settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pycil_wsc.learners.base.StepCost", Counted)
-        Monitored(config, load_dataset(config.dataset, "."), report=lambda _: None).execute()
+        Monitored(config, load_dataset(config.dataset, "."), on_progress=lambda _: None).execute()
     return found if method in EXPANDING else found[:1] + found[1:] * (TASKS - 1)
 
 

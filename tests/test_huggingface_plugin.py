@@ -238,6 +238,25 @@ def test_evaluations_are_of_the_average_where_that_is_asked_for(tmp_path):
     assert_same(one, other)
 
 
+def test_each_of_several_eval_datasets_is_evaluated_by_the_average_and_checkpoints_hold_the_weights(tmp_path):
+    one, several = evaluated(tmp_path / "one"), evaluated(tmp_path / "several", save_steps=5)
+    several.eval_dataset = {"first": one.eval_dataset, "second": one.eval_dataset}
+    (wsc,) = (each for each in several.callback_handler.callbacks if isinstance(each, WSCCallback))
+    watch = Watch(wsc)
+    several.callback_handler.callbacks.insert(0, watch)
+    one.train()
+    several.train()
+    losses = [
+        [row[name] for row in trainer.state.log_history if name in row]
+        for trainer, name in ((one, "eval_loss"), (several, "eval_first_loss"), (several, "eval_second_loss"))
+    ]
+    assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 4
+    assert_same(weights(one.model), weights(several.model))
+    for step in (5, 10, 15, 20):
+        saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "several" / f"checkpoint-{step}")
+        assert_same(weights(saved), watch.weights[step - 1])
+
+
 class Interrupt(transformers.TrainerCallback):
     """Raises in the first evaluation of step 10."""
 
@@ -256,10 +275,10 @@ class Begin(transformers.TrainerCallback):
         self.weights = weights(model)
 
 
-def evaluated(folder, *others):
-    """A trainer that resets after step 6 of 20, saves every 4 steps and evaluates the average every 5."""
+def evaluated(folder, *others, save_steps=4):
+    """A trainer that resets after step 6 of 20, saves every ``save_steps`` and evaluates the average every 5."""
     callback = WSCCallback(warmup=0.3, average=Average(every=4), reset=Blend(), evaluate_average=True)
-    trainer = trainer_for(tiny_model(), folder, *others, callback, save_strategy="steps", save_steps=4)
+    trainer = trainer_for(tiny_model(), folder, *others, callback, save_strategy="steps", save_steps=save_steps)
     trainer.eval_dataset = trainer.train_dataset
     trainer.args.eval_strategy, trainer.args.eval_steps = transformers.IntervalStrategy.STEPS, 5
     return trainer

@@ -1,6 +1,5 @@
 """`pycil_wsc.Learner`: tasks learned one by one from Python."""
 
-import hashlib
 import json
 import logging
 import multiprocessing
@@ -243,6 +242,16 @@ def test_a_folder_is_learned_as_its_files_with_labels(tmp_path):
     assert one.predict([str(file) for file in files]).tolist() == other.predict(list(map(str, files))).tolist()
 
 
+@pytest.mark.parametrize("form", [str, Path])
+def test_one_file_name_is_not_a_list_of_them(form, tmp_path):
+    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1}
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **keys)
+    file = form(next(Path(tmp_path, "january").rglob("*.png")))
+    with pytest.raises(UserError, match="^images: give a list of file names, not one name$"):
+        learner.predict(file)
+    assert learner.predict([file]).shape == (1,)
+
+
 def test_numbers_are_names_too(months):
     images, names = arrays(months[0])
     learner = learned((images, [10 * NAMES.index(name) for name in names]))
@@ -253,6 +262,18 @@ def test_the_first_task_has_the_schedule_of_the_later_ones_unless_told_otherwise
     config = Learner("wsc", epochs=7, lrate=0.02).config
     assert (config.init_epoch, config.init_lr) == (7, 0.02)
     assert Learner("wsc", epochs=7, init_epoch=9).config.init_epoch == 9
+
+
+def test_keys_may_be_numpys_numbers_and_paths():
+    numbers = {"lrate": np.float64(0.1), "memory_per_class": np.int64(5), "nme": np.bool_(False)}
+    config = Learner("wsc", **numbers, milestones=(np.int64(3),), wsc={"retain": np.float32(0.5)}).config
+    assert (config.lrate, config.memory_per_class, config.nme, config.milestones) == (0.1, 5, False, (3,))
+    assert config.wsc.retain == 0.5
+    assert Learner("wsc", milestones=np.array([3, 5])).config.milestones == (3, 5)
+    config = Learner("wsc", data_root=Path("some/data"), convnet_options={"width": np.int64(4)}).config
+    assert (config.data_root, type(config.convnet_options["width"])) == ("some/data", int)
+    with pytest.raises(UserError, match="epochs: expected a whole number, got 2.5"):
+        Learner("wsc", epochs=np.float64(2.5))
 
 
 # ---- exemplars -------------------------------------------------------------------------------------------------------
@@ -347,17 +368,6 @@ def test_the_folder_has_safetensors_json_and_exemplars_alone(shelf):
         json.loads((shelf / name).read_text(), parse_constant=lambda constant: pytest.fail(constant))
 
 
-def test_a_learner_saved_when_bytes_stood_beside_the_configuration_keeps_them(months, tmp_path):
-    learned(months[0], memory_bytes=2000).save(tmp_path / "shelf")
-    path = tmp_path / "shelf" / "learner.json"
-    content = json.loads(path.read_text())
-    del content["config"]["memory_bytes"]
-    older = {name: value for name, value in content.items() if name != "sha256"} | {"memory_bytes": 1000}
-    sums = content["sha256"] | {"learner.json": hashlib.sha256(json.dumps(older, sort_keys=True).encode()).hexdigest()}
-    path.write_text(json.dumps(older | {"sha256": sums}))
-    assert Learner.load(tmp_path / "shelf").config.memory_bytes == 1000
-
-
 @pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
 def test_a_folder_that_is_not_whole_is_one_line(name, shelf):
     path = shelf / name
@@ -390,7 +400,7 @@ def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):
     learner.learn(months[1])
     learner.save(tmp_path / "shelf")
     assert_same(Learner.load(tmp_path / "shelf"), learner)
-    with pytest.raises(UserError, match="has other contents than a learner"):
+    with pytest.raises(UserError, match="is not empty and holds no saved learner"):
         learner.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.npz", "1.npz", "2.npz", "shelf"]
 
@@ -420,6 +430,33 @@ def test_a_learner_saved_with_keys_of_another_version_is_one_line(shelf, monkeyp
     monkeypatch.setattr("pycil_wsc.runs.learner.saved_learner.read", with_key("invented", saved_learner.read))
     with pytest.raises(UserError, match="shelf: was saved by another version of pycil_wsc \\(unknown key 'invented'"):
         Learner.load(shelf)
+
+
+def test_keys_that_the_first_task_fixed_are_refused_at_load_unless_they_are_as_saved(shelf):
+    fixed = {"convnet_type": "resnet20", "consolidate": True, "image_size": 16, "augmentation": "timm", "padding": 3}
+    fixed |= {"flip": True, "brightness": 0.5, "init_epoch": 9, "convnet_options": {"width": 8}}
+    for name, value in fixed.items():
+        with pytest.raises(UserError, match=rf"^{name}(\.width)?: was fixed by the first task; leave it out") as error:
+            Learner.load(shelf, **{name: value})
+        assert "\n" not in str(error.value)
+    same = {"convnet_type": "resnet8", "consolidate": False, "image_size": None, "padding": None, "init_epoch": 3}
+    assert Learner.load(shelf, lrate=0.5, **same).config.lrate == 0.5
+
+
+def test_a_backbones_options_may_be_repeated_at_load_but_not_changed(months, tmp_path):
+    learned(months[0], convnet_options={"width": 4}).save(tmp_path / "shelf")
+    assert Learner.load(tmp_path / "shelf", convnet_options={"width": 4}).config.convnet_options == {"width": 4}
+    with pytest.raises(UserError, match="convnet_options.width: was fixed by the first task"):
+        Learner.load(tmp_path / "shelf", convnet_options={"width": 8})
+
+
+def test_milestones_follow_other_epochs_at_load_unless_they_were_given(months, tmp_path):
+    learned(months[0]).save(tmp_path / "scaled")
+    learned(months[0], milestones=[1, 2]).save(tmp_path / "given")
+    assert Learner.load(tmp_path / "scaled", epochs=2).config.milestones == Learner(epochs=2).config.milestones
+    assert Learner.load(tmp_path / "given", epochs=9).config.milestones == (1, 2)
+    with pytest.raises(UserError, match=r"milestones: \[1, 2\] must be increasing and within the 2 epochs"):
+        Learner.load(tmp_path / "given", epochs=2)
 
 
 def with_key(name, read):
@@ -468,7 +505,7 @@ REFUSED = {
     "got a torch.uint8 tensor (4, 8, 8)": lambda: Learner().learn(Few([(torch.zeros(4, 8, 8, dtype=torch.uint8), 0)])),
     "(images, labels): 2 images and 1 labels": lambda: Learner().learn((GREY.astype(np.uint8), ["cat"])),
     "labels: 0.5 is neither a string nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
-    "a list cannot be learned; give 'folder:PATH'": lambda: Learner().learn([GREY]),
+    "cannot learn from a list; give 'folder:PATH'": lambda: Learner().learn([GREY]),
     "a torch Dataset must return PIL images or uint8 tensors": lambda: Learner().learn(
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),

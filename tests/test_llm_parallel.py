@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file
 
 from pycil_wsc.engine.processes import Processes
+from pycil_wsc.llm.generation import stop_tokens
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.trainer import Run
 from pycil_wsc.llm.training import Training
@@ -114,18 +115,53 @@ def test_of_a_sharded_model_one_process_alone_reads_the_weights_and_bf16_is_for_
         assert (part["kept"], part["computed"]) == (["torch.float32"], ["torch.bfloat16"])
 
 
-def waiting():
-    """Wait for the first process, which does something else; returns what is raised."""
-    processes = Processes(timeout_minutes=0.02)
-    if processes.first:
-        time.sleep(5)
-        return None
+def set_up_late(settings):
+    """Set up a run, the first process five seconds after the other; returns what is raised."""
+    run = Run(*configured(settings))
+
+    def late(name):
+        time.sleep(0 if run.processes.rank else 5)
+        return torch.device(name)
+
     try:
-        return processes.agree("anything")
+        with patch("pycil_wsc.llm.trainer.resolved_device", late):
+            run._set_up()
     except RuntimeError as error:
         return [str(error)]
+    return []
 
 
-def test_a_process_waits_for_the_others_no_longer_than_it_was_told():
-    _, raised = in_two_processes(waiting, seconds=40)
-    assert "timed out" in raised[0].lower()
+def test_a_process_waits_for_the_others_no_longer_than_the_configuration_says(llm_settings):
+    _, raised = in_two_processes(set_up_late, llm_settings | {"llm.timeout_minutes": 0.02}, seconds=40)
+    assert raised and "timed out" in raised[0].lower()
+
+
+def saved_model(folder, settings):
+    """The model of ``settings`` before any task, and its tokeniser, saved in ``folder``."""
+    config, corpus = configured(settings)
+    model = load_model(config, corpus.tokenizer)
+    model.generation_config.eos_token_id = [corpus.tokenizer.eos_token_id, 7]
+    model.save_pretrained(folder)
+    corpus.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_weights_that_cannot_be_read_fail_their_run_in_all_processes_and_the_next_run_is_whole(llm_settings, tmp_path):
+    sound, damaged = (saved_model(tmp_path / name, llm_settings) for name in ("sound", "damaged"))
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    short = {"llm.epochs": [1, 1], "llm.max_new_tokens": 1, "llm.shard": True}
+    settings = llm_settings | short | {"llm.model": [str(damaged), str(sound)]}
+    assert in_two_processes(commanded, "--config", write(tmp_path, settings)) == [1, 0]
+    ((_, result),) = results(settings).items()
+    assert result["config"]["llm.model"] == str(sound) and result["sharded"]
+
+
+def test_answers_end_at_the_same_tokens_in_all_processes(llm_settings, tmp_path):
+    """The others read no weights, but they do read the model's generation settings."""
+    config, corpus = configured(llm_settings | {"llm.model": str(saved_model(tmp_path / "model", llm_settings))})
+    first, other = (load_model(config, corpus.tokenizer, empty) for empty in (False, True))
+    stop = {corpus.tokenizer.eos_token_id, 7}
+    assert stop_tokens(first, corpus.tokenizer) == stop_tokens(other, corpus.tokenizer) == stop
+    (tmp_path / "model" / "generation_config.json").unlink()
+    assert stop_tokens(load_model(config, corpus.tokenizer, empty=True), corpus.tokenizer) < stop

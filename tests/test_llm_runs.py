@@ -94,6 +94,25 @@ def test_the_time_to_save_is_no_training_time(llm_settings, monkeypatch):
     assert result["train_seconds"] < 10 and result["total_seconds"] > 400
 
 
+@pytest.mark.parametrize("method", ["zero_shot", "replay"])
+def test_the_time_to_check_the_weights_is_no_training_time(method, llm_settings, monkeypatch):
+    seconds, check = [0.0], Run._check_weights
+
+    def check_slowly(run, index):
+        seconds[0] += 100
+        check(run, index)
+
+    def now():
+        seconds[0] += 0.001
+        return seconds[0]
+
+    monkeypatch.setattr("pycil_wsc.llm.trainer.time.perf_counter", now)
+    monkeypatch.setattr(Run, "_check_weights", check_slowly)
+    result = Run(*configured(llm_settings, llm__method=method, llm__max_new_tokens=1)).execute()
+    assert (result["train_minutes"] == 0) == (method == "zero_shot")
+    assert result["train_seconds"] < 10 and result["total_seconds"] > 200
+
+
 def test_forgetting_shows_and_replay_reduces_it(llm_settings, tmp_path):
     learned = llm_settings | {
         "llm.epochs": [25, 25],

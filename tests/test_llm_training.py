@@ -1,23 +1,28 @@
 """Steps, consolidation, merging and generation, each against a slow version of its own."""
 
+import contextlib
 from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
+import transformers
 from small_llm import configured
 from torch.nn.functional import cross_entropy
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pycil_wsc.consolidation import Average, Blend, Revert
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.llm.generation import answers, stop_tokens
 from pycil_wsc.llm.merging import slerp
-from pycil_wsc.llm.model import load_model
-from pycil_wsc.llm.tokens import micro_batches, shuffled
+from pycil_wsc.llm.model import load_model, packed_losses, token_losses
+from pycil_wsc.llm.tokens import collate, micro_batches, pack, shuffled
+from pycil_wsc.llm.trainer import Run
 from pycil_wsc.llm.training import Training
 
 CPU = torch.device("cpu")
@@ -121,6 +126,100 @@ def test_a_model_without_positions_cannot_be_packed(llm_settings, monkeypatch):
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda self, input_ids: None)
     with pytest.raises(UserError, match="llm.packing: LlamaForCausalLM does not accept position_ids; use false"):
         load_model(config, corpus.tokenizer)
+
+
+def saved(config, settings, folder):
+    """``settings`` with a model of this transformers configuration and random weights, saved in ``folder``."""
+    _, corpus = configured(settings)
+    config.vocab_size, config.pad_token_id = len(corpus.tokenizer), corpus.tokenizer.pad_token_id
+    config.bos_token_id, config.eos_token_id = corpus.tokenizer.bos_token_id, corpus.tokenizer.eos_token_id
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    corpus.tokenizer.save_pretrained(folder)
+    return settings | {"llm.model": str(folder)}
+
+
+SMALL = dict(hidden_size=16, num_attention_heads=2)
+OPT = dict(SMALL, ffn_dim=16, num_hidden_layers=1, word_embed_proj_dim=16)
+LLAMA = dict(SMALL, intermediate_size=16, num_hidden_layers=2)
+RECURRENT = dict(LLAMA, lru_width=16, block_types=["recurrent", "attention"], attention_window_size=16)
+RECURRENT |= dict(num_key_value_heads=1, head_dim=8)
+
+
+@pytest.mark.parametrize(
+    "config, packs",
+    [
+        (transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64), True),
+        (transformers.LlamaConfig(**LLAMA), True),
+        (transformers.OPTConfig(**OPT, max_position_embeddings=64), False),  # positions from the mask
+        (transformers.FalconConfig(**SMALL, num_hidden_layers=1, alibi=True), False),
+        (transformers.RecurrentGemmaConfig(**RECURRENT), False),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_a_model_is_packed_only_if_packed_items_have_their_own_losses(config, packs, llm_settings, tmp_path):
+    settings = saved(config, llm_settings, tmp_path / "model")
+    numbers = torch.get_rng_state()
+    (config, corpus), (padded, _) = configured(settings, llm__packing=True), configured(settings)
+    with contextlib.nullcontext() if packs else pytest.raises(UnusableRun, match="llm.packing: packed items"):
+        model = load_model(config, corpus.tokenizer)
+        assert not model.training and torch.equal(torch.get_rng_state(), numbers)
+    model, examples = load_model(padded, corpus.tokenizer), list(corpus.encoded.values())[:3]
+    alone = [token_losses(model, collate([each], 0, CPU)).sum().item() for each in examples]
+    assert (packed_losses(model, pack(examples, CPU)).tolist() == pytest.approx(alone, rel=1e-5)) == packs
+
+
+def test_attention_that_only_a_gpu_computes_is_left_as_it_is(llm_settings):
+    config, corpus = configured(llm_settings, llm__packing=True, llm__attn_implementation="flex_attention")
+    with patch("pycil_wsc.llm.model.packed_losses", wraps=packed_losses) as computed:
+        model = load_model(config, corpus.tokenizer)
+    assert computed.call_count == 1 and model.config._attn_implementation == "flex_attention" and model.training
+
+
+def with_positions(name, count):
+    """A configuration of a model for ``count`` positions."""
+    return {
+        "gpt2": lambda: transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=count),
+        "opt": lambda: transformers.OPTConfig(**OPT, max_position_embeddings=count),
+        "gpt_neo": lambda: transformers.GPTNeoConfig(
+            hidden_size=16, num_layers=1, num_heads=2, attention_types=[[["global"], 1]], max_position_embeddings=count
+        ),
+        "llama": lambda: transformers.LlamaConfig(**LLAMA, max_position_embeddings=count),
+    }[name]()
+
+
+def longest_of(settings):
+    """The tokens of the longest item that is trained, and of the longest test prompt."""
+    config, corpus = configured(settings)
+    examples = [example for index in range(2) for epoch in corpus.epochs(config, index) for example in epoch.examples]
+    return max(map(len, examples)), max(len(prompt) for prompts in corpus.test_prompts for prompt in prompts)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_neo"])
+@pytest.mark.parametrize("new, key", [(1, "llm.max_prompt: a training item"), (6, "llm.max_new_tokens: a test prompt")])
+def test_a_model_with_too_few_positions_is_refused_before_training_and_one_with_just_enough_is_not(
+    name, new, key, llm_settings, tmp_path
+):
+    short = llm_settings | {"llm.epochs": [1, 1], "llm.pool": None, "llm.max_new_tokens": new}
+    short |= {"llm.attn_implementation": "eager"}  # GPT-Neo has no other
+    item, prompt = longest_of(short)
+    needed = max(item, prompt + new - 1)  # the last new token is not read
+    assert (needed == item) == (new == 1)
+    few, enough = (saved(with_positions(name, needed - less), short, tmp_path / f"less-{less}") for less in (1, 0))
+    run = Run(*configured(few))
+    with pytest.raises(UnusableRun, match=key) as error:
+        run.execute()
+    assert "\n" not in str(error.value) and not (run.folder / "config.json").exists()
+    long = partial(transformers.GenerationConfig, min_new_tokens=new)
+    with patch("pycil_wsc.llm.generation.GenerationConfig", long):  # answers are as long as allowed
+        assert len(Run(*configured(enough)).execute()["tasks"]) == 2
+        with patch("pycil_wsc.llm.trainer.positions", lambda model: None), pytest.raises(IndexError):
+            run.execute()
+
+
+def test_a_rotary_model_is_not_limited_to_the_positions_of_its_configuration(llm_settings, tmp_path):
+    settings = saved(with_positions("llama", 8), llm_settings | {"llm.epochs": [1, 1]}, tmp_path / "model")
+    assert len(Run(*configured(settings)).execute()["tasks"]) == 2 and min(longest_of(settings)) > 8
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flsh"])

@@ -249,7 +249,7 @@ def test_bic_holds_out_as_pycil_does_and_no_more_than_there_is(keys, sizes, tmp_
     )
     learner, targets, found = run.learner, run.manager.train_targets, []
     for task in run.manager.tasks:
-        held_out = learner.held_out(task)
+        held_out = learner.validation_samples(task)
         counts = np.bincount(targets[held_out], minlength=task.num_seen)
         assert len(set(held_out)) == len(held_out) and (counts == counts[0]).all()
         assert set(held_out) <= set(learner.training_indices(task))

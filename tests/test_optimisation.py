@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import killed_at, without_measurements
+from small_runs import killed_at, without_measurements, write
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from pycil_wsc import registry
-from pycil_wsc.config.loading import resolve
+from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.training import TrainingOptions
 from pycil_wsc.consolidation.epochs import held_from, warmup_in_steps, whole_part
 from pycil_wsc.data.datasets import load_dataset
@@ -330,6 +330,21 @@ def test_what_decides_training_decides_the_first_task():
 def test_wrong_values_are_one_line(keys, line):
     with pytest.raises(UserError, match=line):
         resolve(keys)
+
+
+@pytest.mark.parametrize(
+    "text, name, value",
+    [
+        ('wsc={"retain":0.5}', "wsc.retain", 0.5),
+        ('convnet_options={"width":8}', "convnet_options.width", 8),
+        ('budget={"updates_like":"wsc"}', "epochs", 4),
+    ],
+)
+def test_an_object_on_the_command_line_is_what_it_is_in_the_file(text, name, value, settings, tmp_path):
+    """The keys of a group, of which the file's others are kept."""
+    path = write(tmp_path, settings | {"wsc": {"warmup": 0.5}, "convnet_options": {"width": 5}})
+    (config,) = load(path, dict([parse_override(text)]))
+    assert config.to_dict()[name] == value and config.wsc.warmup == 0.5
 
 
 def test_a_part_that_is_not_there_is_one_line(settings):

@@ -52,7 +52,7 @@ def trained_by_a_script_for_pycil(args):
     assert before > 0
     for task in range(data.nb_tasks):
         model.incremental_train(data)
-        cnn, nme = model.eval_task()
+        cnn, nme = model.eval_task(save_conf=False)
         model.after_task()
         curves["cnn"].append(cnn["top1"])
         curves["nme"].append(nme["top1"])
@@ -110,6 +110,33 @@ def test_appended_exemplars_come_last_and_the_transforms_are_those_of_the_data_s
     assert torch.equal(flipped[0][1], plain[0][1].flip(2)) and plain[0][1].dtype == torch.float32
 
 
+def test_a_split_data_set_holds_out_random_samples_of_each_class_and_of_each_class_appended():
+    data = manager()
+    old = data.get_dataset([0, 1], source="train", mode="test", ret_data=True)[:2]
+    images, labels, _ = data.get_dataset([4, 2], source="train", mode="test", appendent=old, ret_data=True)
+    rows = {image.tobytes(): row for row, image in enumerate(images)}
+    assert len(rows) == len(images), "images differ, so each is recognised"
+
+    def split(seed):
+        np.random.seed(seed)
+        parts = data.get_dataset_with_split([4, 2], "train", "train", old, val_samples_per_class=3)
+        found = [[rows[image.tobytes()] for image in part.images] for part in parts]
+        assert all(np.array_equal(part.labels, labels[each]) for part, each in zip(parts, found, strict=True))
+        return parts, found
+
+    (train, validation), (trained, held_out) = split(1)
+    assert sorted(trained + held_out) == list(range(len(images))) and trained == sorted(trained)
+    assert [validation.labels.tolist().count(label) for label in (0, 1, 2, 4)] == [3, 3, 3, 3]
+    assert train.trsf.mode == validation.trsf.mode == "train"
+    assert split(1)[1] == [trained, held_out] != split(2)[1]
+
+
+def test_a_split_data_set_that_holds_nothing_out_is_the_whole_one():
+    data = manager()
+    train, validation = data.get_dataset_with_split([5], source="test", mode="test")
+    assert np.array_equal(train.images, data.get_dataset([5], "test", "test").images) and len(validation) == 0
+
+
 def test_training_images_are_cropped_flipped_and_brightened_with_torchs_own_random_numbers():
     data = manager()
     data.dataset = replace(data.dataset, info=replace(data.dataset.info, padding=1, flip=True, brightness=0.25))
@@ -158,6 +185,12 @@ def test_the_toolkit_computes_by_hand():
         (lambda: manager().get_dataset([0], "valid", "test"), "source 'valid' is not train or test"),
         (lambda: manager().get_dataset([0], "train", "valid"), "mode 'valid' is not train, test or flip"),
         (lambda: manager().get_dataset([0], "train", "train", m_rate=0.5), "m_rate is not available"),
+        (
+            lambda: manager().get_dataset_with_split([0], "train", "test", val_samples_per_class=10**4),
+            "val_samples_per_class: 10000 of class 0, which has",
+        ),
+        (lambda: manager().get_dataset_with_split([0], "train", "test", None, -1), "val_samples_per_class: -1 of"),
+        (lambda: factory.get_model("icarl", ARGS).eval_task(save_conf=True), "save_conf=True is not available here"),
         (lambda: get_convnet({"convnet_type": "cosine_resnet32"}), "'cosine_resnet32' is not available here"),
         (lambda: resnet18(pretrained=True, args=ARGS), "pretrained weights are not included"),
         (lambda: IncrementalNet({"convnet_type": "resnet32"})(torch.zeros(1, 3, 8, 8)), "call update_fc"),
@@ -198,7 +231,11 @@ def test_values_in_pycils_form_are_taken(changes):
     assert "retain" not in changes.get("wsc", {}) or model.learner.config.wsc.retain == 0.5
 
 
-@pytest.mark.parametrize("key, value", [("memory_bytes", 10**6), ("padding", 2), ("flip", False), ("max_tasks", 2)])
+@pytest.mark.parametrize(
+    "key, value",
+    [("memory_bytes", 10**6), ("padding", 2), ("flip", False), ("max_tasks", 2), ("save_weights", True)]
+    + [("analyse", ["drift"]), ("tensorboard", True), ("deterministic", True), ("threads", 1), ("out", "elsewhere")],
+)
 def test_keys_that_only_whole_runs_have_are_refused(key, value):
     with pytest.raises(UserError, match=f"{key}: is not available in scripts written for PyCIL"):
         factory.get_model("icarl", ARGS | {key: value})

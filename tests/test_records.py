@@ -319,7 +319,7 @@ def test_the_table_of_short_tasks_is_the_record(loop):
     epochs = [cell.split()[0] for cell in header[2:]]
     mine = {method: cells for name, method, *cells in rows if name == loop}
     assert mine["Replay"] == [f"{seeds[each, 'replay'].mean():.1f}" for each in epochs]
-    for name, method in ("before", "before"), ("the paper's letter", "letter"), ("default", "default"):
+    for name, method in ("before", "before"), ("as in the paper", "letter"), ("default", "default"):
         gains = [seeds[each, method] - seeds[each, "replay"] for each in epochs]
         assert mine[name] == [f"{gain.mean():+.1f} ± {gain.std(ddof=1) / 12**0.5:.1f}" for gain in gains]
 
@@ -327,7 +327,7 @@ def test_the_table_of_short_tasks_is_the_record(loop):
 def test_the_table_of_short_tasks_on_cifar_is_the_record():
     _, rows = rows_after(ROOT / "docs/wsc.md", "../results/short_tasks/cifar50_test.csv")
     records = list(csv.DictReader((ROOT / "results/short_tasks/cifar50_test.csv").read_text().splitlines()))
-    counts = {"late": "default", "since_reset": "before", "absolute": "the paper's letter"}
+    counts = {"late": "default", "since_reset": "before", "absolute": "as in the paper"}
     found = {
         (run["exemplars per class"], run["epochs"], counts.get(run["wsc.average_count"].strip('"'), "Replay")): run[
             "average accuracy"
@@ -336,7 +336,7 @@ def test_the_table_of_short_tasks_on_cifar_is_the_record():
     }
     assert len(found) == len(records) == 4 * len(rows)
     for memory, epochs, *cells in rows:
-        names = ("Replay", "before", "the paper's letter", "default")
+        names = ("Replay", "before", "as in the paper", "default")
         assert cells == [found[memory, epochs, name] for name in names]
 
 

@@ -212,6 +212,7 @@ BAD_IMAGES = {
     "uint8 of shape (8, 8, 3)": np.zeros((8, 8, 3), np.uint8),
     "uint8 of shape (2, 3, 8, 8)": np.zeros((2, 3, 8, 8), np.uint8),
     "<U5 of shape (1,)": ["a.png"],
+    "images: give uint8 (B, 8, 8, 3), not one name": "a.png",
 }
 
 

@@ -28,7 +28,7 @@ from pycil_wsc.runs import progress, together, workers
 from pycil_wsc.runs.attempt import Job
 from pycil_wsc.runs.progress import Overview, Progress
 from pycil_wsc.runs.run import Run
-from pycil_wsc.runs.sweep import Schedule, sweep
+from pycil_wsc.runs.sweep import Schedule, set_aside, sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 FORTY = {
@@ -127,7 +127,7 @@ def image_folder(root):
 
 
 @pytest.mark.parametrize("number, workers, files", [(signal.SIGINT, "2", True), (signal.SIGTERM, "1", False)])
-def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path, forked):
+def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path):
     """The signal goes to all processes, as a terminal and a cluster send it; those that decode images end too."""
     settings |= {"seed": [1, 2, 3], "epochs": 100_000} | (image_folder(tmp_path / "images") if files else {})
     process = command(tmp_path, settings, "--workers", workers)
@@ -468,3 +468,35 @@ def test_a_stopped_redo_resumes_without_it(settings, tmp_path, undrawn):
     assert len(results(settings)) == 0
     assert main(arguments) == 0
     assert {folder: without_measurements(result) for folder, result in results(settings).items()} == before
+
+
+def test_a_redo_begins_without_the_files_of_the_run_that_it_repeats(settings, tmp_path):
+    """The user's own files stay."""
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1}
+    old = settings | {"save_weights": "every", "analyse": ["drift"]}
+    assert main(["--config", write(tmp_path, old)]) == 0
+    ((folder, _),) = results(settings).items()
+    (folder / "notes.txt").touch()
+    (folder / "weights.pt").touch()
+    (folder / "tensorboard" / "tasks").mkdir(parents=True)
+    assert {"metrics.jsonl", "analyses.jsonl", "weights-task0.pt"} < set(os.listdir(folder))
+    arguments = ["--config", write(tmp_path, settings)]
+    with killed_at(1, saved=False):
+        main([*arguments, "--redo"])
+    begun = {"config.json", "log.txt", "progress.json", "result.old.json", "notes.txt"}
+    assert {name for name in os.listdir(folder) if not name.startswith(".")} == begun
+    assert main(arguments) == 0
+    done = begun - {"progress.json"} | {"metrics.jsonl", "result.json"}
+    assert {name for name in os.listdir(folder) if not name.startswith(".")} == done
+
+
+def test_a_redo_of_a_language_model_begins_without_its_answers_and_models(llm_settings):
+    config = resolve(llm_settings)
+    folder = config.run_folder
+    for name in ("predictions/after-1", "models/after-2"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").touch()
+    for name in ("result.json", "metrics.jsonl", "log.txt"):
+        (folder / name).touch()
+    set_aside([config])
+    assert {name for name in os.listdir(folder) if not name.startswith(".")} == {"result.old.json", "log.txt"}

@@ -12,6 +12,7 @@ from small_runs import SETTINGS, command, killed_at, results, wait_until, withou
 
 from main import main
 from pycil_wsc import registry
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.files import load_tensors
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -159,10 +160,25 @@ def test_a_dry_run_plans_the_images_of_all_tasks(months, tmp_path, capsys):
     assert main(["--config", write(tmp_path, settings), "--dry-run"]) == 0 and "(finished)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("keys", [{"dataset": "digits"}, {"init_cls": 2}, {"increment": 3}])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dataset": "digits"},
+        {"init_cls": 2},
+        {"increment": 3},
+        {"classes": ["cat"]},
+        {"classes": [0]},
+        {"shuffle": False},
+    ],
+)
 def test_keys_of_a_split_data_set_are_refused_beside_tasks(keys, months, tmp_path, capsys):
     assert main(["--config", write(tmp_path, listed(tmp_path, months) | keys)]) == 2
     assert f"{next(iter(keys))}: cannot be combined with 'tasks'" in capsys.readouterr().err
+
+
+def test_the_recorded_configuration_of_such_a_run_is_a_configuration(months, tmp_path):
+    config = resolve(listed(tmp_path, months))
+    assert load(write(tmp_path, config.to_dict())) == [config]
 
 
 def photos(folder, names, seed, count=4):
@@ -182,6 +198,15 @@ def test_folders_of_classes_are_tested_on_a_part_that_is_held_out(tmp_path, caps
     assert "january: no test images; arrange the images as" in capsys.readouterr().err
     _, result = run(tmp_path, tasks, **keys, validation_split=0.25)
     assert result["class_names"] == ["ant", "cat", "bee"] and result["tested_on"] == "validation"
+    assert np.array(result["confusion"]).sum(1).tolist() == [1, 2, 1]
+
+
+def test_a_class_without_images_in_a_task_is_left_out_of_the_part_that_is_held_out(tmp_path):
+    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["cat", "bee"], 2)]
+    for folder in ("january/dog", "february/ant"):
+        (tmp_path / folder).mkdir()
+    _, result = run(tmp_path, tasks, image_size=16, num_workers=0, epochs=1, init_epoch=1, validation_split=0.25)
+    assert result["class_names"] == ["ant", "cat", "bee"]
     assert np.array(result["confusion"]).sum(1).tolist() == [1, 2, 1]
 
 

@@ -14,8 +14,10 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks import layers, timm_models
+from pycil_wsc.networks.nets import check_features, make_backbone
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
 
 timm = pytest.importorskip("timm")
@@ -232,6 +234,44 @@ def test_wrong_options_and_missing_weights_are_one_line(settings):
         run(settings, "resnet18", **{"convnet_options.widht": 3})
     with pytest.raises(UserError, match="pretrained: no weights for timm's 'resnet18' .*give a file"):
         run(settings, "resnet18", pretrained=True)  # tests do not reach the hub
+
+
+@pytest.mark.parametrize(
+    "name, value", [("num_classes", 10), ("pretrained", True), ("features_only", True), ("in_chans", 1)]
+)
+def test_an_argument_of_timm_that_is_not_an_option_is_refused_by_name(name, value, settings):
+    with pytest.raises(UserError, match=rf"^convnet_options\.{name}: cannot be set"):
+        resolve(settings | keys("resnet18", **{f"convnet_options.{name}": value}))
+    with pytest.raises(UserError, match=rf"^convnet_options\.{name}: cannot be set"):
+        make_backbone("timm:resnet18", {name: value})
+
+
+@pytest.mark.parametrize(
+    "model, more, line",
+    [
+        (
+            "resnet18",
+            {"convnet_options.global_pool": ""},
+            "convnet_type: 'timm:resnet18' gives features of shape (1, 8, 1, 1) for one image, not (1, 8)",
+        ),
+        ("convnext_atto", {"image_size": 8}, "convnet_type: 'timm:convnext_atto' cannot process an image of side 8 ("),
+    ],
+)
+def test_a_backbone_without_a_vector_of_features_for_an_image_is_refused_before_anything_is_trained(
+    model, more, line, settings
+):
+    config = resolve(settings | keys(model, **more))
+    with pytest.raises(UserError) as caught:
+        check_backbone(config, config.image_size)
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_the_check_of_the_features_changes_no_statistics_and_draws_nothing():
+    backbone = make_backbone("timm:resnet18", SMALL["resnet18"] | {"drop_path_rate": 0.5, "drop_rate": 0.5})
+    before, drawn = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}, torch.get_rng_state()
+    check_features(backbone, 32, "timm:resnet18")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_without_timm_one_line_says_what_to_install(monkeypatch):

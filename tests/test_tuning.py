@@ -65,6 +65,14 @@ def test_a_class_with_one_sample_is_one_line():
         hold_out(numbered([3, 1]), 0.1, 1)
 
 
+def test_a_class_without_samples_is_left_out_of_a_task_and_is_one_line_elsewhere():
+    assert np.bincount(hold_out(numbered([4, 0, 8]), 0.25, 1, one_task=True).test.targets).tolist() == [1, 0, 2]
+    with pytest.raises(UserError, match="class '1' of numbers has 0 training samples, so none can be held out"):
+        hold_out(numbered([4, 0, 8]), 0.25, 1)
+    with pytest.raises(UserError, match="class '1' of numbers has 1 training sample, so none can be held out"):
+        hold_out(numbered([4, 1, 8]), 0.25, 1, one_task=True)
+
+
 def run_of(settings, **keys):
     config = resolve(settings | keys)
     return Run(config, Datasets().of(config))

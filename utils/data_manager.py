@@ -91,6 +91,32 @@ class DataManager:
         data = DummyDataset(images, labels, Transform(self.dataset.info, mode))
         return (images, labels, data) if ret_data else data
 
+    def get_dataset_with_split(
+        self,
+        indices: Iterable[int],
+        source: str,
+        mode: str,
+        appendent: tuple[np.ndarray, np.ndarray] | None = None,
+        val_samples_per_class: int = 0,
+    ) -> "tuple[DummyDataset, DummyDataset]":
+        """As :meth:`get_dataset`, in two parts: for training and for validation, both with the transform ``mode``.
+
+        ``val_samples_per_class`` samples of each class, those of ``appendent`` included, are for validation. numpy's
+        global generator draws them, as in PyCIL.
+        """
+        images, labels, data = self.get_dataset(indices, source, mode, appendent, ret_data=True)
+        held_out = np.zeros(len(labels), bool)
+        for label in dict.fromkeys(labels.tolist()):
+            rows = np.flatnonzero(labels == label)
+            if not 0 <= val_samples_per_class <= len(rows):
+                raise UserError(
+                    f"val_samples_per_class: {val_samples_per_class} of class {label}, which has {len(rows)} samples; "
+                    f"give 0 to {len(rows)}"
+                )
+            held_out[np.random.choice(rows, val_samples_per_class, replace=False)] = True
+        train, validation = (DummyDataset(images[part], labels[part], data.trsf) for part in (~held_out, held_out))
+        return train, validation
+
 
 class DummyDataset(Dataset):
     """(index, ``trsf`` of the image, label) of uint8 images (N, H, W, 3)."""

@@ -19,9 +19,10 @@ from pycil_wsc.runs.testing import predictions
 from utils.data_manager import DataManager
 from utils.toolkit import accuracy
 
-# what a run does with its data before the learner sees them
-OF_RUNS = ("tasks", "classes", "max_tasks", "validation_split", "memory_bytes", "cache_images")
-OF_RUNS += ("image_size", "augmentation", "padding", "flip", "brightness")
+# what a run does around the learner: with its data before, with the processor, with files
+OF_WHOLE_RUNS = {name for name, key in KEYS.items() if key.decides in ("data", "files")}
+OF_WHOLE_RUNS -= {"dataset", "shuffle", "init_cls", "increment", "data_root"}  # the DataManager's
+OF_WHOLE_RUNS |= {"max_tasks", "validation_split", "memory_bytes", "cache_images", "deterministic", "threads"}
 IGNORED = ("aug", "config", "csv_name", "logfilename", "time_str")  # keys of PyCIL's trainer without effect here
 NO_MONITOR = dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
 
@@ -38,7 +39,7 @@ def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
     if isinstance(keys.get("seed"), list):
         keys["seed"] = keys["seed"][0]
     config = resolve(our_values(our_names(flatten(keys))))
-    for name in OF_RUNS:
+    for name in sorted(OF_WHOLE_RUNS):
         if getattr(config, name) != KEYS[name].default:
             raise UserError(f"{name}: is not available in scripts written for PyCIL; leave it out, or use main.py")
     return Model(args, config)
@@ -74,11 +75,16 @@ class Model:
         self._total_classes = self.task.num_seen
         learner.learn(self.task, SimpleNamespace(**NO_MONITOR))
 
-    def eval_task(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def eval_task(self, save_conf: bool = False) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Accuracies on all classes seen, in percent, by logits and by nearest mean of exemplars (or None).
 
-        Each is {"grouped": see :func:`utils.toolkit.accuracy`, "top1", "top5"}.
+        Each is {"grouped": see :func:`utils.toolkit.accuracy`, "top1", "top5"}. ``save_conf`` must be false.
         """
+        if save_conf:
+            raise UserError(
+                "eval_task: save_conf=True is not available here; leave it out, or use main.py, whose result.json has "
+                "the confusion matrix as 'confusion'"
+            )
         found = predictions(self.learner, self.test_source, self.task)
         return self._accuracies(found.cnn), None if found.nme is None else self._accuracies(found.nme)
 

@@ -10,6 +10,7 @@ from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.errors import UserError, did_you_mean, shown
 
 LONGEST_NAME = 255  # bytes in a file name
+NOT_BESIDE_TASKS = ("dataset", "classes", "shuffle", "init_cls", "increment")
 
 
 def check(config: Config) -> None:
@@ -41,17 +42,20 @@ def check(config: Config) -> None:
     for name in config.tasks or [config.dataset]:
         if not name.startswith(("npz:", "folder:")):
             registry.datasets[name]
-    for name in ("dataset", "init_cls", "increment") if config.tasks else ():
+    for name in NOT_BESIDE_TASKS if config.tasks else ():
         if getattr(config, name) != KEYS[name].default:
-            raise UserError(f"{name}: cannot be combined with 'tasks', which define their own classes; leave it out")
+            raise UserError(
+                f"{name}: cannot be combined with 'tasks', which define their own classes and order; leave it out"
+            )
     check_device_and_paths(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
 
 
 def _check_backbone(config: Config) -> None:
     if config.convnet_type.startswith("timm:"):
-        from pycil_wsc.networks.timm_models import check_name
+        from pycil_wsc.networks.timm_models import check_name, check_options
 
         check_name(config.convnet_type)
+        check_options(config.convnet_options)
         return
     registry.check_backbone_options(config.convnet_type, config.convnet_options)
     for name in ("pretrained", "grad_checkpointing"):

@@ -22,8 +22,8 @@ ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Any]:
     """Return the configurations of the runs in the JSON file at ``path``, seeds outermost.
 
-    ``overrides`` maps keys (``wsc.retain`` for nested ones) to values that take precedence over the file's. If the file
-    has ``runs``, a list of sets of keys, each set is merged into the file's other keys and gives runs of its own.
+    ``overrides`` maps keys, nested or dotted (``wsc.retain``), to values that take precedence over the file's. If the
+    file has ``runs``, a list of sets of keys, each set is merged into the file's other keys and gives runs of its own.
 
     Raises :class:`UserError`, with the path, for a file that cannot be read, an unknown key or a wrong value.
     """
@@ -36,7 +36,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object of keys and values")
     try:
-        runs = _all_runs(raw, overrides or {})
+        runs = _all_runs(raw, flatten(overrides or {}))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     folders = {config.run_folder: config for config in runs}  # drops duplicate runs

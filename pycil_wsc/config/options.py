@@ -40,9 +40,9 @@ class Config(TrainingOptions):
     )
     tasks: tuple[str, ...] = key(
         (),
-        "data sets to learn in this order, one per task, instead of `dataset`, `init_cls` and `increment`:"
-        " `folder:PATH` or `npz:PATH`. Classes are identified by name and may recur in later tasks; a longer list"
-        " extends a finished run",
+        "data sets to learn in this order, one per task, instead of `dataset`, `classes`, `shuffle`, `init_cls` and"
+        " `increment`: `folder:PATH` or `npz:PATH`. Classes are identified by name and may recur in later tasks;"
+        " a longer list extends a finished run",
         decides="data",
     )
     memory_size: int = key(2000, "total number of exemplars if `fixed_memory` is false", low=0, decides="later tasks")

@@ -13,7 +13,8 @@ from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.sharded import like, local, part_of
 
 Params = Mapping[str, Tensor]
-QUANTISED = ("torchao", "bitsandbytes")  # packages whose optimisers keep moments in 8 or 4 bits
+QUANTISED = ("torchao",)  # packages whose optimisers keep moments in 8 or 4 bits
+RENAMED = ("bitsandbytes",)  # packages whose optimisers have other names for them
 
 
 class MomentRule(Protocol):
@@ -167,7 +168,10 @@ class OptimizerMoments(Tracker):
                 f"source='optimizer' reads Adam's moments, but {_kind(optimizer)} has none: "
                 "use Adam or AdamW, or source='own'"
             )
-        if type(optimizer).__module__.partition(".")[0] in QUANTISED:
+        package = type(optimizer).__module__.partition(".")[0]
+        if package in RENAMED:
+            raise ValueError(_lacks(optimizer, "exp_avg"))
+        if package in QUANTISED:
             raise ValueError(
                 f"{_kind(optimizer)} keeps its moments quantised, too coarse to rank by: use torch's AdamW, or "
                 "source='own'"
@@ -203,10 +207,7 @@ class OptimizerMoments(Tracker):
         states = {name: optimizer.state[param] for name, param in self.params.items() if optimizer.state.get(param)}
         for state in states.values():
             if missing := {"exp_avg", "exp_avg_sq", "step"} - state.keys():
-                raise RuntimeError(
-                    f"source='optimizer' reads Adam's moments, but the state of {_kind(optimizer)} has no "
-                    f"'{min(missing)}': use Adam or AdamW, or source='own'"
-                )
+                raise RuntimeError(_lacks(optimizer, min(missing)))
         return states
 
 
@@ -227,6 +228,13 @@ class BlockScores:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of moments and averages: at least fp32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def _lacks(optimizer, moment):
+    return (
+        f"source='optimizer' reads Adam's moments, but the state of {_kind(optimizer)} has no '{moment}': use Adam or "
+        "AdamW, or source='own'"
+    )
 
 
 def _kind(optimizer):

@@ -332,7 +332,7 @@ class WeightSpaceConsolidation:
                 raise ValueError("warmup_steps=0 leaves no gradient to rank by: give at least 1, or reset=None")
 
     def _warmup_is_too_short(self, stacklevel=3):
-        """Whether there is no reset because of its ``min_warmup``, which is said in a warning."""
+        """Whether the warm-up is too short for the reset (``min_warmup``); warns if so."""
         reset, steps = self.reset, self.warmup_steps
         if reset is None or steps is None or steps >= reset.min_warmup:
             return False

@@ -140,9 +140,9 @@ def _digits(root: Path) -> Dataset:
 
     pixels, targets = load_digits(return_X_y=True)
     images = three_channels((15 * pixels).astype(np.uint8).reshape(-1, 8, 8))
-    held_out = np.sort(np.concatenate([np.flatnonzero(targets == label)[4::5] for label in range(10)]))
-    train = Split(np.delete(images, held_out, 0), np.delete(targets, held_out))
-    test = Split(images[held_out], targets[held_out])
+    chosen = np.sort(np.concatenate([np.flatnonzero(targets == label)[4::5] for label in range(10)]))
+    train = Split(np.delete(images, chosen, 0), np.delete(targets, chosen))
+    test = Split(images[chosen], targets[chosen])
     mean, std = mean_and_std(train.images)
     info = DatasetInfo("digits", tuple("0123456789"), 8, mean, std, crop="pad", padding=1, flip=False, brightness=0.0)
     return Dataset(info, train, test)

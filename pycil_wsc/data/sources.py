@@ -45,7 +45,7 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     elif isinstance(source, TorchDataset):
         part = _of_torch(source)
     else:
-        raise UserError(f"a {type(source).__name__} cannot be learned; {FORMS}")
+        raise UserError(f"cannot learn from a {type(source).__name__}; {FORMS}")
     return replace(part, fingerprint=fingerprint(part.train, part.test))
 
 

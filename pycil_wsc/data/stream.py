@@ -38,7 +38,7 @@ def extended(stream: Dataset | None, part: Dataset) -> Dataset:
         tasks.append(np.concatenate([getattr(before, which), arrived]) if before else arrived)
     info = replace(stream.info if stream else part.info, classes=classes)
     arrivals = Arrivals((*seen, len(classes)), train=tasks[0], test=tasks[1])
-    return Dataset(info, splits[0], splits[1], part.held_out, _fingerprint(stream, part), arrivals)
+    return Dataset(info, splits[0], splits[1], part.validation_share, _fingerprint(stream, part), arrivals)
 
 
 def joined(parts: Sequence[Dataset]) -> Dataset:

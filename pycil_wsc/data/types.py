@@ -85,7 +85,7 @@ class Arrivals:
 class Dataset:
     """A data set with its training and test splits.
 
-    ``held_out``: the share of the training samples used as test split (:mod:`pycil_wsc.data.validation`), or 0.
+    ``validation_share``: the share of the training samples used as test split (:mod:`pycil_wsc.data.validation`), or 0.
     ``fingerprint``: identifies the data (:mod:`pycil_wsc.data.fingerprint`); set by ``load_dataset``, and still that of
     the whole data set after samples are held out or image files resized. ``arrivals``: the tasks of a stream
     (:mod:`pycil_wsc.data.stream`); None if the classes are split into tasks.
@@ -94,6 +94,6 @@ class Dataset:
     info: DatasetInfo
     train: Split
     test: Split
-    held_out: float = 0.0
+    validation_share: float = 0.0
     fingerprint: dict | None = None
     arrivals: Arrivals | None = None

@@ -9,22 +9,26 @@ from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 
 
-def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+def hold_out(dataset: Dataset, share: float, seed: int, one_task: bool = False) -> Dataset:
     """Replace the test split of ``dataset`` by ``share`` of each class's training samples, drawn by ``seed``.
 
     The number of samples is rounded, but at least one is held out and at least one is left. Raises a
     :class:`UserError` if a class has fewer than two. The original test split is discarded without being read.
+
+    ``one_task``: the data set is one task of several, in which a class may have no samples.
     """
     train, chosen = dataset.train, []
     rng = np.random.default_rng(seeding.derived_seed(seed, "held out"))
     for label, name in enumerate(dataset.info.classes):
         samples = np.flatnonzero(train.targets == label)
+        if one_task and not len(samples):
+            continue
         if len(samples) < 2:
             raise UserError(
-                f"validation_split: class '{name}' of {dataset.info.name} has {len(samples)} training sample, "
-                "so none can be held out; add samples, or set validation_split to 0"
+                f"validation_split: class '{name}' of {dataset.info.name} has {len(samples)} training "
+                f"sample{'s' * (len(samples) != 1)}, so none can be held out; add samples, or set validation_split to 0"
             )
         chosen.append(rng.permutation(samples)[: min(max(1, round(share * len(samples))), len(samples) - 1)])
     held = np.isin(np.arange(len(train)), np.concatenate(chosen))
-    kept, held_out = (Split(train.images[part], train.targets[part]) for part in (~held, held))
-    return replace(dataset, train=kept, test=held_out, held_out=share)
+    kept, validation = (Split(train.images[part], train.targets[part]) for part in (~held, held))
+    return replace(dataset, train=kept, test=validation, validation_share=share)

@@ -56,23 +56,23 @@ class BiC(WA):
         return {"memory_size" if config.options.validation == "pycil" else "memory_per_class"}
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        held_out = self.held_out(task)
+        validation = self.validation_samples(task)
         main = self.main_phase(task, [*self.network.backbone.parameters(), *self.network.head.parameters()])
-        main.indices = np.setdiff1d(main.indices, held_out)
+        main.indices = np.setdiff1d(main.indices, validation)
         yield main
-        if len(held_out):
+        if len(validation):
             c, newest = self.config, self.network.corrections[-1]
             yield Phase(
                 c.epochs,
                 self.optimizer([newest], c.weight_decay),
                 main.lr,
-                held_out,
+                validation,
                 self.correction_loss,
                 self.network,
                 "bias correction",
             )
 
-    def held_out(self, task: Task) -> np.ndarray:
+    def validation_samples(self, task: Task) -> np.ndarray:
         """Indices for the second phase, drawn at random, the same number of every class: int64 (n,)."""
         if not task.index:
             return np.empty(0, np.int64)

@@ -14,6 +14,7 @@ from pycil_wsc.registry import Kind, register_kind
 class LanguageModel(Kind):
     unit = "tokens"
     checkpoint = options.CHECKPOINT
+    records = ("metrics.jsonl", "predictions", "models")
 
     def takes_list(self, name: str) -> bool:
         return name in options.KEYS and options.KEYS[name].takes_list
@@ -37,10 +38,10 @@ class LanguageModel(Kind):
     def plan(self, config: LLMConfig, data: Any) -> int:
         return data.planned_tokens(config)
 
-    def execute(self, config: LLMConfig, data: Any, report: Callable[[Any], None]) -> dict[str, Any]:
+    def execute(self, config: LLMConfig, data: Any, on_progress: Callable[[Any], None]) -> dict[str, Any]:
         from pycil_wsc.llm.trainer import Run
 
-        return Run(config, data, report).execute()
+        return Run(config, data, on_progress).execute()
 
     def headline(self, result: Mapping[str, Any]) -> str:
         return f"average score {100 * result['avg_score']:.2f}"

@@ -2,19 +2,20 @@
 
 import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from pycil_wsc import seeding
 from pycil_wsc.errors import UnusableRun, first_line
 from pycil_wsc.llm.adapters import add_adapters
 from pycil_wsc.llm.config import TINY, LLMConfig
-from pycil_wsc.llm.tokens import IGNORED, Batch, Packed
+from pycil_wsc.llm.tokens import IGNORED, Batch, Example, Packed, collate, pack
 
 logging.disable_progress_bar()  # runs have their own
 
@@ -37,14 +38,22 @@ def load_model(config: LLMConfig, tokenizer: Any, empty: bool = False) -> Any:
                 f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {known}; "
                 "use the tokeniser that belongs to the model"
             )
-        if config.packing and "position_ids" not in inspect.signature(model.forward).parameters:
-            raise UnusableRun(f"llm.packing: {type(model).__name__} does not accept position_ids; use false")
+        if config.packing:
+            _check_packing(model, known, empty)
         if config.gradient_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         if config.lora_rank:
             with seeding.seeded(config.seed, "adapters"):
                 model = add_adapters(model, config)
     return model
+
+
+def positions(model: Any) -> int | None:
+    """The number of positions of a model with a table of position embeddings, such as GPT-2; None for other models."""
+    limit, words = getattr(model.config, "max_position_embeddings", None), model.get_input_embeddings()
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and module is not words]
+    # OPT's table has two unused rows
+    return limit if any(table.num_embeddings in (limit, limit + 2) for table in tables if limit) else None
 
 
 def tiny_llama(config: LLMConfig, tokenizer: Any) -> LlamaForCausalLM:
@@ -78,8 +87,45 @@ def own_dtype(config: LLMConfig) -> torch.dtype:
 def _pretrained(config: LLMConfig, empty: bool) -> Any:
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     if empty:
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), **options)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), **options)
+        with contextlib.suppress(OSError):  # as from_pretrained, which does without the file too
+            model.generation_config = GenerationConfig.from_pretrained(config.model)
+        return model
     return AutoModelForCausalLM.from_pretrained(config.model, **options)
+
+
+def _check_packing(model: Any, tokens: int, empty: bool) -> None:
+    """Raise :class:`UnusableRun` unless two packed items have the losses that they have alone.
+
+    They differ where a recurrence goes through the row, or positions are counted from the attention mask. ``tokens``:
+    the size of the vocabulary. An ``empty`` model has no losses.
+    """
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnusableRun(f"llm.packing: {type(model).__name__} does not accept position_ids; use false")
+    if empty:
+        return
+    ids = tuple(tokens * place // 10 for place in range(1, 10))
+    items = Example(ids[:5], prompt=1), Example(ids[5:], prompt=1)
+    with torch.no_grad(), _evaluated_on_the_cpu(model):
+        alone = torch.cat([token_losses(model, collate([item], 0, "cpu")).sum(1) for item in items])
+        packed = packed_losses(model, pack(items, "cpu"))
+    if not torch.allclose(packed, alone, rtol=1e-4):  # rounding in fp32 is below 1e-5
+        raise UnusableRun(f"llm.packing: packed items change each other's losses in {type(model).__name__}; use false")
+
+
+@contextlib.contextmanager
+def _evaluated_on_the_cpu(model: Any) -> Iterator[None]:
+    """A context in which ``model`` is in evaluation mode, with attention that a CPU computes."""
+    training, attention = model.training, model.config._attn_implementation
+    model.eval()
+    if attention not in ("eager", "sdpa"):
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.train(training)
+        if attention not in ("eager", "sdpa"):
+            model.set_attn_implementation(attention)
 
 
 def _load_error(error: Exception, config: LLMConfig) -> UnusableRun:

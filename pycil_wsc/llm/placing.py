@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pycil_wsc.engine.processes import Processes
+from pycil_wsc.errors import UserError
 from pycil_wsc.llm.model import trained_parameters
 
 T = TypeVar("T")
@@ -59,7 +60,20 @@ class Replicated:
         self.losses = self._losses()  # (losses, batch) -> losses(model, batch)
 
     def _placed(self, load: Load) -> Any:
-        return load(False).to(self.device)
+        return self._loaded(load, empty=False).to(self.device)
+
+    def _loaded(self, load: Load, empty: bool) -> Any:
+        """``load(empty)``. If it fails in one process, all raise its error, before any of them waits for it."""
+        model, error = None, None
+        try:
+            model = load(empty)
+        except UserError as raised:
+            error = raised
+        self.processes.await_first()  # it may read the weights for longer than the timeout
+        for each in self.processes.gather([error], self.processes.count):
+            if each:
+                raise each
+        return model
 
     def _own(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter
@@ -132,7 +146,7 @@ class Sharded(Replicated):
         super().__init__(load, processes, device, precision)
 
     def _placed(self, load: Load) -> Any:
-        model = load(not self.processes.first)
+        model = self._loaded(load, empty=not self.processes.first)
         state = model.state_dict() if self.processes.first else {}
         layers = set(getattr(model, "_no_split_modules", None) or ())
         policy = (

@@ -233,9 +233,10 @@ def collate(examples: Sequence[Example], pad: int, device: torch.device | str) -
 class Packed:
     """A group as one row without padding: ``ids`` and ``positions`` (1, L), which restart at 0 with each item.
 
-    From positions that restart, transformers infers that items do not attend to each other, with any attention. The
-    learned tokens are ``labels`` (N,), predicted at the indices ``predicted_at`` (N,) of the row; ``owners`` (N,) are
-    their items, ``counts`` (B,) their numbers per item.
+    From positions that restart, transformers infers that items do not attend to each other. Recurrent layers and
+    positions counted from a mask ignore them; ``load_model`` refuses such models. The learned tokens are ``labels``
+    (N,), predicted at the indices ``predicted_at`` (N,) of the row; ``owners`` (N,) are their items, ``counts`` (B,)
+    their numbers per item.
     """
 
     ids: torch.Tensor

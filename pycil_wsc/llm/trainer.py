@@ -7,6 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.export import save_model
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.metrics import VERSIONS, score, summary
+from pycil_wsc.llm.model import positions
 from pycil_wsc.llm.result import result_of
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training
@@ -39,11 +41,11 @@ START: Position = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0
 class Run:
     """One run of a sweep, in its own folder: resumes if it was stopped, and ends with ``result.json``.
 
-    ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
+    ``on_progress`` is called with every :class:`pycil_wsc.runs.progress.Progress`.
     """
 
-    def __init__(self, config: LLMConfig, corpus: Corpus, report: Callable[[Progress], None] = print_task) -> None:
-        self.config, self.corpus, self.report, self.folder = config, corpus, report, config.run_folder
+    def __init__(self, config: LLMConfig, corpus: Corpus, on_progress: Callable[[Progress], None] = print_task) -> None:
+        self.config, self.corpus, self.on_progress, self.folder = config, corpus, on_progress, config.run_folder
         self.epochs = [corpus.epochs(config, index) for index in range(len(corpus.tasks))]
         self.history: list[dict[str, Any]] = []  # the rows of metrics.jsonl, one per task
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0}
@@ -82,8 +84,26 @@ class Run:
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
         self.training = Training(self.config, self.corpus.tokenizer, self.processes, self.device)
+        self._check_lengths()
         if self.processes.first:
             self._begin()
+
+    def _check_lengths(self) -> None:
+        """Raise :class:`UnusableRun` if the model has too few positions for a training item or an answer."""
+        if not (limit := positions(self.training.model)):
+            return
+        items = (len(example) for epochs in self.epochs for epoch in epochs for example in epoch.examples)
+        if (longest := max(items, default=0)) > limit:
+            raise UnusableRun(
+                f"llm.max_prompt: a training item has {longest} tokens, the model {limit} positions; "
+                "reduce llm.max_prompt and llm.max_answer"
+            )
+        prompt, more = max(map(len, chain(*self.corpus.test_prompts))), self.config.max_new_tokens
+        if prompt + more - 1 > limit:  # the last token is not read
+            raise UnusableRun(
+                f"llm.max_new_tokens: a test prompt of {prompt} tokens and {more} new ones do not fit into the model's "
+                f"{limit} positions; reduce llm.max_prompt or llm.max_new_tokens"
+            )
 
     def _begin(self) -> None:
         write_json(self.folder / "config.json", self.config.to_dict())
@@ -109,8 +129,10 @@ class Run:
             reached = (position["step"], position["loss"]) if number == position["epoch"] else (0, 0.0)
             self._epoch(index, number, *reached)
         self._check_weights(index)
-        training.end_task()
-        self._tick("train_seconds")
+        if epochs:
+            self._tick()  # the check does not count as training
+            training.end_task()
+            self._tick("train_seconds")
         if self.processes.first:  # answers of an earlier run in this folder
             shutil.rmtree(self._predictions(index, 0).parent, ignore_errors=True)
         self._checkpoint(START | {"task": index, "stage": "test"})
@@ -315,4 +337,4 @@ class Run:
             return
         self.shown, task = time.monotonic(), f"task {index + 1}/{len(self.corpus.tasks)}"
         where, tokens = f"{task} {self.corpus.tasks[index].name} {position}", self.training.counts["tokens"]
-        self.report(Progress(where, tokens, self._speed(), line and f"{task}  {line}", unit="tokens"))
+        self.on_progress(Progress(where, tokens, self._speed(), line and f"{task}  {line}", unit="tokens"))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.networks import layers
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.timm_models import is_timm, timm_backbone
@@ -27,6 +27,28 @@ def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({}), 
         return backbones[name](**options)
     except ValueError as error:
         raise UserError(f"convnet_options of '{name}': {error}") from None
+
+
+def check_features(backbone: nn.Module, image_size: int, name: str) -> None:
+    """Raise :class:`UserError` unless ``backbone``, called ``name``, gives (1, ``out_dim``) features for an image.
+
+    The image is black, of side ``image_size``. ``backbone`` is in evaluation mode afterwards, with the same weights
+    and statistics.
+    """
+    try:
+        with torch.no_grad():
+            shape = tuple(backbone.eval()(torch.zeros(1, 3, image_size, image_size)).shape)
+        wanted = (1, backbone.out_dim)
+    except Exception as error:  # whatever its modules raise
+        raise UserError(
+            f"convnet_type: '{name}' cannot process an image of side {image_size} ({first_line(error)}); "
+            "correct convnet_options or image_size, or choose another model"
+        ) from None
+    if shape != wanted:
+        raise UserError(
+            f"convnet_type: '{name}' gives features of shape {shape} for one image, not {wanted}; "
+            "correct convnet_options, or choose another model"
+        )
 
 
 class IncrementalNet(nn.Module):

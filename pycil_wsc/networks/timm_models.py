@@ -13,6 +13,13 @@ from pycil_wsc.errors import UnusableRun, UserError, did_you_mean
 PREFIX = "timm:"
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts save weights
 
+NOT_OPTIONS = {  # arguments of timm.create_model, and why they cannot be in convnet_options
+    "num_classes": "the learner has its own classifier",
+    "pretrained": "it is a key of its own, beside convnet_options",
+    "features_only": "a backbone gives one vector of features for each image",
+    "in_chans": "images have three channels",
+}
+
 
 def is_timm(convnet_type: str) -> bool:
     return convnet_type.startswith(PREFIX)
@@ -27,6 +34,13 @@ def check_name(convnet_type: str) -> None:
         timm.get_pretrained_cfg(name)
     except RuntimeError as error:
         raise UserError(f"convnet_type: timm {timm.__version__}: {error}") from None
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise :class:`UserError` if ``convnet_options`` has an argument of timm's that is not an option."""
+    for name in options:
+        if name in NOT_OPTIONS:
+            raise UserError(f"convnet_options.{name}: cannot be set, since {NOT_OPTIONS[name]}; leave it out")
 
 
 @functools.cache
@@ -56,7 +70,7 @@ def timm_backbone(
 
     Args:
         convnet_type: ``timm:`` and the model's name.
-        options: keyword arguments of ``timm.create_model``.
+        options: keyword arguments of ``timm.create_model``, without those in ``NOT_OPTIONS``.
         pretrained: False for random weights, True to download timm's, or a file of weights under timm's names, saved as
             ``.safetensors`` or by ``torch.save``, with or without a classifier.
         image_size: side of the images; models with position embeddings are built for it.
@@ -66,6 +80,7 @@ def timm_backbone(
         UserError: timm, the model or the weights are missing or do not fit.
     """
     check_name(convnet_type)
+    check_options(options)
     timm, name = _timm(), convnet_type.removeprefix(PREFIX)
     arguments = {"num_classes": 0, "pretrained": bool(pretrained), **options}
     card = timm.get_pretrained_cfg(name)
@@ -78,12 +93,12 @@ def timm_backbone(
         model = timm.create_model(name, **arguments)
         if grad_checkpointing:
             model.set_grad_checkpointing(True)
+        model.out_dim = getattr(model, "head_hidden_size", model.num_features)
     except Exception as error:  # timm raises what its models raise: TypeError, RuntimeError, AssertionError, ...
         # a download may fail in the middle of a sweep, whose other runs need not stop
         raise (UnusableRun if pretrained is True else UserError)(_problem(name, pretrained, error)) from None
     if weights and (missing := [each for each in _trained(model) if each not in weights]):
         raise UserError(f"pretrained: {pretrained} has no '{missing[0]}', which timm's '{name}' needs; {_FITTING}")
-    model.out_dim = getattr(model, "head_hidden_size", model.num_features)
     return model
 
 

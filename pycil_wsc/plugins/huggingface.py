@@ -64,6 +64,7 @@ class WSCCallback(TrainerCallback):
         self.wsc: WeightSpaceConsolidation | None = None
         self.evaluate_average = evaluate_average
         self._evaluation: contextlib.ExitStack | None = None  # while the average is evaluated
+        self._hook: Any = None  # on the model
         # Bad options raise here, not when training begins; those about the parameters of the model need it.
         general = {name: value for name, value in self.options.items() if name not in OF_THE_MODEL}
         layer = torch.nn.BatchNorm1d(1)
@@ -82,6 +83,9 @@ class WSCCallback(TrainerCallback):
     ) -> None:
         self._end_evaluation(loaded=model if state.global_step else None)  # of interrupted training
         _check(args, model)
+        if self._hook:
+            self._hook.remove()
+        self._hook = model.register_state_dict_pre_hook(lambda *_: self._end_evaluation())  # a checkpoint follows
         if self.wsc:
             self.wsc.detach()  # from interrupted training
         steps = warmup_in_steps(self.warmup, state.max_steps, resets=self.options.get("reset", True) is not None)
@@ -102,8 +106,10 @@ class WSCCallback(TrainerCallback):
 
     on_epoch_end = on_step_end
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self._end_evaluation()  # a checkpoint follows
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        self._end_evaluation()  # not in on_evaluate, which is called after each of several eval datasets
 
     def on_save(
         self,
@@ -114,6 +120,7 @@ class WSCCallback(TrainerCallback):
         processing_class: Any = None,
         **others: Any,
     ) -> None:
+        self._end_evaluation()
         first, sharded = state.is_world_process_zero, bool(self.wsc and self.wsc.peers)
         if not self.wsc or not (first or sharded):
             return
@@ -159,6 +166,8 @@ class WSCCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
     ) -> None:
         self._end_evaluation()
+        if self._hook:
+            self._hook.remove()
         if not self.wsc:
             return
         self.wsc.detach()

@@ -27,6 +27,7 @@ from pycil_wsc.runs.progress import close_log, open_log
 from pycil_wsc.runs.status import RECORD, recorded
 
 TRACEBACK_LINES = 20
+UNFINISHED = ("failed.json", RECORD, REDONE)  # files that only an unfinished run has, of any kind
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class Outcome:
     error: str = ""
 
 
-def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) -> Outcome:
+def attempt(job: Job, data: "Datasets", on_progress: Callable[[Any], None] | None) -> Outcome:
     """Execute a run. One process at a time works in a run's folder; a finished run is not trained again.
 
-    ``data`` is a :class:`Datasets`; ``report`` is called with each :class:`pycil_wsc.runs.progress.Progress`.
+    ``data`` is a :class:`Datasets`; ``on_progress`` is called with every :class:`pycil_wsc.runs.progress.Progress`.
     """
     folder, kind = job.config.run_folder, registry.kinds[job.config.kind]
     try:
@@ -74,12 +75,12 @@ def attempt(job: Job, data: "Datasets", report: Callable[[Any], None] | None) ->
             result = finished(job.config, dataset)
             if not result:
                 free_memory()
-                report_and_record = recorded(report, folder, kind.plan(job.config, dataset))
+                followed = recorded(on_progress, folder, kind.plan(job.config, dataset))
                 announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
                 with log_closed_after(folder):
-                    result = kind.execute(job.config, dataset, report_and_record)
+                    result = kind.execute(job.config, dataset, followed)
             # a process killed right after writing its result leaves these files
-            for name in ("failed.json", RECORD, REDONE, *kind.leftovers(job.config)):
+            for name in (*UNFINISHED, *kind.leftovers(job.config)):
                 (folder / name).unlink(missing_ok=True)
         return Outcome(result=result)
     except Timeout:

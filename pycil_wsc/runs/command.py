@@ -67,7 +67,8 @@ def _add_what_to_run(group):
     group.add_argument(
         "--redo",
         action="store_true",
-        help="repeat finished runs, after a change of code or defaults; previous results become result.old.json",
+        help="repeat finished runs, after a change of code or defaults; previous results become result.old.json"
+        ", other files of the run are removed",
     )
     group.add_argument(
         "--tensorboard",

@@ -22,15 +22,15 @@ from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.together import take_part_in_runs
 from pycil_wsc.runs.workers import end_with
 
-MONITOR_SECONDS = 0.1  # between two looks of the agent at its processes
+MONITOR_SECONDS = 0.1  # between two checks of the processes by the agent
 START_METHOD = "forkserver"  # the server imports torch once for all processes
 
 
-def attempt_in_processes(job: Job, count: int, threads: int, report: Callable[[Any], None]) -> Outcome:
+def attempt_in_processes(job: Job, count: int, threads: int, on_progress: Callable[[Any], None]) -> Outcome:
     """Attempt a run in ``count`` processes, each with ``threads`` threads and one of the GPUs that are visible here.
 
     Without GPUs they compute on the CPU. If one of them dies, the others are ended, and the attempt has failed. They
-    also end with this process. ``report`` is called here, with what the first process reports.
+    also end with this process. ``on_progress`` is called here, with what the first process reports.
     """
     messages, sender = multiprocessing.Pipe(duplex=False)
     ending, life = multiprocessing.Pipe(duplex=False)  # closes with this process, however it ends
@@ -44,7 +44,7 @@ def attempt_in_processes(job: Job, count: int, threads: int, report: Callable[[A
             if isinstance(message, Outcome):
                 outcome = message
             else:
-                report(message)
+                on_progress(message)
         try:
             launched.result()
         except ChildFailedError as error:
@@ -57,7 +57,7 @@ def launch(count: int, logs: str, arguments: tuple[Any, ...]) -> None:
     """Call ``take_part(*arguments)`` in ``count`` processes, until all have returned or one has failed.
 
     Raises torch's ``ChildFailedError``. The processes find each other on this machine; ``logs`` is a folder for the
-    tracebacks by which they tell the agent why they failed.
+    tracebacks of failed processes, which the agent reads.
     """
     multiprocessing.get_context(START_METHOD).set_forkserver_preload([__name__])
     config = LaunchConfig(
@@ -98,16 +98,16 @@ def take_part(job: Job, threads: int, start_method: str, ending: Connection, mes
 
 
 def received(messages: Connection) -> Iterator[Any]:
-    """What comes through a pipe until its other end closes, be it in the middle of a message."""
+    """What comes through a pipe until its other end closes, even in the middle of a message."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             yield messages.recv()
 
 
 def after_failure(error: ChildFailedError, job: Job, count: int, outcome: Outcome | None) -> Outcome:
-    """The outcome of an attempt of which a process failed; ``outcome`` is the first process's, if it sent one.
+    """The outcome of an attempt in which a process failed; ``outcome`` is the first process's, if it sent one.
 
-    A process that fails makes the others fail, so that both have a reason.
+    One failure makes the others fail, so several processes may report a reason.
     """
     rank, failure = error.get_first_failure()
     if outcome and (rank == 0 or not outcome.failure):

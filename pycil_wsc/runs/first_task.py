@@ -83,7 +83,7 @@ class Entry:
         try:
             limit = self.newer_than
             return limit is not None and path.stat().st_mtime_ns <= limit.stat().st_mtime_ns
-        except OSError:  # there is no such file, or :meth:`load` tells
+        except OSError:  # the file does not exist, or :meth:`load` reports the error
             return False
 
     def save(self, state: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ class Entry:
 def key(run: Any, dataset: Dataset) -> str:
     """A digest of all that decides the first task of ``run``: see ``decides`` in :mod:`pycil_wsc.keys`.
 
-    What is used counts, not what was asked for, where ``device`` or ``precision`` is ``auto`` and ``threads`` null.
+    If ``device`` or ``precision`` is ``auto``, or ``threads`` is null, the value in use counts.
     """
     task, manager = run.manager.tasks[0], run.manager
     decisive, data, info = run.config.first_task(), run.data, dataset.info

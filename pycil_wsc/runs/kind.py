@@ -37,6 +37,7 @@ AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
 class ClassIncremental(Kind):
     unit = "images"
     checkpoint = CHECKPOINT
+    records = ("metrics.jsonl", "analyses.jsonl", "weights.pt", "weights-task*.pt", "tensorboard", "wandb")
 
     def merge(self, file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
         return pycil.our_values({**pycil.our_names(file), **overrides})
@@ -78,8 +79,8 @@ class ClassIncremental(Kind):
                 "start fewer processes, or raise batch_size"
             )
 
-    def execute(self, config: Config, data: Dataset, report: Callable[[Any], None]) -> dict[str, Any]:
-        return Run(with_memory_size(config, data), for_training(data, config), report).execute()
+    def execute(self, config: Config, data: Dataset, on_progress: Callable[[Any], None]) -> dict[str, Any]:
+        return Run(with_memory_size(config, data), for_training(data, config), on_progress).execute()
 
     def headline(self, result: Mapping[str, Any]) -> str:
         on = " on held-out training data" if result.get("tested_on") == "validation" else ""
@@ -118,7 +119,9 @@ def as_configured(dataset: Dataset, config: Config) -> Dataset:
         dataset = sized(dataset, config.image_size)
     dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **changes))
     dataset = only(dataset, config.classes) if config.classes else dataset
-    return hold_out(dataset, config.validation_split, config.seed) if config.validation_split else dataset
+    if not config.validation_split:
+        return dataset
+    return hold_out(dataset, config.validation_split, config.seed, one_task=bool(config.tasks))
 
 
 def with_memory_size(config: Config, dataset: Dataset) -> Config:

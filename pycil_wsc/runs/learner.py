@@ -16,14 +16,14 @@ from tqdm import tqdm
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import flatten
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.sources import Source, read_source
 from pycil_wsc.data.stream import extended, kept
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.keys import LARGEST_NUMBER
+from pycil_wsc.keys import LARGEST_NUMBER, from_python, plain
 from pycil_wsc.runs import saved_learner
 from pycil_wsc.runs.attempt import log_closed_after
 from pycil_wsc.runs.checkpoint import CHECKPOINT
@@ -39,10 +39,13 @@ FIRST = {  # later tasks' key -> first task's key, which has the same value unle
     "milestones": "init_milestones",
     "weight_decay": "init_weight_decay",
 }
-OF_RUNS = frozenset(  # keys that decide how an experiment is split into tasks, named and stored
+OF_EXPERIMENTS = frozenset(  # keys that decide how an experiment is split into tasks, named and stored
     ("dataset", "tasks", "init_cls", "increment", "shuffle", "validation_split", "model_name", "prefix", "label", "out")
     + ("classes", "max_tasks", "cache_first_task", "save_weights", "tensorboard", "wandb")
 )
+# keys that the first task fixes: of the images, the network and its own schedule
+FIXED = frozenset(name for name, key in KEYS.items() if key.decides == "data")
+FIXED |= {"convnet_type", "consolidate", *FIRST.values()}
 
 
 class Learner:
@@ -127,7 +130,7 @@ class Learner:
                     saved_learner.write(work, self._to_save(config.tasks, held, state))
                     (work / CHECKPOINT).unlink(missing_ok=True)
                 os.rename(work, saved)
-                self._set_state(config, held, state)  # last: whoever retries after an error learns this task again
+                self._set_state(config, held, state)  # last, so that a retry after an error learns this task again
         return self.history[-1]
 
     @contextlib.contextmanager
@@ -227,7 +230,7 @@ class Learner:
         """
         folder = Path(folder)
         if folder.exists() and not (folder / "learner.json").exists() and (folder.is_file() or any(folder.iterdir())):
-            raise UserError(f"{folder}: has other contents than a learner; choose another folder")
+            raise UserError(f"{folder}: is not empty and holds no saved learner; choose another folder")
         if self._held is None or self._state is None:
             raise UserError("nothing has been learned yet; call learn first")
         try:
@@ -243,31 +246,56 @@ class Learner:
     def load(cls, folder: str | Path, *, out: str | Path | None = None, quiet: bool = False, **keys: Any) -> Learner:
         """Load a learner that :meth:`save` wrote to ``folder``, or :meth:`learn` to a folder in ``out``.
 
-        Nothing in the folder is executed. ``keys`` override the saved ones: ``device="cuda"``, ``epochs=2``.
+        Nothing in the folder is executed. ``keys`` override the saved ones: ``device="cuda"``, ``epochs=2``. What the
+        first task has fixed cannot change: the backbone (``convnet_type``, ``convnet_options``), ``consolidate``, the
+        images' size and augmentation (``image_size``, ``padding``, ...) and ``init_epoch``, ``init_lr``, ....
+
+        Raises:
+            UserError: if there is no complete learner, or a key is invalid or other than what the first task has fixed.
         """
         given, found = of_learner(keys), saved_learner.read(Path(folder))
         learner = cls.__new__(cls)
         try:
-            configured(found.config, tasks=())
+            saved = configured(found.config, tasks=())
         except UserError as error:
             raise UserError(f"{folder}: was saved by another version of pycil_wsc ({error}); use that one") from None
-        learner.config = configured(found.config | given, tasks=tuple(found.config["tasks"]))
+        refuse_changes(saved, given)
+        learner.config = configured(saved_values(saved, given) | given, tasks=tuple(found.config["tasks"]))
         learner.out, learner.quiet = Path(out) if out is not None else None, quiet
         learner._held, learner._state, learner._model = found.held, found.state, None
         return learner
 
     def _to_save(self, tasks, held, state) -> saved_learner.SavedLearner:
-        config = {name: value for name, value in self.config.to_dict().items() if name not in OF_RUNS - {"model_name"}}
+        omitted = OF_EXPERIMENTS - {"model_name"}
+        config = {name: value for name, value in self.config.to_dict().items() if name not in omitted}
         config["tasks"] = list(tasks)
         return saved_learner.SavedLearner(config, held, state)
 
 
 def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keys as in JSON; raises a :class:`UserError` for one of whole experiments."""
-    given = flatten(keys)
-    if wrong := sorted(OF_RUNS & given.keys()):
+    given = flatten(from_python(keys))
+    if wrong := sorted(OF_EXPERIMENTS & given.keys()):
         raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
     return given
+
+
+def refuse_changes(saved: Config, given: Mapping[str, Any]) -> None:
+    """Raise a :class:`UserError` if a key that the first task has fixed is given with another value than ``saved``."""
+    values = saved.to_dict()
+    fixed = {name: KEYS[name].check(value) for name, value in given.items() if name in FIXED}
+    fixed |= {name: value for name, value in given.items() if name.startswith(BACKBONE_OPTION)}
+    for name, value in plain(fixed).items():
+        if name not in values or value != values[name]:
+            raise UserError(f"{name}: was fixed by the first task; leave it out, or start a new learner")
+
+
+def saved_values(saved: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of ``saved``, without milestones that follow from its ``epochs`` if other epochs are ``given``."""
+    values = saved.to_dict()
+    others = {name: value for name, value in values.items() if name != "milestones"}
+    follow = "epochs" in given and configured(others, tasks=()).milestones == saved.milestones
+    return others if follow else values
 
 
 def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:

@@ -12,7 +12,11 @@ from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.learners.base import configured_backbone
+from pycil_wsc.networks.nets import check_features
 from pycil_wsc.seeding import derived_seed
+
+# keys that decide whether a backbone can be built and used
+OF_BACKBONES = ("convnet_type", "convnet_options", "pretrained", "grad_checkpointing", "freeze")
 
 
 def planned_images(config: Config, manager: TaskSequence) -> int:
@@ -45,16 +49,18 @@ def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | No
 
 
 def check_backbone(config: Config, image_size: int) -> None:
-    """Raise a :class:`UserError` if the run's backbone cannot be built, or the method cannot use it.
+    """Raise a :class:`UserError` if the run's backbone cannot be built or used, by the method or at all.
 
     It is built once for all runs of a process that share it, without downloading weights.
     """
-    names = ("convnet_type", "convnet_options", "pretrained", "grad_checkpointing", "freeze")
-    wanted = config.learner, image_size, json.dumps({name: getattr(config, name) for name in names}, sort_keys=True)
+    values = {name: getattr(config, name) for name in OF_BACKBONES}
+    wanted = config.learner, image_size, json.dumps(values, sort_keys=True)
     if wanted not in _buildable:
         with torch.random.fork_rng(devices=[]):
             weights = config.pretrained if isinstance(config.pretrained, str) else False
-            config.learner.check_backbone(configured_backbone(config, image_size, weights), config)
+            backbone = configured_backbone(config, image_size, weights)
+            config.learner.check_backbone(backbone, config)
+            check_features(backbone, image_size, config.convnet_type)
         _buildable.add(wanted)
 
 

@@ -36,11 +36,11 @@ class Progress:
 class TaskBar:
     """Reports the progress of one task.
 
-    Calls ``report`` with a :class:`Progress` at the start of each phase, at intervals, and for each line to print.
+    Calls ``on_progress`` with a :class:`Progress` at the start of each phase, at intervals, and for each line to print.
     """
 
-    def __init__(self, report: Callable[[Progress], None], task: Any, num_tasks: int):
-        self.report, self.task = report, f"task {task.index + 1}/{num_tasks}"
+    def __init__(self, on_progress: Callable[[Progress], None], task: Any, num_tasks: int):
+        self.on_progress, self.task = on_progress, f"task {task.index + 1}/{num_tasks}"
         self.position, self.images, self.fresh, self.started = self.task, 0, 0, time.monotonic()
 
     def start(self, phase: str, first: int, epochs: int, images: int) -> None:
@@ -73,11 +73,11 @@ class TaskBar:
     def _send(self, line="", loaded=False):
         self.reported = time.monotonic()
         speed = self.fresh / max(self.reported - self.started, 1e-9)
-        self.report(Progress(self.position, self.images, speed, line, loaded))
+        self.on_progress(Progress(self.position, self.images, speed, line, loaded))
 
 
 def print_task(progress: Progress) -> None:
-    """The default ``report`` of a single run: prints one line per task."""
+    """The default ``on_progress`` of a single run: prints one line per task."""
     if progress.line:
         print(progress.line, flush=True)
 

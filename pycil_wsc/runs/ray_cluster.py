@@ -23,11 +23,11 @@ from pycil_wsc import registry
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import locked, write_atomically, write_json
-from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.runs.attempt import UNFINISHED, Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.elastic import attempt_in_processes
 from pycil_wsc.runs.progress import Mailbox, Progress
 
-NODE_DEATHS = 5  # that one run may meet
+NODE_DEATHS = 5  # failures of its node after which a run is still restarted
 ANYWHERE = "DEFAULT"  # Ray's own choice of a node
 ANSWER_SECONDS = 10  # for a cluster's first answer
 MARK = ".shared-"
@@ -163,7 +163,7 @@ class Cluster:
         return self.ray.get(self.mailbox.take.remote())
 
     def outcome(self, task: Any, job: Job) -> Outcome:
-        """How a run ended. Files from a node that does not share the output folder are written there."""
+        """The outcome of a run. Files from a node that does not share the output folder are written there."""
         try:
             outcome, files = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
@@ -232,13 +232,13 @@ def work_on_node(
         os.chdir(cwd)  # relative paths of the configuration then mean the same
     torch.set_num_threads(threads)
 
-    def report(progress):
+    def on_progress(progress):
         mailbox.put.remote((job.number, progress))
 
     def work(job):
-        return (
-            attempt_in_processes(job, processes, threads, report) if processes > 1 else attempt(job, datasets(), report)
-        )
+        if processes > 1:
+            return attempt_in_processes(job, processes, threads, on_progress)
+        return attempt(job, datasets(), on_progress)
 
     if Path(mark).exists():
         return work(job), {}
@@ -268,7 +268,7 @@ def deliver(config: Any, files: dict[str, bytes]) -> None:
         write_json(folder / "config.json", config.to_dict())
         if result:
             write_atomically(folder / "result.json", result)
-            for name in {registry.kinds[config.kind].checkpoint, "failed.json"} - set(files):
+            for name in {registry.kinds[config.kind].checkpoint, *UNFINISHED} - set(files):
                 (folder / name).unlink(missing_ok=True)
 
 

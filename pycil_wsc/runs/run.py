@@ -48,7 +48,7 @@ class Run:
     Args:
         config: the configuration.
         dataset: the data set, with the held-out part that ``config`` specifies.
-        report: called with each :class:`pycil_wsc.runs.progress.Progress`.
+        on_progress: called with every :class:`pycil_wsc.runs.progress.Progress`.
         folder: folder of the run's files; None: the configuration's ``run_folder``.
         start: the :meth:`state` after earlier tasks. ``dataset`` must then have the exemplars of these tasks, but no
             other samples of them.
@@ -58,16 +58,16 @@ class Run:
         self,
         config: Config,
         dataset: Dataset,
-        report: Callable[[Progress], None] = print_task,
+        on_progress: Callable[[Progress], None] = print_task,
         folder: Path | None = None,
         start: Mapping[str, Any] | None = None,
     ):
-        if dataset.held_out != config.validation_split:
+        if dataset.validation_share != config.validation_split:
             raise ValueError(
                 "the data set must have the held-out part that the configuration specifies: "
                 "load it with pycil_wsc.runs.attempt.Datasets"
             )
-        self.config, self.dataset, self.report, self.start = config, dataset, report, start
+        self.config, self.dataset, self.on_progress, self.start = config, dataset, on_progress, start
         self.folder = folder or config.run_folder
         self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)
         self.processes = Processes(config.timeout_minutes)
@@ -118,7 +118,7 @@ class Run:
         self.log.info("%s on %s, %s", self.folder, where, self.learner.precision)
         self.mark = self.saved_at = time.perf_counter()
         for task in self.manager.tasks[first:]:
-            self.bar = TaskBar(self.report, task, len(self.manager.tasks))
+            self.bar = TaskBar(self.on_progress, task, len(self.manager.tasks))
             try:
                 self._learn(task, resume)
             except NonFiniteGradients as error:
@@ -341,7 +341,7 @@ class Run:
         return {
             "schema": RESULT_SCHEMA,
             "config": self.config.recorded(),
-            "tested_on": "validation" if self.dataset.held_out else "test",
+            "tested_on": "validation" if self.dataset.validation_share else "test",
             "curve": curve,
             "avg_acc": metrics.average_accuracy(curve),
             "last_acc": curve[-1],

@@ -109,8 +109,7 @@ def read(folder: Path) -> SavedLearner:
         info = dict(content["info"], **{name: tuple(content["info"][name]) for name in ("classes", "mean", "std")})
         pixels = files.get("exemplars.npy")
         held = _exemplars(folder, exemplars, pixels, checked_info(info), tuple(content["seen"]), content["data"])
-        config = {"memory_bytes": content.get("memory_bytes"), **content["config"]}  # earlier versions had it there
-        return SavedLearner(config, held, state)
+        return SavedLearner(content["config"], held, state)
     except UserError:
         raise
     except OSError as error:

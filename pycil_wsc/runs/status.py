@@ -23,22 +23,22 @@ INTERVAL = 5.0  # seconds between two records
 LATELY = 12 * INTERVAL  # a run that recorded its progress since then is at work
 
 
-def recorded(report: Callable[[Progress], None] | None, folder: Path, planned: int) -> Callable[[Progress], None]:
-    """Extend ``report`` to record the progress in ``folder`` every few seconds.
+def recorded(on_progress: Callable[[Progress], None] | None, folder: Path, planned: int) -> Callable[[Progress], None]:
+    """Extend ``on_progress`` to record the progress in ``folder`` every few seconds.
 
     ``planned``: the cost of the whole run. If a record cannot be written, the run continues.
     """
     last = -INTERVAL
 
-    def report_and_record(progress: Progress) -> None:
+    def pass_on_and_record(progress: Progress) -> None:
         nonlocal last
         if time.monotonic() - last >= INTERVAL:
             last = time.monotonic()
             _record(progress, folder, planned)
-        if report:
-            report(progress)
+        if on_progress:
+            on_progress(progress)
 
-    return report_and_record
+    return pass_on_and_record
 
 
 def _record(progress: Progress, folder: Path, planned: int) -> None:
@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _at_work(folder: Path) -> bool:
-    """Whether a process holds the folder's lock. Where we may not lock, whether it recorded its progress lately."""
+    """Whether a process holds the folder's lock. Without permission to lock: whether it recorded progress recently."""
     try:
         with FileLock(folder / ".lock").acquire(timeout=0):
             return False

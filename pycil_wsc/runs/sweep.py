@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import shutil
 import sys
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def check_gpus_per_run(configs: Sequence[Any], workers: int | None, ray: str | N
         raise UserError(f"--gpus-per-run {count}: must be at least 1")
     if ray is None:
         raise UserError(
-            f"--gpus-per-run {count}: is for --ray; without it, torchrun --nproc-per-node {count} main.py ... trains "
+            f"--gpus-per-run {count}: needs --ray; without Ray, torchrun --nproc-per-node {count} main.py ... trains "
             "one run after another on as many GPUs"
         )
     if count > 1 and (workers or 1) > 1:
@@ -99,18 +100,29 @@ def check_gpus_per_run(configs: Sequence[Any], workers: int | None, ray: str | N
 
 
 def set_aside(configs: Sequence[Any]) -> None:
-    """Take its result from every finished run, so that it is done anew: ``result.json`` becomes ``result.old.json``.
+    """Set aside the result of every finished run, so that it is repeated: ``result.json`` becomes ``result.old.json``.
 
-    None of the runs takes a first task that was trained before; those that share one train it once. A run that another
-    process is working on is left alone.
+    Its other records are removed, which would be taken for those of the new run. No run reuses an existing first task;
+    runs that share one train it once. A run that another process is working on is left alone.
     """
     for config in configs:
         folder = config.run_folder
         with contextlib.suppress(Timeout), locked(folder, wait=False):
             first_task.ignore_older(folder)
             if has_result(folder):  # first the checkpoint, from which the run would resume at its end
-                (folder / kind_of(config).checkpoint).unlink(missing_ok=True)
+                kind = kind_of(config)
+                (folder / kind.checkpoint).unlink(missing_ok=True)
+                for path in [path for pattern in kind.records for path in folder.glob(pattern)]:
+                    remove(path)
                 os.replace(folder / "result.json", folder / REPLACED)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def is_finished(config: Any) -> bool:
@@ -209,8 +221,8 @@ class Schedule:
             self.overview.skip(job)
             if lacking := kind_of(job.config).unrecorded(job.config):
                 self.overview.say(
-                    f"{job.title}: finished before without the record of {', '.join(lacking)};"
-                    f" move {job.config.run_folder} away to make it"
+                    f"{job.title}: finished without recording {', '.join(lacking)};"
+                    f" move {job.config.run_folder} away to run it again"
                 )
         else:
             self.ended(job, outcome)
@@ -228,7 +240,7 @@ def dry_run(
     measured: bool = False,
     gpus_per_run: int | None = None,
 ) -> int:
-    """Print the runs and what each costs in training images, or tokens. What :func:`sweep` refuses is refused.
+    """Print the runs and what each costs in training images, or tokens. Raises the same errors as :func:`sweep`.
 
     ``measured``: also in hours of training on this machine, from a few steps of each method and phase.
     """

@@ -115,17 +115,16 @@ class Classifier(nn.Module):
 
     def _checked(self, images):
         """Convert ``images`` to the form of :class:`Split`; raise a :class:`UserError` if they are invalid."""
-        images, side = (
-            images.cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images),
-            self.info.stored_size or self.info.image_size,
-        )
-        if images.dtype.kind in "UO" and images.ndim == 1 and self.info.crop == "resized":
+        side, takes_files = self.info.stored_size or self.info.image_size, self.info.crop == "resized"
+        wanted = f"uint8 (B, {side}, {side}, 3)"
+        if isinstance(images, (str, os.PathLike)):
+            raise UserError(f"images: give {'a list of file names' if takes_files else wanted}, not one name")
+        images = images.cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
+        if images.dtype.kind in "UO" and images.ndim == 1 and takes_files:
             return images.astype(str)
         if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
-            files = ", or names of image files" if self.info.crop == "resized" else ""
-            raise UserError(
-                f"images: {images.dtype} of shape {images.shape}; this model takes uint8 (B, {side}, {side}, 3){files}"
-            )
+            files = ", or names of image files" if takes_files else ""
+            raise UserError(f"images: {images.dtype} of shape {images.shape}; this model takes {wanted}{files}")
         return images
 
 
