@@ -16,7 +16,6 @@ import socket
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from record import origin, write
+from roofline import now
 from torch import distributed, multiprocessing
 
 from pycil_wsc.config.loading import resolve
@@ -95,7 +95,7 @@ def work(rank, count, threads, port, folder, args):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "scaling"}
     torch.set_num_threads(threads)
     processes = Processes() if count > 1 else SINGLE_PROCESS
-    learner, phase, batch = prepared(processes, args)
+    learner, phase, batch = prepared(*SHAPES[args.shape], args.batch_size, processes, precision=args.precision)
     passes, counts = learner.passes(phase), {"messages": 0, "message_bytes": 0}
 
     def counted(tensor, *arguments, **keys):
@@ -116,21 +116,18 @@ def work(rank, count, threads, port, folder, args):
     Path(folder, f"{rank}.json").write_text(json.dumps(result))
 
 
-def prepared(processes, args):
+def prepared(backbone, side, batch_size, processes=SINGLE_PROCESS, device=CPU, **keys):
     """A learner before its first task, the phase, and this process's part of a batch."""
-    backbone, side = SHAPES[args.shape]
     rng = np.random.default_rng(0)
-    split = Split(
-        rng.integers(0, 256, (args.batch_size, side, side, 3), np.uint8), np.arange(args.batch_size) % CLASSES
-    )
+    split = Split(rng.integers(0, 256, (batch_size, side, side, 3), np.uint8), np.arange(batch_size) % CLASSES)
     mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
     names = tuple(map(str, range(CLASSES)))
     info = DatasetInfo("random", names, side, mean, std, crop="pad", padding=4, flip=True, brightness=0.0)
     manager = DataManager(Dataset(info, split, split), False, 0, CLASSES, CLASSES)
-    keys = {"model_name": "replay", "convnet_type": backbone, "batch_size": args.batch_size, "device": "cpu"}
-    config = resolve(keys | {"precision": args.precision})
-    source = open_source(info, split, CPU, 0)
-    learner = config.learner(config, manager, source, CPU, processes)
+    keys |= {"model_name": "replay", "convnet_type": backbone, "batch_size": batch_size, "device": str(device)}
+    config = resolve(keys)
+    source = open_source(info, split, device, 0)
+    learner = config.learner(config, manager, source, device, processes)
     task = manager.tasks[0]
     learner.grow_for(task)
     learner.begin_task(task)
@@ -140,14 +137,14 @@ def prepared(processes, args):
     return learner, phase, next(iter(learner.training_batches(phase.indices, 0, 0, 0)))
 
 
-def seconds(passes, phase, batch, steps):
+def seconds(passes, phase, batch, steps, device=CPU):
     """Median seconds of a step."""
     times = []
     for _ in range(WARM_UP + steps):
-        start = time.perf_counter()
+        start = now(device)
         passes(*batch)
         phase.optimizer.step()
-        times.append(time.perf_counter() - start)
+        times.append(now(device) - start)
         if len(times) < WARM_UP + steps:
             passes.clear()
     return statistics.median(times[WARM_UP:])

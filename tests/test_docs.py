@@ -513,6 +513,7 @@ SMALL = {  # by script: options that make it quick
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
     "image_folder": "--images 2600 --caches false --workers 1",
+    "backbone_settings": "--backbone timm:test_efficientnet --image-size 32 --batch-size 4 --steps 1 --repeats 1",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
 
@@ -520,6 +521,8 @@ SMALL = {  # by script: options that make it quick
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_pages_benchmarks_run(name, tmp_path):
+    if name == "backbone_settings":
+        pytest.importorskip("timm")
     options = shlex.split(SMALL[name])
     if name == "keep_up_to_date":
         data_sets_of_the_pages(tmp_path)
@@ -539,7 +542,7 @@ def test_the_benchmark_of_short_tasks_runs(tmp_path):
 
 
 def test_every_benchmark_of_these_pages_is_among_them():
-    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in ("speed", "wsc", "your_classifier"))
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in ("speed", "wsc", "your_classifier", "pretrained"))
     assert set(re.findall(r"benchmarks/(\w+)\.py", text)) == {*SMALL, "short_tasks"}
 
 

@@ -261,6 +261,26 @@ def test_the_table_of_the_start_on_many_files_is_the_record():
         assert says(" ".join(cells), each["seconds"]["start"], *parts, *memory), (name, start)
 
 
+def test_the_speeds_of_a_language_model_are_the_records():
+    def speeds(name):
+        record = json.loads((ROOT / f"results/language-model-smollm2-{name}cpu.json").read_text())
+        return [method["tokens_per_second"] for method in record["methods"].values()]
+
+    one, packed, fp32, threads, wsc = speeds("")
+    values = [one, packed, fp32, threads, sum(speeds("two-1-") + speeds("two-2-")), wsc]
+    _, rows = rows_after(ROOT / "docs/language_models.md", "language-model-smollm2-two-2-cpu.json)):")
+    assert [row[1:] for row in rows] == [[f"{value:.0f}", f"{value / one:.2f}"] for value in values]
+
+
+def test_what_a_backbones_settings_cost_is_the_record():
+    settings = json.loads((ROOT / "results/backbone-settings-cpu.json").read_text())["settings"]
+    _, rows = rows_after(ROOT / "docs/pretrained.md", "benchmarks/backbone_settings.py --out")
+    measured = [[f"{settings[name][f'{part}_over_default']:.2f}" for part in ("speed", "peak")] for name in settings]
+    names = [next(name for name in ("channels_last", "grad_checkpointing", "bf16") if name in row) for row, *_ in rows]
+    assert list(settings) == ["default", "contiguous", "grad_checkpointing", "bf16"]
+    assert names == ["channels_last", *list(settings)[2:]] and [cells for _, *cells in rows] == measured[1:]
+
+
 def test_the_table_of_language_models_is_the_records():
     header, rows = rows_after(ROOT / "docs/language_models.md", "](../results/trace_small_model).")
     assert {row[0] for row in rows} == {path.stem for path in (ROOT / "results/trace_small_model").glob("*.json")}

@@ -113,7 +113,8 @@ def test_lists_of_numbers_are_a_line_each_in_a_json_file(tmp_path):
 @pytest.mark.parametrize("memory", [0, 3, 1000])
 def test_the_planned_cost_is_the_cost(name, memory, settings, tmp_path):
     """Memory 0 and a quota above the class size included."""
-    config = resolve(settings | {"model_name": name, "memory_per_class": memory, "epochs": 1, "init_epoch": 1})
+    keys = {"model_name": name, "memory_per_class": memory, "epochs": 1, "init_epoch": 1, "batch_size": 32}
+    config = resolve(settings | keys)
     run = Run(config, load_dataset(config.dataset, "."))
     result = run.execute()
     assert result["images_trained"] == planned_images(config, run.manager)
@@ -554,9 +555,9 @@ def test_a_checkpoint_with_a_flipped_bit_is_named(settings, tmp_path, capsys):
     assert f"{checkpoint}: is damaged or not a checkpoint" in error and error.count("\n") == 1
 
 
-SPLITS = [(name, 50, 10) for name in sorted(registry.learners)]  # B50-Inc10, then B0-Inc20, T=20 and T=50
+SPLITS = [(name, 50, 10) for name in sorted(registry.learners)]  # B50-Inc10, then B0-Inc20, T=20, T=10 and T=50
 SPLITS += [("replay", 20, 20), ("foster", 20, 20), ("bic", 5, 5)]
-SPLITS += [pytest.param(*split, marks=pytest.mark.slow) for split in [("der", 5, 5), ("wsc", 2, 2)]]
+SPLITS += [pytest.param(*split, marks=pytest.mark.slow) for split in [("der", 10, 10), ("wsc", 2, 2)]]
 
 
 @pytest.mark.parametrize("name, init_cls, increment", SPLITS)
