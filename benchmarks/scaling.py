@@ -116,7 +116,7 @@ def work(rank, count, threads, port, folder, args):
     Path(folder, f"{rank}.json").write_text(json.dumps(result))
 
 
-def prepared(backbone, side, batch_size, processes=SINGLE_PROCESS, device=CPU, **keys):
+def prepared(backbone, side, batch_size, processes: Any = SINGLE_PROCESS, device=CPU, **keys):
     """A learner before its first task, the phase, and this process's part of a batch."""
     rng = np.random.default_rng(0)
     split = Split(rng.integers(0, 256, (batch_size, side, side, 3), np.uint8), np.arange(batch_size) % CLASSES)
