@@ -6,14 +6,16 @@ import re
 from itertools import combinations
 
 import pytest
+from matplotlib.text import Text
 from test_report import ODD
 
 from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.keys import RESULT
-from pycil_wsc.llm.config import KEYS
+from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.report.language import NOT_DECISIVE, language_figures, language_groups
 from pycil_wsc.report.runs import Record
+from pycil_wsc.report.style import line_styles
 
 TASKS = ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
 
@@ -65,6 +67,21 @@ def write(folder, *results):
 
 def rows(path):
     return {(row["method"], row["memory"], row["column"]): row for row in csv.DictReader(path.open())}
+
+
+def test_runs_with_adapters_are_named_by_their_rank_and_not_by_the_rate_that_goes_with_it():
+    full, adapted = made_up(), made_up()
+    full["config"] |= {"llm.lr": 1e-4, "llm.lora_rank": 0}
+    adapted["config"] |= {"llm.lr": 1e-3, "llm.lora_rank": 8}
+    ((group,), _) = language_groups([Record(full, "full"), Record(adapted, "adapted")])
+    (plot, *_) = language_figures(group)
+    labels = " ".join(text.get_text() for text in plot.figure.findobj(Text))
+    assert "llm.lora_rank=8" in labels and "llm.lr" not in labels
+
+
+def test_no_two_methods_of_language_models_look_alike():
+    styles = line_styles({name: name for name in METHODS}).values()
+    assert len({(style["color"], style["marker"]) for style in styles}) == len(METHODS)
 
 
 def test_the_table_has_the_results_numbers_and_the_papers_beside_them(tmp_path, undrawn):

@@ -49,6 +49,7 @@ NOT_DECISIVE = {"seed", "prefix", "device", "threads", "data_root", "out", "save
         *("attn_implementation", "gradient_checkpointing", "shard", "timeout_minutes", "checkpoint_minutes"),
     )
 }
+NAMED_FIRST = "llm.lora_rank"  # by which runs are named, if they differ in it; the rate usually differs then, too
 # the paper's order, after the untrained model
 ORDER = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
 
@@ -139,7 +140,8 @@ def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tu
     """One :class:`LanguageGroup` per setting, and the duplicate results that were left out."""
     variants: dict[Record, Variant] = {}
     for record in (LanguageRecord(record.data, record.path) for record in records):
-        variants[record] = Variant((name, value) for name, value in record.config.items() if name not in NOT_DECISIVE)
+        values = sorted(record.config.items(), key=lambda item: item[0] != NAMED_FIRST)
+        variants[record] = Variant((name, value) for name, value in values if name not in NOT_DECISIVE)
     settings: dict[Any, list[Record]] = defaultdict(list)
     for record in variants:
         settings[record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])].append(record)

@@ -55,6 +55,7 @@ FURTHER = [
     ("#999933", "d"),
     ("#661100", "H"),
     ("#6699cc", "8"),
+    ("#44aa99", "X"),  # there are six merging and untrained methods of language models
 ]  # for the user's own methods
 THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {
     COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")
