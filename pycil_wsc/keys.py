@@ -13,14 +13,11 @@ import functools
 import hashlib
 import json
 import math
-import os
 import types
 import typing
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-
-import numpy as np
 
 from pycil_wsc.errors import UserError, shown
 
@@ -150,17 +147,6 @@ def up_to_date(identity: Mapping[str, Any], own: Mapping[str, Any], keys: Mappin
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with tuples converted to lists, as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def from_python(value: Any) -> Any:
-    """``value`` as in JSON: numpy's numbers and arrays and paths, also within lists and mappings, are converted."""
-    if isinstance(value, Mapping):
-        return {name: from_python(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [from_python(item) for item in value]
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def digest(identity: Mapping[str, Any], default: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from pycil_wsc.data.stream import extended, kept
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.keys import LARGEST_NUMBER, from_python, plain
+from pycil_wsc.keys import LARGEST_NUMBER, plain
 from pycil_wsc.runs import saved_learner
 from pycil_wsc.runs.attempt import log_closed_after
 from pycil_wsc.runs.checkpoint import CHECKPOINT
@@ -278,6 +278,17 @@ def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
     if wrong := sorted(OF_EXPERIMENTS & given.keys()):
         raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
     return given
+
+
+def from_python(value: Any) -> Any:
+    """``value`` as in JSON: numpy's numbers and arrays and paths, also within lists and mappings, are converted."""
+    if isinstance(value, Mapping):
+        return {name: from_python(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [from_python(item) for item in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def refuse_changes(saved: Config, given: Mapping[str, Any]) -> None:
