@@ -58,6 +58,13 @@ def forked(monkeypatch):
 
 
 @pytest.fixture
+def unrendered(monkeypatch):
+    """Reports whose figures are drawn but not written in their formats, for tests of captions and of files' names."""
+    files = {"svg": '<svg width="1pt" viewBox="0 0 1 1"></svg>', "png": b"", "pdf": b""}
+    monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: files)
+
+
+@pytest.fixture
 def undrawn():
     """Reports without figures, for tests of everything else."""
     with small_runs.undrawn():

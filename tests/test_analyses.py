@@ -215,7 +215,7 @@ def test_dormant_units_by_hand(monkeypatch):
 
 def test_the_share_of_dormant_units_is_over_all_layers(observed, monkeypatch):
     monkeypatch.setattr(Dormant, "threshold", 0.8)  # so that there are some
-    run, records, seen = observed("replay", precision="fp32")
+    run, records, seen = observed("replay", precision="fp32", convnet_type="resnet8")
     network, kept = seen.trained[0].eval(), []
     batches = list(run.train_source.batches(run.manager.tasks[0].train_indices, run.manager.train_targets, 8))
     hooks = [

@@ -155,7 +155,7 @@ from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.run import Run
 first_task.code = lambda: "the same"
 for mixing in "none", "none", "cutmix":
-    config = resolve({settings | {"model_name": "replay"}!r} | {{"mixing": mixing}})
+    config = resolve({settings | {"model_name": "replay", "convnet_type": "resnet8"}!r} | {{"mixing": mixing}})
     dataset = Datasets().of(config)
     print(config.run_folder, first_task.key(Run(config, dataset), dataset))
 """

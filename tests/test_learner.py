@@ -28,7 +28,7 @@ from pycil_wsc.runs.run import Run
 pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = {  # those of small_runs.SETTINGS that are for a learner
     "memory_per_class": 4,
-    "convnet_type": "resnet8",
+    "convnet_type": "tiny",
     "device": "cpu",
     "init_epoch": 3,
     "epochs": 4,
@@ -439,7 +439,7 @@ def test_keys_that_the_first_task_fixed_are_refused_at_load_unless_they_are_as_s
         with pytest.raises(UserError, match=rf"^{name}(\.width)?: was fixed by the first task; leave it out") as error:
             Learner.load(shelf, **{name: value})
         assert "\n" not in str(error.value)
-    same = {"convnet_type": "resnet8", "consolidate": False, "image_size": None, "padding": None, "init_epoch": 3}
+    same = {"convnet_type": "tiny", "consolidate": False, "image_size": None, "padding": None, "init_epoch": 3}
     assert Learner.load(shelf, lrate=0.5, **same).config.lrate == 0.5
 
 

@@ -84,7 +84,8 @@ def test_a_task_is_the_plain_loop_with_torchs_adamw_and_schedulers(unit, setting
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_with_adamw(name, settings):
-    keys = {"model_name": name, "optimizer": "adamw", "layer_decay": 0.7, "compression_epochs": 4}
+    keys = {"model_name": name, "convnet_type": "resnet8", "optimizer": "adamw", "layer_decay": 0.7}
+    keys |= {"compression_epochs": 4}
     result = run(settings, label_smoothing=0.1, clip_norm=1.0, precision="fp32", **keys).execute()
     first, *others = result["train_loss"]
     assert len(result["curve"]) == 3 and len(first) == 3 and first[-1] < first[0]
@@ -258,6 +259,7 @@ def test_fosters_student_starts_from_the_teacher_and_loads_no_weights(settings, 
 
 
 def test_rates_fall_with_the_distance_from_the_head(settings):
+    settings |= {"convnet_type": "resnet8"}
     for name, parts in (("replay", ["backbone"]), ("memo", ["trunk", "blocks.0"])):
         learner = run(settings, model_name=name, backbone_lr_factor=0.5, layer_decay=0.1).learner
         learner.grow_for(learner.manager.tasks[0])
@@ -275,7 +277,8 @@ def test_rates_fall_with_the_distance_from_the_head(settings):
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_frozen_parts_keep_weights_and_statistics(name, settings):
-    keys = {"model_name": name, "freeze": ["stem", "stage1.0.conv1"], "init_epoch": 1, "epochs": 2, "precision": "fp32"}
+    keys = {"model_name": name, "convnet_type": "resnet8", "freeze": ["stem", "stage1.0.conv1"], "precision": "fp32"}
+    keys |= {"init_epoch": 1, "epochs": 2}
     learner = run(settings, **keys).learner
     begin, before = learner.begin_task, {}
 
@@ -342,7 +345,8 @@ def test_wrong_values_are_one_line(keys, line):
 )
 def test_an_object_on_the_command_line_is_what_it_is_in_the_file(text, name, value, settings, tmp_path):
     """The keys of a group, of which the file's others are kept."""
-    path = write(tmp_path, settings | {"wsc": {"warmup": 0.5}, "convnet_options": {"width": 5}})
+    keys = {"convnet_type": "resnet8", "convnet_options": {"width": 5}, "wsc": {"warmup": 0.5}}
+    path = write(tmp_path, settings | keys)
     (config,) = load(path, dict([parse_override(text)]))
     assert config.to_dict()[name] == value and config.wsc.warmup == 0.5
 

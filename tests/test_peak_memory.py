@@ -14,7 +14,7 @@ def two_steps(monkeypatch):
 
 
 def peaks(name, tasks=3):
-    args = argparse.Namespace(tasks=tasks, batch_size=32, precision="fp32", device="cpu")
+    args = argparse.Namespace(tasks=tasks, batch_size=16, precision="fp32", device="cpu")
     return peak_memory.measured(name, throughput.random_images(args.tasks, 2), torch.device("cpu"), args)
 
 

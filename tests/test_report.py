@@ -46,7 +46,7 @@ def test_names_inside_the_page_do_not_clash_and_references_are_met(made):
     assert len(defined) == len(set(defined)) and used <= set(defined)
 
 
-def test_missing_runs_are_named(tmp_path):
+def test_missing_runs_are_named(tmp_path, unrendered):
     results = synthetic.main_table(seeds=(1, 2, 3), memories=(20, 40), methods=("replay", "wa", "wsc"))
     gone = {("wa", 40, 1), ("wa", 40, 2), ("wa", 40, 3), ("wsc", 20, 3)}
     synthetic.write(

@@ -487,7 +487,7 @@ def test_a_sweep_with_one_unusual_value_still_has_its_main_table(tmp_path, undra
     assert [(line["method"], line["paper_mean"]) for line in lines] == [("replay", "48.63"), ("wsc wsc.retain=0.5", "")]
 
 
-def test_the_records_of_the_repository_are_reported_with_their_own_numbers(tmp_path):
+def test_the_records_of_the_repository_are_reported_with_their_own_numbers(tmp_path, undrawn):
     folder = report.write_report(RECORDS, out=tmp_path).parent
     lines = {(line["method"].split()[0], line["column"]): line for line in lines_of(folder, f"accuracy-{HERE}")}
     shown = printed(folder, f"accuracy-{HERE}", "html")

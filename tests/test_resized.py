@@ -42,7 +42,7 @@ def dataset(folder):
 
 @pytest.mark.parametrize("chunk", [1, 32])
 def test_copies_have_the_short_side_and_the_picture_and_small_images_stay(
-    chunk, dataset, folder, tmp_path, monkeypatch
+    chunk, dataset, folder, tmp_path, monkeypatch, forked
 ):
     """Copied by worker processes, or by this one."""
     monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", chunk)

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 # the keys of the runs that are stopped; a warm-up has two epochs
-STOPPED = {"exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
+STOPPED = {"convnet_type": "resnet8", "exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
@@ -351,7 +351,7 @@ def test_an_output_folder_that_cannot_be_is_named(settings, tmp_path, capsys):
 
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings, tmp_path):
     """A limit on the size of files stands in for the disk: writing a checkpoint fails half-way, as on a full disk."""
-    path = write(tmp_path, settings | {"model_name": "replay"})
+    path = write(tmp_path, settings | {"model_name": "replay", "convnet_type": "resnet8"})
 
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -20,7 +20,7 @@ SETTINGS = {
     "memory_per_class": 2,
     "init_cls": 4,
     "increment": 3,
-    "convnet_type": "resnet8",
+    "convnet_type": "tiny",
     "device": "cpu",
     "init_epoch": 3,
     "epochs": 2,

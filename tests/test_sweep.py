@@ -76,7 +76,7 @@ def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, 
 
 def test_workers_do_not_outlive_the_parent(settings, tmp_path):
     """Their runs, which would take hours, are free for the next command."""
-    settings |= {"seed": [1, 2], "init_epoch": 100_000}
+    settings |= {"seed": [1, 2], "init_epoch": 100_000, "convnet_type": "resnet8"}
     process = command(tmp_path, settings, "--workers", "2")
     wait_until(lambda: len(list(Path(settings["out"]).rglob("checkpoint.pt"))) == 2, process)
     process.kill()
@@ -129,7 +129,8 @@ def image_folder(root):
 @pytest.mark.parametrize("number, workers, files", [(signal.SIGINT, "2", True), (signal.SIGTERM, "1", False)])
 def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path):
     """The signal goes to all processes, as a terminal and a cluster send it; those that decode images end too."""
-    settings |= {"seed": [1, 2, 3], "epochs": 100_000} | (image_folder(tmp_path / "images") if files else {})
+    settings |= {"seed": [1, 2, 3], "epochs": 100_000, "convnet_type": "resnet8"}
+    settings |= image_folder(tmp_path / "images") if files else {}
     process = command(tmp_path, settings, "--workers", workers)
     wait_until(lambda: len([epochs for epochs in epochs_logged(settings) if epochs >= 2]) == int(workers), process)
     os.killpg(process.pid, number)

@@ -232,4 +232,4 @@ def test_the_report_knows_such_runs(months, tmp_path):
     for name in ("replay", "wsc"):
         settings = listed(tmp_path, months, model_name=name)
         assert main(["--config", write(tmp_path, settings)]) == 0
-    assert "0, 3 tasks, resnet8" in (tmp_path / "runs" / "run" / "report" / "index.html").read_text()
+    assert "0, 3 tasks, tiny" in (tmp_path / "runs" / "run" / "report" / "index.html").read_text()

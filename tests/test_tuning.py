@@ -267,7 +267,7 @@ def test_of_trials_over_as_many_other_seeds_those_of_the_first_seeds_are_ranked(
     assert json.loads((page.parent / "tuned_wsc.json").read_text())["wsc.retain"] == 0.2
 
 
-def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path):
+def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path, unrendered):
     tested = [synthetic.result(name, 200) | {"avg_acc": value} for name, value in (("replay", 71.0), ("wsc", 72.0))]
     synthetic.write(tmp_path, *TRIALS, *tested)
     page = report.write_report(tmp_path)
