@@ -27,6 +27,7 @@ from pycil_wsc.runs.progress import Mailbox
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}
+SWEEP |= {"convnet_type": "resnet8"}  # one that processes elsewhere know
 
 
 def in_all(settings):
@@ -251,6 +252,7 @@ def test_marks_of_a_killed_driver_are_removed_and_those_of_a_living_one_kept(tmp
 
 CALM = {  # a schedule on which the rounding of two processes stays rounding
     "model_name": "replay",
+    "convnet_type": "resnet8",
     "precision": "fp32",
     "init_epoch": 2,
     "epochs": 3,

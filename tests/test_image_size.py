@@ -30,7 +30,7 @@ def test_batches_are_resized_as_pil_images_are(interpolation, side):
 
 
 def test_the_network_sees_larger_images_after_their_augmentation(settings):
-    run = made(settings, image_size=24, flip=True, padding=1)
+    run = made(settings, image_size=24, flip=True, padding=1, **{"convnet_options.width": 4})
     (images, _), *_ = run.train_source.batches(np.arange(6), run.manager.train_targets, 6, train=True, shuffle=False)
     generator = torch.Generator().manual_seed(0)
     stored = augment.random_crop_flip(torch.from_numpy(run.dataset.train.images[:6]), 1, True, generator)

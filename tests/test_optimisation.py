@@ -345,8 +345,7 @@ def test_wrong_values_are_one_line(keys, line):
 )
 def test_an_object_on_the_command_line_is_what_it_is_in_the_file(text, name, value, settings, tmp_path):
     """The keys of a group, of which the file's others are kept."""
-    keys = {"convnet_type": "resnet8", "convnet_options": {"width": 5}, "wsc": {"warmup": 0.5}}
-    path = write(tmp_path, settings | keys)
+    path = write(tmp_path, settings | {"wsc": {"warmup": 0.5}, "convnet_options": {"width": 5}})
     (config,) = load(path, dict([parse_override(text)]))
     assert config.to_dict()[name] == value and config.wsc.warmup == 0.5
 

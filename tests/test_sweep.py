@@ -126,6 +126,7 @@ def image_folder(root):
     return {"dataset": f"folder:{root}", "image_size": 8, "init_cls": 1, "increment": 1, "num_workers": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, workers, files", [(signal.SIGINT, "2", True), (signal.SIGTERM, "1", False)])
 def test_ctrl_c_and_sigterm_say_how_to_go_on(number, workers, files, settings, tmp_path):
     """The signal goes to all processes, as a terminal and a cluster send it; those that decode images end too."""
