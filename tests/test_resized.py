@@ -40,9 +40,9 @@ def dataset(folder):
     return load_dataset(f"folder:{folder}", ".", 64)  # the short side of the test transform: 64 * 256 / 224 = 73
 
 
-@pytest.mark.parametrize("chunk", [1, 32])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 32])
 def test_copies_have_the_short_side_and_the_picture_and_small_images_stay(
-    chunk, dataset, folder, tmp_path, monkeypatch, forked
+    chunk, dataset, folder, tmp_path, monkeypatch
 ):
     """Copied by worker processes, or by this one."""
     monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", chunk)

@@ -201,7 +201,12 @@ VARIANTS = [
     {"wsc.reset_every": 1},
     {"wsc.reset_head": False},
     {"wsc.reset_norm": False},
-    {"wsc.reset": "continual_backprop", "wsc.maturity": 1, "wsc.replacement_rate": 0.05},
+    {  # on a network with several layers of units
+        "wsc.reset": "continual_backprop",
+        "wsc.maturity": 1,
+        "wsc.replacement_rate": 0.05,
+        "convnet_type": "resnet8",
+    },
 ]
 
 
@@ -211,7 +216,7 @@ def test_every_variant_changes_the_result_and_survives_kills(keys, settings, tmp
 
     The first task has three epochs and an end.
     """
-    same = {"wsc.warmup": 0.5, "max_tasks": 2}
+    same = {"wsc.warmup": 0.5, "max_tasks": 2, "convnet_type": keys.get("convnet_type", "tiny")}
     keys = keys | same
     whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
     assert whole["train_loss"] != undisturbed(**same)[1]["train_loss"]

@@ -44,7 +44,12 @@ CASES = {
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
     "fisher": {"wsc.importance": "fisher", "wsc.average_unit": "iteration"},
     "hessian": {"wsc.importance": "hessian"},
-    "continual-backprop": {"wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.02, "wsc.maturity": 2},
+    "continual-backprop": {  # on a network with several layers of units
+        "convnet_type": "resnet8",
+        "wsc.reset": "continual_backprop",
+        "wsc.replacement_rate": 0.02,
+        "wsc.maturity": 2,
+    },
     "icarl+wsc": {"model_name": "icarl", "consolidate": True, "wsc.reset": "shrink_perturb"},
     "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
     "analyses": {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
