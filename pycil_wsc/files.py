@@ -43,7 +43,9 @@ def write_atomically(path: str | Path, content: bytes | str, durable: bool = Tru
 
 
 def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> AcquireReturnProxy:
-    """A context in which no other process holds the lock ``name`` of ``folder``. Holds it at once, until it is left.
+    """A context in which no other process holds the lock ``name`` of ``folder``.
+
+    The lock is taken when this function is called and released at the end of the context.
 
     Raises ``Timeout`` if another process holds it and this one does not ``wait``.
     """

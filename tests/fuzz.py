@@ -51,12 +51,69 @@ HARMLESS_TO_RUN = [
     "wsc.trigger",
 ]
 HOSTILE = [
-    None, True, False, 0, 1, -1, 2, 3, 0.5, -0.5, 1e300, 1e-300, 10**6, 2**32, 2**63, 10**30, "", "x", "none", "auto",
-    "../..", "a/b", "a\0b", "a\nb", "\ud800", "é", "x" * 300, "npz:", "folder:", "npz:~nosuchuser/x", [], [[]], [None],
-    [1], [0, 1], [2, 1], [1, 1.5], [""], {}, {"a": 1}, {"updates_like": "replay"}, [[1], [2]], "every", "replay", "wsc",
-    "foster", "cuda:7", ["0", "1"], "=", "1e5", "adamw", "cosine", "iteration", ["backbone"], ["stage1"], [0.5, 0.9],
-    [0.5], "drift", ["drift"], "random", "held_out", "hessian",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    0.5,
+    -0.5,
+    1e300,
+    1e-300,
+    10**6,
+    2**32,
+    2**63,
+    10**30,
+    "",
+    "x",
+    "none",
+    "auto",
+    "../..",
+    "a/b",
+    "a\0b",
+    "a\nb",
+    "\ud800",
+    "é",
+    "x" * 300,
+    "npz:",
+    "folder:",
+    "npz:~nosuchuser/x",
+    [],
+    [[]],
+    [None],
+    [1],
+    [0, 1],
+    [2, 1],
+    [1, 1.5],
+    [""],
+    {},
+    {"a": 1},
+    {"updates_like": "replay"},
+    [[1], [2]],
+    "every",
+    "replay",
+    "wsc",
+    "foster",
+    "cuda:7",
+    ["0", "1"],
+    "=",
+    "1e5",
+    "adamw",
+    "cosine",
+    "iteration",
+    ["backbone"],
+    ["stage1"],
+    [0.5, 0.9],
+    [0.5],
+    "drift",
+    ["drift"],
+    "random",
+    "held_out",
+    "hessian",
+]
 OPTIONS = [
     "--set",
     "--device",
@@ -124,14 +181,23 @@ def hostile_arrays(place: Place, rng: random.Random) -> None:
     usual = arrays.get(name, np.array(["a", "b"]))
     arrays[name] = rng.choice(
         [
-            usual[:0], usual[:1], usual[None], usual[..., None], usual.astype("U3"), np.array(3), np.array("x"),
-            usual.astype(bool), usual[::-1], usual.repeat(2, -1),
+            usual[:0],
+            usual[:1],
+            usual[None],
+            usual[..., None],
+            usual.astype("U3"),
+            np.array(3),
+            np.array("x"),
+            usual.astype(bool),
+            usual[::-1],
+            usual.repeat(2, -1),
             *(
-                [] if usual.dtype.kind == "U"
+                []
+                if usual.dtype.kind == "U"
                 else [usual.astype(float) * np.nan, -usual.astype(int), usual.astype(">u8") + 2**62]
             ),
         ]
-    )  # fmt: skip
+    )
     np.savez(place.data, **arrays)
     place.run({}, "--dry-run")
 
@@ -212,10 +278,16 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 ATTACKS: list[Callable[[Place, random.Random], None]] = [
-    *(6 * [hostile_keys]), *(4 * [hostile_command]), *(2 * [hostile_config_file]),
-    *(3 * [hostile_bytes]), *(3 * [hostile_arrays]), *(3 * [hostile_header]), hostile_run, hostile_tasks,
+    *(6 * [hostile_keys]),
+    *(4 * [hostile_command]),
+    *(2 * [hostile_config_file]),
+    *(3 * [hostile_bytes]),
+    *(3 * [hostile_arrays]),
+    *(3 * [hostile_header]),
+    hostile_run,
+    hostile_tasks,
     hostile_folder,
-]  # fmt: skip
+]
 
 
 def attack(number: int) -> str:

@@ -510,8 +510,10 @@ def test_a_pixel_or_two_labels_make_other_data(part, tmp_path):
     images[3, 2, 1, 0] ^= 1
     first, second = (np.flatnonzero(labels == label)[0] for label in (0, 1))
     labels[[first, second]] = labels[[second, first]]
-    others = [fingerprint(f"npz:{write_npz(path, **{name: value})}") for name, value in
-              ((f"{part}_x", images), (f"{part}_y", labels))]  # fmt: skip
+    others = [
+        fingerprint(f"npz:{write_npz(path, **{name: value})}")
+        for name, value in ((f"{part}_x", images), (f"{part}_y", labels))
+    ]
     assert all(changed(one, other) for other in others) and changed(*others)
     assert not changed(one, one) and not changed(None, one) and not changed(one, None)
 

@@ -96,10 +96,12 @@ def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):
         ("scheduler", "cosine"),
         ("momentum", 0.8),
         ("precision", "fp32"),
+        ("optimizer", "adamw"),
     ],
 )
 def test_what_decides_the_first_task_decides_the_entry(key, value, settings):
     keys = {"model_name": "replay", "precision": "bf16", "convnet_type": "resnet8"}
+    keys |= {"init_lr": 0.1, "init_weight_decay": 0.001}  # of which each optimiser has its own defaults
     usual, other = run(settings, **keys), run(settings, **keys | {key: value})
     assert first_task.key(usual, usual.dataset) != first_task.key(other, other.dataset)
 

@@ -155,6 +155,15 @@ def test_the_wheel_works_where_other_modules_have_pycils_names(binaries, elsewhe
     assert files and all(Path(file).is_relative_to(binaries.parent) for file in files)
 
 
+@pytest.mark.slow
+def test_the_wheels_hugging_face_plugin_is_imported_there(binaries, elsewhere):
+    pytest.importorskip("transformers")
+    code = "import pycil_wsc.plugins.huggingface as plugin; print(plugin.__file__, plugin.WSCCallback.__name__)"
+    file, name = run(binaries / "python", "-c", code, cwd=elsewhere).split()
+    assert Path(file).is_relative_to(binaries.parent) and name == "WSCCallback"
+
+
+@pytest.mark.slow
 def test_the_wheels_plugin_trains_in_a_checkout_of_pycil(binaries, elsewhere):
     settings = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class": 5, "device": [-1], "seed": [1]}
     (elsewhere / "wsc.json").write_text(json.dumps(settings))

@@ -10,6 +10,7 @@ from structure import modules, within
 from torch.utils.data import DataLoader
 
 from convs.cifar_resnet import resnet32
+from convs.linears import SimpleLinear
 from convs.resnet import resnet18
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import augment
@@ -18,8 +19,8 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
 from utils import factory
 from utils.data_manager import DataManager
-from utils.inc_net import IncrementalNet, get_convnet
-from utils.toolkit import accuracy, count_parameters, target2onehot, tensor2numpy
+from utils.inc_net import BaseNet, IncrementalNet, get_convnet
+from utils.toolkit import accuracy, count_parameters, makedirs, split_images_labels, target2onehot, tensor2numpy
 
 ARGS = {
     "prefix": "reproduce",
@@ -98,6 +99,32 @@ def test_a_loop_of_ones_own_trains_pycils_network_on_pycils_data():
     torch.testing.assert_close(norms[4:].mean(), norms[:4].mean())
     twin = network.copy().freeze()
     assert not any(p.requires_grad for p in twin.parameters()) and count_parameters(twin, trainable=True) == 0
+
+
+class Biasless(BaseNet):
+    """A network of one's own: its head has no bias and is new for each task."""
+
+    def update_fc(self, nb_classes):
+        self.fc = SimpleLinear(self.feature_dim, nb_classes, bias=False)
+
+
+def test_a_network_of_ones_own_derives_from_base_net():
+    torch.manual_seed(0)
+    network, images = Biasless({"convnet_type": "resnet32"}).freeze(), torch.rand(2, 3, 32, 32)
+    with pytest.raises(UserError, match="Biasless: there is no head yet"):
+        network(images)
+    network.update_fc(5)
+    out, features = network(images), network.extract_vector(images)
+    assert network.fc.bias is None and torch.equal(out["features"], features)
+    torch.testing.assert_close(out["logits"], features @ network.fc.weight.T)
+
+
+def test_small_helpers(tmp_path):
+    for _ in range(2):
+        makedirs(tmp_path / "logs" / "run")
+    assert (tmp_path / "logs" / "run").is_dir()
+    paths, labels = split_images_labels([("a.jpg", 1), ("b.jpg", 0)])
+    assert paths.tolist() == ["a.jpg", "b.jpg"] and labels.tolist() == [1, 0]
 
 
 def test_appended_exemplars_come_last_and_the_transforms_are_those_of_the_data_set():

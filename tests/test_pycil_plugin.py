@@ -19,6 +19,8 @@ from torch import nn
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, recompute_batch_norm
 from pycil_wsc.engine.schedules import held_lr, step_lr
+from pycil_wsc.errors import UserError
+from pycil_wsc.keys import declared
 from pycil_wsc.plugins import pycil
 
 ROOT = Path(__file__).parent.parent
@@ -284,6 +286,30 @@ def test_rows_of_new_classes_in_a_split_head():
     learner._network.fc.scale = nn.Parameter(torch.ones(1))
     masks = pycil._old_rows(learner)
     assert sorted(masks) == ["fc.fc2.bias", "fc.fc2.weight"] and not any(mask.any() for mask in masks.values())
+
+
+def test_values_that_are_allowed_are_those_of_our_own_keys(tmp_path):
+    """Also at the edges. Some of ours allow more: values that need what PyCIL lacks, or that a run refuses later."""
+    wider = {"importance", "reset_every", "warmup", "average_every", "average_lr"}
+    keys, path = declared(WSCOptions, "wsc."), tmp_path / "config.json"
+    values = [-1, -0.5, 0, 0.01, 0.5, 0.999, 1, 1.5, 2, 5, 1000.5, "none", "last", True, None]
+    values += [choice for choices in pycil.CHOICES.values() for choice in choices]
+    for option in fields(pycil.Settings):
+        ours = keys[f"wsc.{option.name}"]
+        for value in values:
+            path.write_text(json.dumps({"model_name": "wsc", "wsc": {option.name: value}}))
+            if allowed(pycil.load, path):
+                assert allowed(ours.check, value), (option.name, value)
+            elif not ours.choices and option.name not in wider:
+                assert not allowed(ours.check, value), (option.name, value)
+
+
+def allowed(check, value):
+    try:
+        check(value)
+    except (pycil.BadInput, UserError):
+        return False
+    return True
 
 
 def test_options_have_the_names_and_defaults_of_our_own_keys():

@@ -105,7 +105,7 @@ class DataManager:
         global generator draws them, as in PyCIL.
         """
         images, labels, data = self.get_dataset(indices, source, mode, appendent, ret_data=True)
-        held_out = np.zeros(len(labels), bool)
+        chosen = np.zeros(len(labels), bool)
         for label in dict.fromkeys(labels.tolist()):
             rows = np.flatnonzero(labels == label)
             if not 0 <= val_samples_per_class <= len(rows):
@@ -113,8 +113,8 @@ class DataManager:
                     f"val_samples_per_class: {val_samples_per_class} of class {label}, which has {len(rows)} samples; "
                     f"give 0 to {len(rows)}"
                 )
-            held_out[np.random.choice(rows, val_samples_per_class, replace=False)] = True
-        train, validation = (DummyDataset(images[part], labels[part], data.trsf) for part in (~held_out, held_out))
+            chosen[np.random.choice(rows, val_samples_per_class, replace=False)] = True
+        train, validation = (DummyDataset(images[part], labels[part], data.trsf) for part in (~chosen, chosen))
         return train, validation
 
 

@@ -23,13 +23,11 @@ def get_convnet(args: Mapping[str, Any], pretrained: bool = False) -> Convnet:
     raise UserError(f"convnet_type: '{name}' is not available here; known: resnet18, resnet32")
 
 
-class IncrementalNet(nn.Module):
-    """(B, 3, H, W) -> {"fmaps", "features", "logits"}: ``convnet``, and a head ``fc`` that ``update_fc`` grows."""
+class BaseNet(nn.Module):
+    """(B, 3, H, W) -> {"fmaps", "features", "logits"}: ``convnet`` and a head ``fc``, for classes of your own."""
 
-    def __init__(self, args: Mapping[str, Any], pretrained: bool = False, gradcam: bool = False):
+    def __init__(self, args: Mapping[str, Any], pretrained: bool = False):
         super().__init__()
-        if gradcam:
-            raise UserError("IncrementalNet: Grad-CAM hooks are not available here; use gradcam=False")
         self.convnet: Convnet = get_convnet(args, pretrained)
         self.fc: SimpleLinear | None = None
 
@@ -44,6 +42,26 @@ class IncrementalNet(nn.Module):
     def forward(self, x: Tensor) -> dict:
         out = self.convnet(x)
         return out | self._head()(out["features"])
+
+    def copy(self) -> "BaseNet":
+        return copy.deepcopy(self)
+
+    def freeze(self) -> "BaseNet":
+        return self.requires_grad_(False).eval()
+
+    def _head(self) -> SimpleLinear:
+        if self.fc is None:
+            raise UserError(f"{type(self).__name__}: there is no head yet; call update_fc(nb_classes) first")
+        return self.fc
+
+
+class IncrementalNet(BaseNet):
+    """A :class:`BaseNet` with a head that ``update_fc`` grows."""
+
+    def __init__(self, args: Mapping[str, Any], pretrained: bool = False, gradcam: bool = False):
+        if gradcam:
+            raise UserError("IncrementalNet: Grad-CAM hooks are not available here; use gradcam=False")
+        super().__init__(args, pretrained)
 
     def generate_fc(self, in_dim: int, out_dim: int) -> SimpleLinear:
         return SimpleLinear(in_dim, out_dim)
@@ -61,14 +79,3 @@ class IncrementalNet(nn.Module):
         """Scale the rows of the newest ``increment`` classes to the mean norm of the others."""
         head = self._head()
         head.align(head.out_features - increment)
-
-    def copy(self) -> "IncrementalNet":
-        return copy.deepcopy(self)
-
-    def freeze(self) -> "IncrementalNet":
-        return self.requires_grad_(False).eval()
-
-    def _head(self) -> SimpleLinear:
-        if self.fc is None:
-            raise UserError("IncrementalNet: there is no head yet; call update_fc(nb_classes) first")
-        return self.fc

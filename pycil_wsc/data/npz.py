@@ -68,7 +68,8 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     with archive.open(name) as stream:
         array = np.lib.format.read_array(stream, allow_pickle=False)
-        if stream.read(1):  # zipfile verifies the checksum at the end of the entry
+        # zipfile verifies the checksum at the end of the entry, and np.load stops before it
+        if stream.read(1):
             raise ValueError(f"{name}: bytes after the array")
         return array
 

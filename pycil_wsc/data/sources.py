@@ -65,7 +65,7 @@ def _of_pair(images: Any, labels: Any) -> Dataset:
     files = [isinstance(image, (str, Path)) for image in images] if not torch.is_tensor(images) else []
     if any(files):
         if not all(files):
-            raise UserError(f"images: item {files.index(False)} is not a file name, as others are; {IMAGES}")
+            raise UserError(f"images: item {files.index(False) + 1} is not a file name, as others are; {IMAGES}")
         info = DatasetInfo("(files, labels)", classes, **IMAGE_FILES)
         split = Split(np.array([str(path) for path in images]), targets)
     else:

@@ -37,8 +37,8 @@ def held_out_exemplars(learner: Any, task: Task) -> np.ndarray:
     counts = held_out_counts(learner.config, learner.memory)
     if not counts:
         raise UnusableRun(
-            f"wsc.trigger: 'held_out' has no class with two exemplars in task {task.index + 1}, "
-            "so none can be held out; keep more, or use 'training_loss'"
+            f"wsc.trigger: 'held_out' needs a class with two exemplars, and task {task.index + 1} has none; "
+            "increase memory_per_class or memory_size, or use 'training_loss'"
         )
     return np.concatenate([rng.permutation(learner.memory.classes[c])[:count] for c, count in counts.items()])
 

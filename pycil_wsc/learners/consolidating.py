@@ -53,7 +53,7 @@ class Consolidated(BaseLearner):
     consolidation: WeightSpaceConsolidation | None = None  # this and the following: of the current task
     replacement: ContinualBackprop | None = None
     plateau: Plateau | None = None
-    held_out: np.ndarray | None = None  # indices of exemplars
+    held_out_indices: np.ndarray | None = None  # exemplars that are not trained on
     warm_epochs = math.inf  # infinite until a plateau is reached
 
     @classmethod
@@ -81,7 +81,7 @@ class Consolidated(BaseLearner):
     def training_indices(self, task: Task) -> np.ndarray:
         """The task's samples and all exemplars but those that are held out: (n,)."""
         indices = super().training_indices(task)
-        return indices if self.held_out is None else np.setdiff1d(indices, self.held_out)
+        return indices if self.held_out_indices is None else np.setdiff1d(indices, self.held_out_indices)
 
     def phases(self, task: Task) -> Iterator[Phase]:
         for number, phase in enumerate(super().phases(task)):
@@ -99,7 +99,7 @@ class Consolidated(BaseLearner):
     def _consolidate(self, task, phase):
         options = self.config.wsc
         if options.trigger == "held_out":
-            self.held_out = held_out_exemplars(self, task)
+            self.held_out_indices = held_out_exemplars(self, task)
             phase.indices = self.training_indices(task)
         per_epoch = self.num_batches(len(phase.indices))
         reset = self._reset_rule(task, per_epoch)
@@ -210,7 +210,7 @@ class Consolidated(BaseLearner):
     def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
         super().after_epoch(task, phase, epoch, loss)
         if self.plateau and self.consolidation and self.warm_epochs == math.inf and epoch + 1 < phase.epochs:
-            if self.plateau.reached(loss if self.held_out is None else mean_loss(self, self.held_out)):
+            if self.plateau.reached(loss if self.held_out_indices is None else mean_loss(self, self.held_out_indices)):
                 self.consolidation.end_warmup()
                 self.warm_epochs = epoch + 1
 
@@ -227,7 +227,7 @@ class Consolidated(BaseLearner):
                 with self.autocast(), synced_batch_norm(self.processes):
                     batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
                     recompute_batch_norm(self.network, (images for images, _ in batches))
-            self.consolidation = self.replacement = self.plateau = self.held_out = None
+            self.consolidation = self.replacement = self.plateau = self.held_out_indices = None
         super().end_task(task)
 
     def _finish(self, task) -> bool:

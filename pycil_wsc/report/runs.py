@@ -258,6 +258,7 @@ def _checked(path: Path, data: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 # ---- the values used from a result -----------------------------------------------------------------------------------
+# A report is made of many folders, copied and edited by many people, and one damaged result must not stop it.
 
 
 Test = Callable[[Any, Mapping[str, Any]], bool]  # checks a value, given the whole result

@@ -98,7 +98,7 @@ def key(run: Any, dataset: Dataset) -> str:
     """
     task, manager = run.manager.tasks[0], run.manager
     decisive, data, info = run.config.first_task(), run.data, dataset.info
-    if dataset.arrivals:  # later tasks decide nothing of it
+    if dataset.arrivals:  # the data of later tasks do not matter
         data, info = data["tasks"][0], replace(info, classes=info.classes[: task.num_seen])
     decisive |= {"classes": manager.class_order[: task.num_seen], "data": data, "info": repr(info)}
     decisive |= {"weights": digest_of(run.config.pretrained) if isinstance(run.config.pretrained, str) else None}
