@@ -90,7 +90,7 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
 def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(
     settings, tmp_path, capsys, monkeypatch, forked
 ):
-    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 20, "model_name": "replay"}
+    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 60, "model_name": "replay"}
     killed = []
 
     def receive_and_kill(worker):
@@ -98,7 +98,8 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
         message = receive(worker)
         if not killed and isinstance(message, Progress) and message.position.startswith("task 2/3"):
             killed.append(worker.job.config.run_folder)
-            while not re.search(r"task [23]/3 train epoch ([2-9]|1\d)/20.*\n\Z", log_of_killed()):
+            while not re.search(r"task [23]/3 train epoch ([2-9]|[1-5]\d)/60.*\n\Z", log_of_killed()):
+                assert not (killed[0] / "result.json").exists(), "its run has ended before"
                 time.sleep(0.005)
             os.kill(worker.process.pid, signal.SIGKILL)
         return message
