@@ -219,7 +219,7 @@ def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings
 
     def consolidate(task, phase):
         begin(task, phase)
-        held.append(set(learner.held_out.tolist()))
+        held.append(set(learner.held_out_indices.tolist()))
 
     def watched(indices, *arguments, **options):
         used.append((set(indices.tolist()), options.get("train", False)))

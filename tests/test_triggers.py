@@ -165,7 +165,7 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
 
     def remember(self, task, phase, epoch, loss):
         after_epoch(self, task, phase, epoch, loss)
-        held = self.held_out
+        held = self.held_out_indices
         if held is None:
             return
         targets = torch.from_numpy(self.manager.train_targets[held]).long()
