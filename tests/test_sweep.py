@@ -428,7 +428,7 @@ def test_redo_does_finished_runs_again_and_keeps_what_there_was(settings, tmp_pa
 
 
 def test_redo_trains_a_shared_first_task_again_once(settings, tmp_path):
-    settings |= {"model_name": "replay", "init_epoch": 2, "epochs": 1}
+    settings |= {"model_name": "replay", "convnet_type": "resnet8", "init_epoch": 2, "epochs": 1}
     memories, more = ({"memory_per_class": sizes} for sizes in ([2, 4], [2, 4, 6]))
     assert main(["--config", write(tmp_path, settings | memories)]) == 0
     before = results(settings)
