@@ -714,7 +714,7 @@ SOURCES = {  # the message -> the source
     "images: shapes (28, 28, 3) and (32, 32, 3); resize them to one size": ([COLOUR, COLOUR[:28, :28]], ["a", "b"]),
     "images: shapes (28, 28) and (32, 32, 3); resize them to one size": ([torch.from_numpy(COLOUR), GREY], ["a", "b"]),
     "images: an item is not an array; give uint8 (N, side, side, 3) or a list of file names": ([[[1, 2], [3]]], ["a"]),
-    "images: item 1 is not a file name, as others are; give uint8 (N, side, side, 3) or a list of file names": (
+    "images: item 2 is not a file name, as others are; give uint8 (N, side, side, 3) or a list of file names": (
         ["a.png", COLOUR],
         ["a", "b"],
     ),
