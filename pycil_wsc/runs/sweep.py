@@ -15,7 +15,7 @@ from typing import Any
 from filelock import Timeout
 
 from pycil_wsc import registry, report
-from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.engine.environment import gpu_lost, resolved_device
 from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import REPLACED, locked
@@ -23,6 +23,7 @@ from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.runs.progress import Overview, duration
 from pycil_wsc.runs.status import has_result
+from pycil_wsc.runs.workers import run_in_processes
 
 
 def sweep(
@@ -50,8 +51,6 @@ def sweep(
 
             run_on_cluster(schedule, ray, workers or 1, gpus_per_run or 1)
         elif workers is not None and workers > 1:
-            from pycil_wsc.runs.workers import run_in_processes
-
             run_in_processes(schedule, workers)
         else:
             run_here(schedule)
@@ -131,12 +130,17 @@ def is_finished(config: Any) -> bool:
 
 
 def run_here(schedule: "Schedule") -> None:
-    """One run after another in this process, and in those that ``torchrun`` started with it."""
+    """One run after another in this process, and in those that ``torchrun`` started with it.
+
+    If a run's error makes the GPU unusable here, a new process executes the rest.
+    """
     while job := schedule.next():
         outcome = attempt(job, schedule.data, partial(schedule.overview.progress, job))
         if outcome.again and announcements().count > 1:  # the others wait for this process; torchrun ends them
             raise SystemExit(f"{job.config.run_folder}: {outcome.failure}")
         schedule.ended(job, outcome)
+        if outcome.again and gpu_lost(job.config.device):
+            return run_in_processes(schedule, 1)
 
 
 def finish(configs: Sequence[Any], results: Mapping[Path, Any], failures: Mapping[Path, str]) -> int:
