@@ -112,6 +112,7 @@ class Task:
     def finish(self):
         if self.wsc:
             self.wsc.finish()
+            self.wsc.detach()  # optimiser and consolidation hold each other, and the weights
 
 
 def timed(args, device, batch, optimizer, moments):

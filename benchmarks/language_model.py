@@ -29,6 +29,7 @@ from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.llm.training import Training
+from pycil_wsc.runs.attempt import free_memory
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 
@@ -77,6 +78,7 @@ def main():
     for _ in range(args.repeats):
         for name in args.methods:
             timings[name].append(timed(name, args, device))
+            print(name, json.dumps(timings[name][-1]), flush=True)
     methods = {name: summary(records, args.peak) for name, records in timings.items()}
     for record in methods.values():
         record[f"time_over_{args.methods[0]}"] = (
@@ -105,6 +107,7 @@ def timed(method, args, device):
     )
     torch.set_num_threads(config.threads or THREADS)
     keep_freed_memory(device)
+    free_memory()
     reset_peak_memory(device)
     training = Training(config, Vocabulary(args.vocabulary), Processes(), device)
     generator = torch.Generator().manual_seed(0)

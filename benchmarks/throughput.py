@@ -63,10 +63,14 @@ def main():
     device = resolved_device(args.device)
     with tempfile.TemporaryDirectory() as folder:
         dataset = random_dataset(args, Path(folder))
-        records = {name: compared(name, dataset, device, args) for name in args.methods}
+        records = {}
+        for name in args.methods:  # each is printed as soon as it is measured
+            records[name] = compared(name, dataset, device, args)
+            print(name, json.dumps(records[name]), flush=True)
         if args.side_by_side:
             for name in args.methods:
-                records[name]["images_per_second"]["side_by_side"] = side_by_side(name, dataset, args)
+                total = records[name]["images_per_second"]["side_by_side"] = side_by_side(name, dataset, args)
+                print(name, args.side_by_side, "side by side", json.dumps(total), flush=True)
     record = {"methods": records, "tasks": args.tasks, "side_by_side": args.side_by_side} | given(args) | origin(device)
     print(json.dumps(record, indent=2))
     write(record, args.out)

@@ -11,6 +11,7 @@ pytest.importorskip("peft")
 import peft
 from safetensors.torch import load_file
 from small_llm import configured
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pycil_wsc.engine.processes import Processes
@@ -114,6 +115,39 @@ def test_what_is_frozen_costs_once(llm_settings):
     share = result["parameters_trained"] / result["parameters"]
     assert 0 < share < 0.2 and result["models_resident"] == pytest.approx(1 + share)
     assert result["relative_vram_minutes"] == pytest.approx(result["train_minutes"] * (1 + share))
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of tensors of at least ``size`` elements, weights rather than activations."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default and args[0].numel() >= self.size
+        return func(*args, **(kwargs or {}))
+
+
+def test_in_bf16_each_frozen_weight_is_cast_once_for_all_tokens_of_a_batch(llm_settings):
+    counts, texts = [], []
+    for tokens in (2, 12):
+        config, corpus = configured(
+            llm_settings, llm__lora_rank=2, llm__hidden_size=64, llm__mlp_size=256, llm__max_new_tokens=tokens
+        )
+        model = Training(config, corpus.tokenizer, Processes(), CPU).model.eval()
+        with Casts(64 * 64) as casts:
+            prompts = corpus.test_prompts[0][:1]
+            texts += answers(
+                model, corpus.tokenizer, prompts, config, CPU, lambda: torch.autocast("cpu", torch.bfloat16)
+            )
+        counts.append(casts.count)
+        assert {name for name, p in model.named_parameters() if p.requires_grad} == set(adapters_of(model))
+    assert counts[0] == counts[1] > 10 and len(texts[1]) > len(texts[0])
+
+
+def adapters_of(model):
+    return [name for name, _ in model.named_parameters() if "lora_" in name]
 
 
 def kept_answers(run, name="colours"):

@@ -159,7 +159,7 @@ class _Layer:
             channels = -1 if isinstance(outgoing, nn.Linear) else 1
             others = [d for d in range(h.dim()) if d != channels % h.dim()]
             self.observed[:-1] = torch.linalg.vector_norm(h, 1, dim=others, dtype=wide(h.dtype))
-            self.observed[-1] = h.numel() // len(self.utility)
+            self.observed[-1:].fill_(h.numel() // len(self.utility))  # an assignment would copy from the host
 
     def update_utility(self, decay: float) -> None:
         """Update the utility. A step without a forward pass in training mode leaves it unchanged."""

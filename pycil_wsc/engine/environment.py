@@ -39,17 +39,6 @@ def resolved_device(name: str) -> torch.device:
     return device
 
 
-def gpu_lost(name: str) -> bool:
-    """Whether an error has made the GPU of the key ``device`` unusable in this process. Another process can use it."""
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.synchronize(resolved_device(name))
-    except RuntimeError:  # after such an error every later call to the GPU fails with it
-        return True
-    return False
-
-
 def numbered(device: torch.device) -> torch.device:
     """``device``; a CUDA device without a number is the current one."""
     if device.type == "cuda" and device.index is None:

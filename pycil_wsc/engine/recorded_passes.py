@@ -1,7 +1,6 @@
 """The forward and backward pass of a step as a CUDA graph: recorded once per phase, then launched as one."""
 
 import functools
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pycil_wsc.errors import first_line
+from pycil_wsc.errors import UnusableRun, first_line
 
 Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) -> (loss, logits)
 
@@ -34,15 +33,13 @@ class RecordedPasses(Passes):
     """:class:`Passes` replayed from a recording, for batches of the same size as the first.
 
     The first ``eager`` steps are ordinary: in these, libraries choose their algorithms. The recording reads its input
-    from two buffers and writes loss, count and gradients to others, which are valid until the next call. A loss that
-    waits for the device cannot be recorded: every step is then computed as usual, and a warning is logged. The process
-    records nothing more, since torch's allocator does not recover from a failed recording.
+    from two buffers and writes loss, count and gradients to others, which are valid until the next call. Raises
+    :class:`UnusableRun` for a loss that cannot be recorded, such as one that waits for the device.
 
     ``record``: takes a function without arguments and returns a function that replays it, not called yet.
     """
 
     eager = 3
-    refused = False  # in all phases of the process
 
     def __init__(
         self,
@@ -58,13 +55,13 @@ class RecordedPasses(Passes):
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         self.size = self.size or len(images)
-        if len(images) != self.size or RecordedPasses.refused:
+        if len(images) != self.size:
             return super().__call__(images, targets)
         self.steps += 1
         if self.steps <= self.eager:
             return super().__call__(images, targets)
-        if not self.replay and not self._record(images, targets):
-            return super().__call__(images, targets)
+        if not self.replay:
+            self._record(images, targets)
         self.images.copy_(images)
         self.targets.copy_(targets)
         for parameter, gradient in zip(self.parameters, self.gradients):
@@ -77,16 +74,12 @@ class RecordedPasses(Passes):
         self.clear()
         try:
             self.replay = self.record(self._passes)
-        except RuntimeError as error:
-            logging.getLogger("pycil_wsc").warning(
-                "cuda_graph: the loss cannot be recorded, so every step is launched as usual (%s)",
-                first_line(error.__context__ or error),
-            )
-            RecordedPasses.refused = True
-            self.clear()
-            return False
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # torch does not recover: nothing more can be computed in this process
+            reason = first_line(error.__context__ or error)
+            raise UnusableRun(f"cuda_graph: the loss cannot be recorded ({reason}); set it to false") from error
         self.gradients = [parameter.grad for parameter in self.parameters]
-        return True
 
     def _passes(self):
         self.loss, self.right = super().__call__(self.images, self.targets)

@@ -52,7 +52,9 @@ def answers(
     for start in range(0, len(order), config.eval_batch):
         batch = order[start : start + config.eval_batch]
         ids, mask = left_padded([prompts[i] for i in batch], tokenizer.pad_token_id, device)
-        with autocast(), seeding.seeded(config.seed, "sampling", *address, start, device=device), no_settings(model):
+        seeded = seeding.seeded(config.seed, "sampling", *address, start, device=device)
+        casts = contextlib.nullcontext() if together else casts_kept(model)  # FSDP has its own casts
+        with casts, autocast(), seeded, no_settings(model):
             generated = model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=options, synced_gpus=together
             )
@@ -76,6 +78,22 @@ def no_settings(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = own
+
+
+@contextlib.contextmanager
+def casts_kept(model: Any) -> Iterator[None]:
+    """A context in which ``torch.autocast`` casts each frozen weight once, not for every token.
+
+    It keeps the casts of parameters that require a gradient alone, even under ``torch.no_grad()``.
+    """
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.dtype == torch.float32]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import Timeout
 
 from pycil_wsc import registry, report
-from pycil_wsc.engine.environment import gpu_lost, resolved_device
+from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import REPLACED, locked
@@ -132,14 +133,14 @@ def is_finished(config: Any) -> bool:
 def run_here(schedule: "Schedule") -> None:
     """One run after another in this process, and in those that ``torchrun`` started with it.
 
-    If a run's error makes the GPU unusable here, a new process executes the rest.
+    After a failure on a GPU a new process executes the rest, because a CUDA error may have corrupted this one.
     """
     while job := schedule.next():
         outcome = attempt(job, schedule.data, partial(schedule.overview.progress, job))
         if outcome.again and announcements().count > 1:  # the others wait for this process; torchrun ends them
             raise SystemExit(f"{job.config.run_folder}: {outcome.failure}")
         schedule.ended(job, outcome)
-        if outcome.again and gpu_lost(job.config.device):
+        if outcome.failure and torch.cuda.is_initialized() and announcements().count == 1:
             return run_in_processes(schedule, 1)
 
 
