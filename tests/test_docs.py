@@ -1,9 +1,10 @@
 """Every block of code in README.md and docs/ runs, every page's link leads somewhere,
 and generated content is up to date.
 
-The blocks of a page run in their order, in an empty folder: Python in one namespace, JSON saved under its title,
-commands in process. A command trains only where it is quick; where it takes hours it is a dry run, with the page's own
-arguments. A page may prepare what its blocks need (``prepares``), and check what they did (``checks``).
+The blocks of a page run in their order, in an empty folder: Python in one namespace, except that a block whose title is
+a file's name sees its own names only; JSON saved under its title; commands in process. A command trains only where it
+is quick; where it takes hours it is a dry run, with the page's own arguments. A page may prepare what its blocks need
+(``prepares``), and check what they did (``checks``).
 """
 
 import csv
@@ -80,7 +81,9 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capfd, regist
     names = PREPARES.get(page.name, lambda monkeypatch: {})(monkeypatch)
     for language, title, code in blocks(page.relative_to(ROOT)):
         if language == "python":
-            exec(compile(code, str(page), "exec"), names)
+            module = {} if title else names
+            exec(compile(code, str(page), "exec"), module)
+            names |= module
         elif language == "json" and title:
             json.loads(code)
             Path(title).write_text(code)
@@ -159,8 +162,6 @@ def run_command(words):
             pass
         case ["python", "main.py", *arguments] | ["pycil-wsc", *arguments]:
             run_main(arguments)
-        case ["nice", "-n", _, *command]:
-            run_command(command)
         case ["torchrun", *_, "train.py"]:
             pass  # a script of the reader's
         case ["torchrun", *arguments]:  # in this process alone
@@ -271,15 +272,20 @@ def check_experiment(names, output):
 
 @prepares("outputs.md")
 def prepare_a_run_with_weights(monkeypatch):
-    """The run that the page loads, in its folder, and some of other commands for the report."""
-    settings = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "save_weights": True}
-    settings |= {"model_name": "replay"}
-    Path("digits.json").write_text(json.dumps(settings | {"init_epoch": 1, "epochs": 1, "device": "cpu"}))
-    run_main(["--config", "digits.json", "--dry-run"])
-    monkeypatch.setitem(TINY, "digits.json", {})
-    run_main(["--config", "digits.json"])
-    (run,) = Path("runs/run").rglob("result.json")
-    run.parent.rename("runs/run/digits-b4-inc3/replay/m20/seed1993")  # from a folder with a hash
+    """A quick run in the folder of the quickstart's that the page loads, and others for the report."""
+    (page,) = set(
+        re.findall(r"runs/quickstart/[^\"/]+/[^\"/]+/[^\"/]+/[^\"/]+", (ROOT / "docs/outputs.md").read_text())
+    )
+    from pycil_wsc.config.loading import load
+
+    quickstart = json.loads((ROOT / "exps/quickstart.json").read_text())
+    assert page in {str(run.run_folder) for run in load("exps/quickstart.json")}
+    Path("quick.json").write_text(json.dumps(quickstart | TINY["exps/quickstart.json"] | {"save_weights": True}))
+    monkeypatch.setitem(TINY, "quick.json", {})
+    run_main(["--config", "quick.json"])
+    (run,) = Path("runs/quickstart").rglob("result.json")
+    Path(page).parent.mkdir(parents=True)
+    run.parent.rename(page)
     for folder in "paper", "mine":
         shutil.copytree(ROOT / "results/cifar100_short", f"runs/{folder}")
     return {"images": np.zeros((5, 8, 8, 3), np.uint8)}
@@ -415,9 +421,11 @@ def extended(registries, tmp_path, monkeypatch):
     """A function that trains with what docs/extending.md adds: settings -> result; ``names`` are the page's own."""
     monkeypatch.chdir(tmp_path)  # without runs yet
     names = {"__name__": "extensions"}
-    for language, _, code in blocks("docs/extending.md"):
+    for language, title, code in blocks("docs/extending.md"):
         if language == "python":
-            exec(code, names)
+            module = {"__name__": "extensions"} if title else names
+            exec(code, module)
+            names |= module
 
     def trained(**settings):
         from pycil_wsc.config.loading import resolve
@@ -612,6 +620,16 @@ def test_the_first_task_is_consolidated_nowhere_by_default():
         "wsc": "In each task after the first:",
     }.items():
         assert says in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+def test_the_page_lists_the_keys_that_make_no_new_run():
+    from pycil_wsc.config.options import KEYS
+    from pycil_wsc.keys import RESULT
+
+    page = (ROOT / "docs/configuration.md").read_text()
+    (listed,) = re.findall(r"These keys do not make a new run:\n\n(.*?)\n\n", page, re.DOTALL)
+    others = {name for name, key in KEYS.items() if key.decides not in RESULT}
+    assert set(re.findall(r"`(\w+)`", listed)) == others - {"prefix", "out"}  # they decide the folder
 
 
 def test_class_names_of_a_file_are_documented():

@@ -231,7 +231,7 @@ def one_line(function, *arguments):
 
 def test_weights_that_cannot_be_loaded_are_one_line(kept, bare, tmp_path):
     assert "nowhere: no such folder" in one_line(pycil_wsc.load, tmp_path / "nowhere")
-    assert "this finished run did not save its weights; move the folder away" in one_line(pycil_wsc.load, bare)
+    assert "this finished run did not save its weights; repeat it with --redo" in one_line(pycil_wsc.load, bare)
     (bare / "result.json").unlink()
     assert "no weights there (yet)" in one_line(pycil_wsc.load, bare)
     assert "no weights of task 1, only of the last" in one_line(pycil_wsc.load, kept, 1)

@@ -32,7 +32,7 @@ SCOPES = ("global", "tensor")
 
 
 class WeightSpaceConsolidation:
-    """Scores weights during the warm-up of a task, then resets the dormant ones once and averages until its end.
+    """Scores weights during the warm-up of a task, then resets those of low importance once and averages until its end.
 
     "Forget Forgetting: Continual Learning in a World of Abundant Memory", section 4. One object serves one task. The
     first task of a model that starts from random weights is trained without it: there are no weights to preserve yet.

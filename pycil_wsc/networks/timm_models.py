@@ -141,7 +141,7 @@ def _timm() -> Any:
     try:
         import timm
     except ImportError:
-        raise UserError("convnet_type: timm is not installed; pip install 'pycil_wsc[timm]'") from None
+        raise UserError("convnet_type: timm is not installed; pip install timm safetensors") from None
     return timm
 
 

@@ -16,7 +16,7 @@ STOPPED = "\nstopped; the same command resumes from here"
 DESCRIPTION = "Run the experiments that a JSON file describes. See README.md."
 EXAMPLES = """examples:
   python main.py --config exps/quickstart.json                    Replay and WSC on scikit-learn's digits, two minutes
-  python main.py --config exps/wsc.json --data-root ~/data        WSC as in the paper, on CIFAR-100
+  python main.py --config exps/wsc.json --data-root ~/data        Weight Space Consolidation on CIFAR-100
   python main.py --config exps/wsc.json --set 'memory_per_class=[20,200]' --set wsc.retain=0.5
   python main.py --config exps/wsc.json --dry-run                 the runs and their cost in training images
   python main.py --config exps/wsc.json --workers 4               four runs at a time on this machine

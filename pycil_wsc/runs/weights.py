@@ -40,7 +40,7 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
         UserError: if there are no weights, or they cannot be used.
     """
     path = _find(Path(run_folder), task)
-    again = "move the run's folder away and run it again"
+    again = "repeat the run with --redo"
     try:
         state = load_tensors(path)
     except OSError as error:
@@ -188,7 +188,6 @@ def _find(folder, task):
         )
     if "result.json" in names:
         raise UserError(
-            f"{folder}: this finished run did not save its weights; move the folder away and "
-            'run again with "save_weights": true'
+            f'{folder}: this finished run did not save its weights; repeat it with --redo and "save_weights": true'
         )
     raise UserError(f'{folder}: no weights there (yet); name the folder of a run that ended with "save_weights": true')
