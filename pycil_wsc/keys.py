@@ -66,6 +66,12 @@ def key(
     return field(default=default, metadata={"doc": doc, "decides": decides, "before": before, **limits})
 
 
+def without_empty_groups(flat: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """``flat`` without the groups of the ``known`` keys, as ``wsc`` of ``wsc.retain``, whose value is {}."""
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    return {name: value for name, value in flat.items() if value != {} or name not in groups}
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """The options of a learner without keys of its own."""

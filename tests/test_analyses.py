@@ -400,7 +400,7 @@ def test_a_finished_run_without_the_record_is_named_and_not_done_again(settings,
     capsys.readouterr()
     assert main(["--config", path]) == 0 and "without the record" not in capsys.readouterr().out
     assert main(["--config", path, "--set", 'analyse=["gradients","drift"]']) == 0
-    assert "finished without recording drift; move " in capsys.readouterr().out
+    assert "finished without recording drift; --redo runs it again" in capsys.readouterr().out
     assert len(results(settings)) == 1
 
 

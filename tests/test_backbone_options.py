@@ -57,6 +57,8 @@ def test_a_nested_object_of_options_is_read_swept_and_written_again(tmp_path):
     assert [config.convnet_options for config in configs] == [{"width": 4}, {"width": 8}]
     assert len({config.run_folder for config in configs}) == 2
     assert resolve(configs[0].to_dict()) == configs[0]
+    (config,) = load(path, dict([parse_override("convnet_options={}")]))
+    assert config.convnet_options == {}, "the backbone's defaults"
     (config,) = load(path, dict([parse_override("convnet_options.width=2")]))
     assert config.convnet_options == {"width": 2}
 

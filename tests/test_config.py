@@ -254,6 +254,31 @@ def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "keys",
+    [
+        {"analyse": [["drift"], ["gradients"]]},
+        {"threads": [1, 2]},
+        {"runs": [{"save_weights": True}, {"save_weights": False}]},
+        {"llm": {"method": "wsc"}, "threads": [1, 2]},
+    ],
+)
+def test_several_values_of_a_key_that_makes_no_run_are_refused(keys, tmp_path):
+    """Otherwise one of them would be taken without a word."""
+    with pytest.raises(UserError, match="for one run, .*; other values of this key do not make another run"):
+        load(write(tmp_path, keys))
+    both = load(write(tmp_path, {"model_name": ["replay", "wsc"], "wsc.retain": [0.1, 0.2]}))
+    assert len(both) == 3, "a key that a method does not read"
+
+
+@pytest.mark.parametrize("group", ["wsc", "convnet_options", "llm"])
+def test_an_empty_group_is_one_without_keys_and_a_wrong_one_is_refused(group, tmp_path):
+    keys = {"llm": {}} if group == "llm" else {}
+    assert load(write(tmp_path, keys | {group: {}})) == load(write(tmp_path, keys))
+    with pytest.raises(UserError, match="unknown key 'wcs'"):
+        load(write(tmp_path, keys | {"wcs": {}}))
+
+
+@pytest.mark.parametrize(
     "name, options, other, counts",
     [
         ("replay", {}, "memory_size", False),

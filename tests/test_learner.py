@@ -183,6 +183,14 @@ def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(mo
     assert_same(learner, learned(*months[:2]))
 
 
+def test_a_task_that_is_learned_again_counts_the_cost_of_scoring_once(months):
+    learner, once = (learned(*months[:2], wsc={"importance": "fisher", "average_every": 1}) for _ in range(2))
+    with patch.object(Run, "_test", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        learner.learn(months[2])
+    passes = [each.learn(months[2])["importance_passes"] for each in (learner, once)]
+    assert passes[0] == passes[1] > 0
+
+
 def test_other_settings_or_images_in_the_folder_of_the_work_are_refused(months, tmp_path):
     learned(months[0], out=tmp_path)
     with pytest.raises(UserError, match="task1: was learned with other settings; choose another folder 'out'"):

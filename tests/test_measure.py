@@ -1,6 +1,7 @@
 """--dry-run --measure: hours of training from a few steps of each method and phase."""
 
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from small_runs import results, write
@@ -87,6 +88,14 @@ def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, s
     assert all(seconds > 0 for seconds in watch.seconds_per_image()) and len(watch.seconds_per_image()) == 6
     measured = {task for task, _ in watch.speeds}
     assert measured == {0, 1, 5} and len(steps) <= len(watch.speeds) * 2 * (measure.WARM_UP + measure.TIMED)
+
+
+def test_a_run_that_will_fail_is_said_to_and_the_others_are_measured(settings, tmp_path, capsys):
+    settings |= {"convnet_type": "resnet18_small", "runs": [{"wsc.reset": "continual_backprop"}, {"seed": 2}]}
+    with patch("pycil_wsc.learners.consolidating.inner_units", lambda network: []):
+        assert main(["--config", write(tmp_path, settings), "--dry-run", "--measure"]) == 1
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "images" in line and "/seed" in line)
+    assert "will fail: wsc.reset: 'continual_backprop' finds no units" in first and second.endswith(" of training")
 
 
 def test_a_dry_run_measures_each_method_once_and_writes_nothing(settings, tmp_path, capsys):

@@ -13,7 +13,7 @@ from synthetic import HERE, lines_of
 
 from pycil_wsc import report
 from pycil_wsc.config.options import KEYS
-from pycil_wsc.report import groups
+from pycil_wsc.report import groups, identity
 from pycil_wsc.report.formats import to_latex
 from pycil_wsc.report.runs import Record
 from pycil_wsc.report.tables import Cell, Column, Row, Table
@@ -413,6 +413,25 @@ def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_
         "replay init_epoch=200",
         "replay init_epoch=20",
     ]
+
+
+def test_runs_with_other_options_of_the_backbone_are_rows_of_their_own():
+    made = [synthetic.result(seed=seed, **keys) for keys in ({}, {"convnet_options__width": 4}) for seed in (1, 2)]
+    assert rows_of(*made) == ["replay", "replay convnet_options.width=4"]
+    kept, problems = identity.distinct(identity.variants(Record(result) for result in made))
+    assert (len(kept), problems) == (4, [])
+
+
+def test_methods_with_other_options_of_the_backbone_are_not_compared():
+    narrow = {"convnet_options__width": 4}
+    made = [synthetic.result(method, **keys) for keys in ({}, narrow) for method in ("replay", "icarl")]
+    (found, _) = groups.group_runs([Record(result) for result in made])
+    assert [{record.config.get("convnet_options.width") for record in group.records} for group in found] == [
+        {None},
+        {4},
+    ]
+    ((apart,), _) = groups.group_runs([Record(made[0]), Record(made[3])])
+    assert sorted(apart.variants_of) == ["icarl", "replay"]  # each by itself
 
 
 def test_what_the_papers_method_has_goes_without_saying():

@@ -189,6 +189,17 @@ def test_the_configuration_asks_for_copies_and_a_plan_makes_none(folder, tmp_pat
     )
 
 
+@pytest.mark.parametrize("copies", [True, "memory"])
+def test_a_data_root_below_the_home_folder_has_the_copies(copies, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    keys = {"dataset": f"folder:{folder}", "image_size": 64, "data_root": "~/data", "num_workers": 0}
+    config = resolve(keys | {"cache_images": copies})
+    for_training(Datasets().of(config), config)
+    assert list((tmp_path / "home" / "data").rglob("*train*")) or list((tmp_path / "home" / "data").rglob("decoded-*"))
+    assert not (tmp_path / "~").exists()
+
+
 def test_arrays_in_memory_stay_as_they_are(tmp_path):
     digits = load_dataset("digits", ".")
     assert resized(digits, tmp_path, 1) is digits and not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
@@ -426,6 +427,19 @@ def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings,
     assert main(["--config", path]) == 0
 
 
+def test_the_time_that_analyses_take_is_not_counted_as_training(settings, monkeypatch):
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+
+    def record(records, task):
+        clock.now += 100
+
+    monkeypatch.setattr("pycil_wsc.runs.run.time", clock)
+    monkeypatch.setattr("pycil_wsc.analysis.records.Records.epoch_ended", record)
+    config = resolve(settings | {"model_name": "finetune", "epochs": 3, "init_epoch": 3, "checkpoint_seconds": 1e9})
+    result = Run(config, load_dataset(config.dataset, ".")).execute()
+    assert (result["train_seconds"], result["total_seconds"]) == (0, 3 * 3 * 100)
+
+
 def test_the_commit_in_a_result_is_that_of_the_code_unless_it_is_given(settings, tmp_path, monkeypatch):
     config = resolve(settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
     monkeypatch.setenv("PYCIL_WSC_COMMIT", "the driver's")
@@ -433,8 +447,8 @@ def test_the_commit_in_a_result_is_that_of_the_code_unless_it_is_given(settings,
     for name in ("PYCIL_WSC_COMMIT", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    code = tmp_path / "checkout" / "code.py"
-    code.parent.mkdir()
+    code = tmp_path / "checkout" / "pycil_wsc" / "engine" / "environment.py"
+    code.parent.mkdir(parents=True)
     monkeypatch.setattr(environment, "__file__", str(code))
     assert environment.commit() is None, "not a checkout"
     if not shutil.which("git"):
@@ -446,13 +460,17 @@ def test_the_commit_in_a_result_is_that_of_the_code_unless_it_is_given(settings,
         return subprocess.run(command, cwd=code.parent, capture_output=True, text=True, check=True).stdout.strip()
 
     code.write_text("one = 1")
-    git("init")
-    git("add", "code.py")
+    subprocess.run(["git", "init"], cwd=tmp_path / "checkout", capture_output=True, check=True)
+    git("add", code.name)
     git("commit", "--message", "first")
     head = git("rev-parse", "HEAD")
     assert len(head) == 40 and environment.commit() == head
     code.write_text("one = 2")
     assert environment.commit() == f"{head}-dirty"
+    installed = code.parent / ".venv/lib/site-packages/pycil_wsc/engine/environment.py"
+    monkeypatch.setattr(environment, "__file__", str(installed))
+    installed.parent.mkdir(parents=True)
+    assert environment.commit() is None, "installed in another project's checkout"
 
 
 def test_dropout_repeats_itself_and_a_stopped_run_resumes_with_it(settings, tmp_path, monkeypatch):

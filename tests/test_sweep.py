@@ -23,6 +23,7 @@ from small_runs import command, killed_at, results, wait_until, without_measurem
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.errors import UserError
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs import progress, together, workers
 from pycil_wsc.runs.attempt import Job, failed
@@ -380,6 +381,7 @@ def test_all_methods_come_at_one_seed_before_the_second(settings, tmp_path):
         write(tmp_path, settings | {"model_name": ["finetune", "replay"], "memory_per_class": [2, 4], "seed": [7, 3]})
     )
     schedule, order = Schedule(configs), []
+    schedule.start()
     while job := schedule.next():
         order.append((job.config.seed, job.config.model_name, job.config.memory_per_class))
     assert order == [(seed, *rest) for seed in (7, 3) for rest in (("finetune", 0), ("replay", 2), ("replay", 4))]
@@ -441,6 +443,34 @@ def test_redo_does_finished_runs_again_and_keeps_what_there_was(settings, tmp_pa
         assert main([*arguments, "--redo"]) == 0
     assert (folder / "result.old.json").read_text() == first
     assert results(settings)[folder]["train_loss"] == [[0.0]] * 3 != json.loads(first)["train_loss"]
+
+
+@pytest.mark.parametrize("obstacle", ["data", "backbone", "folder"])
+def test_a_redo_that_cannot_begin_changes_nothing(obstacle, settings, tmp_path, capsys, monkeypatch):
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1, "save_weights": True, "seed": [1, 2]}
+    arguments = ["--config", write(tmp_path, settings)]
+    assert main(arguments) == 0
+    before = {path: path.read_bytes() for path in files_of(settings)}
+    assert len([path for path in before if path.name == "weights.pt"]) == 2
+    capsys.readouterr()
+    if obstacle == "data":
+        (tmp_path / "data.npz").unlink()
+    elif obstacle == "backbone":
+        monkeypatch.setattr("pycil_wsc.runs.kind.check_backbone", unbuildable)
+    else:
+        second = sorted(results(settings))[1]
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != second)
+    assert main([*arguments, "--redo"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert {path: path.read_bytes() for path in files_of(settings)} == before
+
+
+def unbuildable(config, image_size):
+    raise UserError("convnet_type: cannot be built")
+
+
+def files_of(settings):
+    return [path for path in Path(settings["out"]).rglob("*") if path.is_file() and "report" not in path.parts]
 
 
 def test_redo_trains_a_shared_first_task_again_once(settings, tmp_path):

@@ -219,13 +219,23 @@ def test_folders_may_have_their_own_test_part(tmp_path):
     assert np.array(result["confusion"]).sum(1).tolist() == [2, 4, 2]
 
 
-def test_an_image_file_takes_the_mean_size_of_the_files_in_a_memory_of_bytes(tmp_path):
-    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["cat", "bee"], 2)]
-    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1, "validation_split": 0.25}
-    sizes = [path.stat().st_size for path in tmp_path.rglob("*.png")]
-    folder, _ = run(tmp_path, tasks, **keys, memory_bytes=int(6.5 * np.mean(sizes)))
+def test_an_image_file_takes_the_mean_size_of_the_first_tasks_files_in_a_memory_of_bytes(tmp_path):
+    """Another task, with larger files, leaves the size of the memory as it is, and the whole list gives the same."""
+    for number, (name, classes) in enumerate({"january": ["cat", "ant"], "february": ["cat", "bee"]}.items()):
+        photos(tmp_path / name / "train", classes, number)
+        photos(tmp_path / name / "val", classes, 10 + number, count=2)
+    tasks = [f"folder:{tmp_path / name}" for name in ("january", "february")]
+    for path in (tmp_path / "february" / "train").rglob("*.png"):
+        path.write_bytes(path.read_bytes() + bytes(1000))
+    sizes = [path.stat().st_size for path in (tmp_path / "january" / "train").rglob("*.png")]
+    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1}
+    keys |= {"memory_bytes": int(6.5 * np.mean(sizes))}
+    run(tmp_path, tasks[:1], **keys)
+    folder, added = run(tmp_path, tasks, **keys)
     kept = [json.loads(line)["exemplars"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(set(sizes)) > 1 and kept == [6, 6]
+    _, whole = run(tmp_path / "whole", tasks, **keys)
+    assert (added["matrix"], added["train_loss"]) == (whole["matrix"], whole["train_loss"])
 
 
 def test_the_report_knows_such_runs(months, tmp_path):

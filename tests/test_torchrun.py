@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import json
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from pycil_wsc.data.loader import Source
 from pycil_wsc.data.memory import herding
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.shared_passes import SharedPasses
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import load_tensors
 from pycil_wsc.learners.scoring import _score_by_data
 from pycil_wsc.runs.run import Run
@@ -258,6 +260,33 @@ def test_a_run_whose_process_was_killed_resumes_with_equal_numbers(tmp_path):
         assert not (folder / "checkpoint.pt").exists() and not (folder / "failed.json").exists()
     logs = {name: (folder / "log.txt").read_text() for name, (folder, _) in ended.items()}
     assert "resumes with train epoch 2/2" in logs["replay"] and "taken from a run that shares it" in logs["wsc"]
+
+
+def failing_in_one(rank, settings_file):
+    """The command where one process cannot prepare the run of the second seed, as where its download fails."""
+
+    class Failing(Run):
+        def __init__(self, config, *arguments):
+            if config.seed == 2 and int(os.environ["RANK"]) == rank:
+                raise UnusableRun("no download")
+            super().__init__(config, *arguments)
+
+    with patch("pycil_wsc.runs.kind.Run", Failing):
+        return commanded("--config", settings_file)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_that_one_process_cannot_prepare_fails_in_all(rank, tmp_path):
+    data = small_data(tmp_path / "data.npz")
+    keys = SMALL | {"dataset": f"npz:{data}", "model_name": "replay", "convnet_type": "resnet8"}
+    whole, failing = (keys | {"out": str(tmp_path / name)} for name in ("whole", "failing"))
+    assert in_two_processes(commanded, "--config", write(tmp_path, whole | {"seed": [1, 3]})) == [0, 0]
+    path = write(tmp_path, failing | {"seed": [1, 2, 3]})
+    assert in_two_processes(failing_in_one, rank, path) == [1, 0]
+    (failed,) = (json.loads(path.read_text()) for path in (tmp_path / "failing").rglob("failed.json"))
+    assert failed["reason"] == "no download"
+    ends = [{result["config"]["seed"]: lasting(result) for result in results(s).values()} for s in (whole, failing)]
+    assert ends[0].keys() == {1, 3} and ends[0] == ends[1]
 
 
 def lasting(result):

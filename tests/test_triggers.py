@@ -5,10 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from small_runs import killed_at, without_measurements
+from small_runs import killed_at, without_measurements, write
 from test_consolidation import snapshot, start, train
 from torch.nn.functional import cross_entropy
 
+from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, drift_score
 from pycil_wsc.data.datasets import load_dataset
@@ -204,8 +205,17 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(trigger, settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "keys", [{"memory_per_class": 1}, {"memory_per_class": 0}, {"fixed_memory": False, "memory_size": 3}]
+    "keys",
+    [
+        {"memory_per_class": 1},
+        {"memory_per_class": 0},
+        {"fixed_memory": False, "memory_size": 3},
+        {"wsc.first_task": True},
+    ],
 )
-def test_no_two_exemplars_of_a_class_is_one_clear_line(keys, settings):
+def test_no_two_exemplars_of_a_class_is_one_clear_line_before_training(keys, settings, tmp_path, capsys):
     with pytest.raises(UserError, match="wsc.trigger: 'held_out' "):
         run(settings, **{"wsc.trigger": "held_out"} | keys).execute()
+    assert main(["--config", write(tmp_path, settings | {"wsc.trigger": "held_out"} | keys), "--dry-run"]) == 2
+    assert "wsc.trigger: 'held_out' " in capsys.readouterr().err
+    assert not list(tmp_path.rglob("metrics.jsonl"))

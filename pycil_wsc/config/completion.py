@@ -11,9 +11,7 @@ from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ALL
 from pycil_wsc.errors import UserError, did_you_mean, shown
-from pycil_wsc.keys import Key, declared
-
-EMPTY = ("convnet_options", {})  # a group without keys is not flattened
+from pycil_wsc.keys import Key, declared, without_empty_groups
 
 
 def complete(flat: Mapping[str, Any]) -> Config:
@@ -23,7 +21,8 @@ def complete(flat: Mapping[str, Any]) -> Config:
         pycil.refuse_other_method(model_name)
     learner = registry.learners[model_name]
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
-    flat = {name: value for name, value in flat.items() if name not in backbone and (name, value) != EMPTY}
+    groups = {*known_keys(), BACKBONE_OPTION}
+    flat = {name: value for name, value in without_empty_groups(flat, groups).items() if name not in backbone}
     _refuse_unknown(flat)
     if flat.get("memory_per_class") == "all":
         flat["memory_per_class"] = ALL

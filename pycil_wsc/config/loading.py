@@ -14,6 +14,7 @@ from typing import Any
 
 from pycil_wsc import registry
 from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.keys import RESULT
 
 DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
 ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line: a string, a bare word or a number
@@ -41,8 +42,16 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
         raise UserError(f"{path}: {error}") from None
     folders = {config.run_folder: config for config in runs}  # drops duplicate runs
     for config in runs:
-        if folders[config.run_folder].identity() != config.identity():
+        other = folders[config.run_folder]
+        if other.identity() != config.identity():
             raise UserError(f"{path}: two runs would share {config.run_folder}; give them different values of 'prefix'")
+        ours, theirs = config.to_dict(), other.to_dict()
+        for name in (name for name, key in config.keys.items() if key.decides not in RESULT):
+            if ours.get(name) != theirs.get(name):
+                raise UserError(
+                    f"{path}: {name}: {json.dumps(ours.get(name))} and {json.dumps(theirs.get(name))} for one run, "
+                    f"{config.run_folder}; other values of this key do not make another run, so give one"
+                )
     return list(folders.values())
 
 
@@ -97,7 +106,7 @@ def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
     ranked = []
     for number, entry in enumerate(entries):
         try:
-            configs = _grid(flatten(shared) | flatten(entry), overrides)
+            configs = _grid(without_emptied(flatten(shared), own := flatten(entry)) | own, overrides)
         except UserError as error:
             raise UserError(f"runs[{number}]: {error}") from None
         seeds = list(dict.fromkeys(config.seed for config in configs))
@@ -107,6 +116,7 @@ def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
 
 def _grid(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
     """One run for each point of the sweep over list-valued keys."""
+    file = without_emptied(file, overrides)
     kind = registry.kind_for_keys({**file, **overrides})
     return [kind.resolve(point) for point in _points(kind.merge(file, overrides), kind.takes_list)]
 
@@ -130,9 +140,15 @@ def _is_axis(value: Any, takes_list: bool) -> bool:
 
 
 def flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}."""
+    """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}. An empty one stays."""
     flat = {}
     for name, value in raw.items():
-        nested = isinstance(value, dict) and name not in DIRECTIVES
+        nested = isinstance(value, dict) and value and name not in DIRECTIVES
         flat |= {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
     return flat
+
+
+def without_emptied(flat: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``flat`` without the keys of groups that are empty in ``over``, which so get their defaults."""
+    emptied = tuple(f"{name}." for name, value in over.items() if value == {})
+    return {name: value for name, value in flat.items() if not name.startswith(emptied)}

@@ -91,7 +91,9 @@ def commit() -> str | None:
     """
     if known := os.environ.get("PYCIL_WSC_COMMIT"):
         return known
-    here = Path(__file__).parent
+    here = Path(__file__).parents[2]
+    if not (here / ".git").exists():  # installed, perhaps within the checkout of another project
+        return None
     try:
         text = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty"],

@@ -70,6 +70,7 @@ class Announcements:
             return [message]
         store = distributed.PrefixStore(f"exchange {next(self._exchanged)}", self._store())
         store.set(str(self.rank), json.dumps(message))
+        store.wait([str(rank) for rank in range(self.count)], IDLE)
         return [json.loads(store.get(str(rank))) for rank in range(self.count)]
 
     def _store(self) -> distributed.Store:

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from pycil_wsc import seeding
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
-from pycil_wsc.errors import UnusableRun
+from pycil_wsc.errors import UserError
 
 
 class Plateau:
@@ -34,19 +34,23 @@ class Plateau:
 def held_out_exemplars(learner: Any, task: Task) -> np.ndarray:
     """Indices of a share ``wsc.held_out`` of the exemplars of each class, drawn with ``seed``: int64 (n,)."""
     rng = np.random.default_rng(seeding.derived_seed(learner.config.seed, "trigger", task.index))
-    counts = held_out_counts(learner.config, learner.memory)
-    if not counts:
-        raise UnusableRun(
-            f"wsc.trigger: 'held_out' needs a class with two exemplars, and task {task.index + 1} has none; "
-            "increase memory_per_class or memory_size, or use 'training_loss'"
-        )
+    counts = held_out_counts(learner.config, learner.memory, task)
     return np.concatenate([rng.permutation(learner.memory.classes[c])[:count] for c, count in counts.items()])
 
 
-def held_out_counts(config: Any, memory: ExemplarMemory) -> dict[int, int]:
-    """Class -> number of its exemplars to hold out, at least one, for each class that has two or more."""
+def held_out_counts(config: Any, memory: ExemplarMemory, task: Task) -> dict[int, int]:
+    """Class -> number of its exemplars to hold out, at least one, for each class that has two or more.
+
+    Raises a :class:`UserError` if there is no such class. ``memory``: at the beginning of ``task``.
+    """
     kept = {c: len(memory.classes[c]) for c in sorted(memory.classes)}
-    return {c: max(1, round(config.wsc.held_out * count)) for c, count in kept.items() if count > 1}
+    counts = {c: max(1, round(config.wsc.held_out * count)) for c, count in kept.items() if count > 1}
+    if not counts:
+        raise UserError(
+            f"wsc.trigger: 'held_out' needs a class with two exemplars, and task {task.index + 1} has none; "
+            "increase memory_per_class or memory_size, or use 'training_loss'"
+        )
+    return counts
 
 
 @torch.inference_mode()

@@ -61,7 +61,7 @@ class Consolidated(BaseLearner):
         images = super().planned_images(config, task, memory)
         if config.wsc.trigger != "held_out" or not (task.index or config.wsc.first_task):
             return images
-        return images - cls.planned_epochs(config, task) * sum(held_out_counts(config, memory).values())
+        return images - cls.planned_epochs(config, task) * sum(held_out_counts(config, memory, task).values())
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -270,9 +270,8 @@ class Consolidated(BaseLearner):
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         super().set_extra_state(state)
         mine = state["wsc"]
-        self.warm_epochs, self.warmups, self.replaced, self.scoring = (
-            mine[name] for name in ("warm_epochs", "warmups", "replaced", "scoring")
-        )
+        self.warm_epochs, self.scoring = mine["warm_epochs"], dict(mine["scoring"])
+        self.warmups, self.replaced = list(mine["warmups"]), list(mine["replaced"])
         for name in "consolidation", "replacement", "plateau":
             if part := getattr(self, name):
                 try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pycil_wsc.config.checks import check_device_and_paths
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import RECORDED, RESULT, declared, digest, key, plain, select, up_to_date
+from pycil_wsc.keys import RECORDED, RESULT, Key, declared, digest, key, plain, select, up_to_date, without_empty_groups
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -204,6 +204,11 @@ class LLMConfig:
 
     kind = "llm"
 
+    @property
+    def keys(self) -> Mapping[str, Key]:
+        """The keys of this configuration."""
+        return KEYS
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON values by key. Loading them gives the same configuration."""
         values = {name: getattr(self, name.removeprefix("llm.")) for name in KEYS if not name.startswith("wsc.")}
@@ -256,7 +261,7 @@ IN_FOLDER_NAME = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.
 
 def resolve(flat: Mapping[str, Any]) -> LLMConfig:
     """One complete, checked :class:`LLMConfig` from one value per key."""
-    given = {name: value for name, value in flat.items() if (name, value) != ("llm", {})}  # without keys
+    given = without_empty_groups(flat, KEYS)
     for name in given:
         if name not in KEYS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, KEYS)}")

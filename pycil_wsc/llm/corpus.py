@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pycil_wsc.data.datasets import path_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.data import Item, TaskData, load_pool, load_task, replay_items, warnings_of
@@ -53,7 +54,7 @@ class Corpus:
 
     def __init__(self, options: CorpusOptions) -> None:
         self.options = options
-        root = Path(options.data_root, options.data)
+        root = path_of("data_root", options.data_root) / options.data
         self.tasks = [self._cut(load_task(root, name)) for name in options.tasks]
         _try_metrics(self.tasks)
         self.pool = self._pool(root)

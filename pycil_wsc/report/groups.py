@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pycil_wsc.config.options import KEYS
+from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
 from pycil_wsc.report import paper
 from pycil_wsc.report.identity import MEMORY, Variant, distinct, variants
 from pycil_wsc.report.names import clean, dataset_names, method_name
@@ -215,7 +215,8 @@ def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison
     schedule = _schedules(records)
     shared = {name for record in records for name in variant_of[record] if _is_shared(name)}
     values = {name: {json.dumps(variant_of[record].get(name)) for record in records} for name in shared}
-    varying = [name for name in variant_of[records[0]] if name in shared and len(values[name]) > 1]
+    order = dict.fromkeys(name for record in records for name in variant_of[record])
+    varying = [name for name in order if name in shared and len(values[name]) > 1]
     members: dict[tuple[tuple[int, int], Hashable], list[Record]] = defaultdict(list)
     for record in records:
         condition = tuple(json.dumps(variant_of[record].get(name)) for name in varying)
@@ -237,6 +238,8 @@ def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison
 
 def _is_shared(name: str) -> bool:
     """Whether runs that differ in this key cannot be compared, even if their methods differ."""
+    if name.startswith(BACKBONE_OPTION):
+        return True
     own = name.startswith("wsc.") or name in METHOD_KEYS or name in MEMORY or name not in KEYS
     return not own and name not in STUDIED and name not in SCHEDULE and name not in Setting._fields
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from pycil_wsc.config.options import INCIDENTAL, KEYS
+from pycil_wsc.config.options import BACKBONE_OPTION, INCIDENTAL, KEYS
 from pycil_wsc.keys import plain
 from pycil_wsc.report.runs import Problem, Record
 
@@ -37,7 +37,8 @@ def variants(records: Iterable[Record]) -> dict[Record, Variant]:
     options: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for record, variant in found.items():
         for name in variant.keys() - KEYS.keys():
-            options[record.method][name].add(json.dumps(variant[name]))
+            if not name.startswith(BACKBONE_OPTION):  # without which a network has the backbone's default
+                options[record.method][name].add(json.dumps(variant[name]))
     for record, variant in found.items():
         for name, values in options[record.method].items():
             if name not in variant and len(values) == 1:

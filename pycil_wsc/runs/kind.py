@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from pycil_wsc import registry
 from pycil_wsc.analysis.records import unrecorded
 from pycil_wsc.config import completion, pycil
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import KEYS, Config
-from pycil_wsc.data.datasets import Dataset, load_dataset, sized
+from pycil_wsc.data.datasets import Dataset, load_dataset, path_of, sized
 from pycil_wsc.data.image_files import image_status
 from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.resized import resized
@@ -29,6 +31,7 @@ from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.planning import check_backbone, planned_images
 from pycil_wsc.runs.run import Run
+from pycil_wsc.runs.together import built_in_all
 
 AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
 
@@ -63,11 +66,11 @@ class ClassIncremental(Kind):
         return load_for
 
     def plan(self, config: Config, data: Dataset) -> int:
-        return planned_images(with_memory_size(config, data), tasks_of(data, config))
+        return planned_images(with_memory_size(config, known_images(data)), tasks_of(data, config))
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
         seconds = measurer()
-        return lambda config, data: seconds(with_memory_size(config, data), data)
+        return lambda config, data: seconds(with_memory_size(config, known_images(data)), data)
 
     def check_model(self, config: Config, data: Dataset) -> None:
         check_backbone(config, data.info.image_size)
@@ -80,7 +83,8 @@ class ClassIncremental(Kind):
             )
 
     def execute(self, config: Config, data: Dataset, on_progress: Callable[[Any], None]) -> dict[str, Any]:
-        return Run(with_memory_size(config, data), for_training(data, config), on_progress).execute()
+        complete, images = with_memory_size(config, known_images(data)), for_training(data, config)
+        return built_in_all(config.run_folder, lambda: Run(complete, images, on_progress)).execute()
 
     def headline(self, result: Mapping[str, Any]) -> str:
         on = " on held-out training data" if result.get("tested_on") == "validation" else ""
@@ -124,15 +128,26 @@ def as_configured(dataset: Dataset, config: Config) -> Dataset:
     return hold_out(dataset, config.validation_split, config.seed, one_task=bool(config.tasks))
 
 
-def with_memory_size(config: Config, dataset: Dataset) -> Config:
-    """``config`` with the ``memory_size`` that follows from ``memory_bytes``, if that is given."""
+def known_images(dataset: Dataset) -> np.ndarray:
+    """The training images by which a run counts ``memory_bytes``: all, or with ``tasks`` those of the first one.
+
+    Then a longer list of tasks does not change the size of the memory.
+    """
+    images, tasks = dataset.train.images, dataset.arrivals
+    return images if tasks is None or dataset.train.in_memory else images[tasks.train == 0]
+
+
+def with_memory_size(config: Config, images: np.ndarray) -> Config:
+    """``config`` with the ``memory_size`` that follows from ``memory_bytes``, if that is given.
+
+    ``images``: uint8 (N, side, side, 3), or (N,) paths, of which each counts as much as their mean size.
+    """
     if config.memory_bytes is None:
         return config
-    train = dataset.train
-    if train.in_memory:
-        size = math.prod(train.images.shape[1:])
+    if images.dtype == np.uint8:
+        size = math.prod(images.shape[1:])
     else:
-        size = sum(image_status(path).st_size for path in train.images.tolist()) / len(train)
+        size = sum(image_status(path).st_size for path in images.tolist()) / len(images)
     return dataclasses.replace(config, memory_size=int(config.memory_bytes // size))
 
 
@@ -148,6 +163,7 @@ def with_test_images(task: Dataset) -> Dataset:
 
 def for_training(dataset: Dataset, config: Config) -> Dataset:
     """``dataset`` with its image files replaced by decoded images or small copies, depending on ``cache_images``."""
+    root = path_of("data_root", config.data_root)
     if config.cache_images in ("memory", "device"):
-        return decoded(dataset, config.data_root, config.num_workers, config.cache_images == "device")
-    return resized(dataset, config.data_root, config.num_workers) if config.cache_images else dataset
+        return decoded(dataset, root, config.num_workers, config.cache_images == "device")
+    return resized(dataset, root, config.num_workers) if config.cache_images else dataset

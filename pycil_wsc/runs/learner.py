@@ -119,7 +119,8 @@ class Learner:
         part = as_configured(read_source(source, self.config.data_root), self.config)
         part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
         stream = extended(self._held, part)
-        config = with_memory_size(dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name)), stream)
+        config = dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name))
+        config = with_memory_size(config, stream.train.images)
         with self._folder() as folder:
             saved = folder / f"task{len(config.tasks)}"
             if (saved / "learner.json").exists():

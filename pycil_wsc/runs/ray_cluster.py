@@ -39,10 +39,11 @@ def run_on_cluster(schedule: Any, address: str, per_device: int, gpus_per_run: i
     With ``gpus_per_run`` above 1, each run is trained by that many processes on as many GPUs of one node; see
     :class:`Cluster`.
     """
-    schedule.data.forget()
     ray = connect(address)
     try:
         with Cluster(ray, per_device, gpus_per_run) as cluster:
+            schedule.start()
+            schedule.data.forget()
             complete(schedule, cluster)
     finally:
         ray.shutdown()

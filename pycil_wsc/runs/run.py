@@ -225,6 +225,7 @@ class Run:
         self.curves["train_loss"].append(loss)
         self.curves["train_accuracy"].append(accuracy)
         self.records.epoch_ended(task)
+        self._tick()  # what was recorded is no training
         if self.mark - self.saved_at >= self.config.checkpoint_seconds:
             self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
 

@@ -18,7 +18,7 @@ from filelock import Timeout
 from pycil_wsc import registry, report
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import REPLACED, locked
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
@@ -36,24 +36,24 @@ def sweep(
 ) -> int:
     """Complete every run and print the table of results.
 
-    With ``redo`` those that are finished are done again (:func:`set_aside`).
+    With ``redo`` those that are finished are done again (:func:`set_aside`), once it is known that they can be.
     ``workers`` runs are trained at a time, each in its own process; with ``ray`` (the address of a cluster, or "" to
     look for one) that many on each GPU of the cluster, or on each node without a GPU. With ``gpus_per_run`` each run
     has that many GPUs of one node of the cluster, and a process for each. Returns the exit code: 0, 1 if a run failed,
     130 if stopped by Ctrl-C.
     """
     check(configs, workers, ray, gpus_per_run)
-    if redo:
-        set_aside(configs)
-    schedule = Schedule(configs)
+    schedule = Schedule(configs, redo)
     try:
         if ray is not None:
             from pycil_wsc.runs.ray_cluster import run_on_cluster  # Ray is an extra
 
             run_on_cluster(schedule, ray, workers or 1, gpus_per_run or 1)
         elif workers is not None and workers > 1:
+            schedule.start()
             run_in_processes(schedule, workers)
         else:
+            schedule.start()
             run_here(schedule)
     except KeyboardInterrupt:
         schedule.overview.close()
@@ -104,17 +104,25 @@ def set_aside(configs: Sequence[Any]) -> None:
 
     Its other records are removed, which would be taken for those of the new run. No run reuses an existing first task;
     runs that share one train it once. A run that another process is working on is left alone.
+
+    Raises a :class:`UserError` if a folder is write-protected, before any is changed.
     """
     for config in configs:
+        if config.run_folder.exists() and not os.access(config.run_folder, os.W_OK | os.X_OK):
+            raise UserError(f"--redo: {config.run_folder} is write-protected; make it writable")
+    for config in configs:
         folder = config.run_folder
-        with contextlib.suppress(Timeout), locked(folder, wait=False):
-            first_task.ignore_older(folder)
-            if has_result(folder):  # first the checkpoint, from which the run would resume at its end
-                kind = kind_of(config)
-                (folder / kind.checkpoint).unlink(missing_ok=True)
-                for path in [path for pattern in kind.records for path in folder.glob(pattern)]:
-                    remove(path)
-                os.replace(folder / "result.json", folder / REPLACED)
+        try:
+            with contextlib.suppress(Timeout), locked(folder, wait=False):
+                first_task.ignore_older(folder)
+                if has_result(folder):  # first the checkpoint, from which the run would resume at its end
+                    kind = kind_of(config)
+                    (folder / kind.checkpoint).unlink(missing_ok=True)
+                    for path in [path for pattern in kind.records for path in folder.glob(pattern)]:
+                        remove(path)
+                    os.replace(folder / "result.json", folder / REPLACED)
+        except OSError as error:
+            raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None
 
 
 def remove(path: Path) -> None:
@@ -176,25 +184,39 @@ class Schedule:
     """The queue of runs, with ``results`` and the reasons of ``failures`` by run folder.
 
     New runs come first, in their order; then failed ones, once more; then those that another process was working on.
+    The queue is empty until :meth:`start`. Before, each run's data and model are checked, and no file is changed.
+
+    Args:
+        configs: the configurations.
+        redo: do finished runs again.
+
+    Raises:
+        UserError: a run cannot be trained, as with a wrong path.
     """
 
-    def __init__(self, configs: Sequence[Any]) -> None:
+    def __init__(self, configs: Sequence[Any], redo: bool = False) -> None:
         self.data, self.results, self.failures = Datasets(), {}, {}
         self.fresh, self.retries, self.locked_elsewhere = deque(), deque(), deque()
         self.overview = Overview()
-        jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
-        for job in jobs:
-            self.overview.add(
-                job, kind_of(job.config).plan(job.config, self.data.of(job.config))
-            )  # a wrong path is reported before hours of training
-        for job in jobs:
+        self.jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
+        self.redo = redo
+        for job in self.jobs:
+            self.overview.add(job, kind_of(job.config).plan(job.config, self.data.of(job.config)))
+        for job in self.jobs:
+            if redo or not is_finished(job.config):
+                kind_of(job.config).check_model(job.config, self.data.of(job.config))
+
+    def start(self) -> None:
+        """Queue the runs that are not finished."""
+        if self.redo:
+            set_aside([job.config for job in self.jobs])
+        for job in self.jobs:
             if is_finished(job.config):
                 self._skip(job)
             else:
-                kind_of(job.config).check_model(job.config, self.data.of(job.config))
                 self.fresh.append(job)
         if self.results:
-            self.overview.say(f"{len(self.results)} of {len(configs)} runs finished before")
+            self.overview.say(f"{len(self.results)} of {len(self.jobs)} runs finished before")
 
     def next(self) -> Job | None:
         """The next job, or None if there is none at present: a run in progress may fail and come back."""
@@ -225,10 +247,7 @@ class Schedule:
             self.results[job.config.run_folder] = outcome.result
             self.overview.skip(job)
             if lacking := kind_of(job.config).unrecorded(job.config):
-                self.overview.say(
-                    f"{job.title}: finished without recording {', '.join(lacking)};"
-                    f" move {job.config.run_folder} away to run it again"
-                )
+                self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
         else:
             self.ended(job, outcome)
 
@@ -247,10 +266,11 @@ def dry_run(
 ) -> int:
     """Print the runs and what each costs in training images, or tokens. Raises the same errors as :func:`sweep`.
 
-    ``measured``: also in hours of training on this machine, from a few steps of each method and phase.
+    ``measured``: also in hours of training on this machine, from a few steps of each method and phase. Returns the exit
+    code: 0, or 1 if a run that was measured will fail.
     """
     check(configs, workers, ray, gpus_per_run)
-    data, total, left = Datasets(), Counter(), 0.0
+    data, total, left, unusable = Datasets(), Counter(), 0.0, 0
     measurers = {name: registry.kinds[name].measurer() for name in {c.kind for c in configs}} if measured else {}
     for config in configs:
         kind, dataset = kind_of(config), data.of(config)
@@ -260,11 +280,14 @@ def dry_run(
         total[kind.unit] += 0 if done else cost
         line = f"{config.run_folder}  {cost:,} {kind.unit}"
         if measured and not done:
-            seconds = measurers[config.kind](config, dataset)
-            left += seconds
-            line += f", {duration(seconds)} of training"
+            try:
+                seconds = measurers[config.kind](config, dataset)
+            except UnusableRun as error:
+                unusable, line = unusable + 1, f"{line}, will fail: {error}"
+            else:
+                left, line = left + seconds, f"{line}, {duration(seconds)} of training"
         print(line + "  (finished)" * done)
     print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
     if measured:
         print(f"{left / 3600:,.2f} hours of training on this machine, one run after another")
-    return 0
+    return 1 if unusable else 0
