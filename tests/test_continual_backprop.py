@@ -5,6 +5,7 @@ and the mature ones with the lowest utility are reinitialised.
 import copy
 import doctest
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -287,6 +288,16 @@ def test_the_units_of_a_residual_network_are_the_channels_inside_its_blocks(back
             == backbone.get_submodule(norm).num_features
             == backbone.get_submodule(then).in_channels
         )
+
+
+def test_blocks_that_normalise_their_input_have_no_such_units():
+    """Of a pre-activation block, ``bn1`` belongs to the input's channels and not to those of ``conv1``."""
+    names = "bn1", "conv1", "bn2", "conv2"
+    parts = nn.BatchNorm2d(4), nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+    network = nn.Sequential(nn.Sequential(OrderedDict(zip(names, parts, strict=True))))
+    assert inner_units(network) == []
+    assert not ContinualBackprop.supports(network, "0.conv1", "0.bn1", "0.conv2")
+    assert ContinualBackprop.supports(network, "0.conv1", "0.bn2", "0.conv2")
 
 
 class Block(nn.Module):

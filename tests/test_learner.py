@@ -20,6 +20,7 @@ from test_task_lists import MONTHS, NAMES, TEMPLATES, month, photos, run, weight
 
 import pycil_wsc
 from pycil_wsc import registry
+from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs import saved_learner
 from pycil_wsc.runs.learner import Learner
@@ -239,6 +240,12 @@ FORMS = {
 def test_a_torch_dataset_is_learned_as_the_arrays_that_it_holds(form, months):
     images, names = arrays(months[0])
     assert_same(learned(Photos(images, names, FORMS[form])), learned((images, list(names))))
+
+
+@pytest.mark.parametrize("mode", ["P", "RGBA", "CMYK"])
+def test_pil_images_of_other_colours_are_converted(mode):
+    red = Image.new("RGB", (8, 8), (255, 0, 0)).convert(mode)
+    assert np.unique(read_source(([red], ["red"])).train.images.reshape(-1, 3), axis=0).tolist() == [[255, 0, 0]]
 
 
 def test_a_folder_is_learned_as_its_files_with_labels(tmp_path):

@@ -214,6 +214,23 @@ def test_bics_correction_loss_is_cross_entropy_of_the_softmax_of_corrected_logit
     assert network.corrections[1].grad.all()
 
 
+def test_bics_correction_sees_as_many_images_of_each_class_whatever_the_replay_ratio(digits, tmp_path):
+    learner, tasks = after("bic", 1, digits, tmp_path, replay_ratio=0.9, memory_per_class=20, memory_size=200)
+    seen = {"train": [], "bias correction": []}
+    phases = learner.phases
+
+    def watched(task):
+        for phase in phases(task):
+            loss, name = phase.loss, phase.name
+            phase.loss = lambda images, targets: seen[name].append(targets) or loss(images, targets)
+            yield phase
+
+    learner.phases = watched
+    learner.learn(tasks[1], SILENT)
+    mixed, balanced = (torch.bincount(torch.cat(targets)) for targets in seen.values())
+    assert len(set(balanced.tolist())) == 1 and balanced[0] > 0 and len(set(mixed.tolist())) > 1
+
+
 def test_gradients_from_before_a_phase_do_not_enter_its_first_step(digits, tmp_path):
     weights = []
     for left in (0.0, 100.0):
@@ -238,6 +255,7 @@ def hundred_classes():
         ({"memory_per_class": 20}, [20, 10, 6, 5, 4, 3, 2, 2, 2]),
         ({"memory_per_class": 500}, [20, 10, 6, 5, 4, 3, 2, 2, 2]),
         ({"memory_per_class": 200, "validation": "per_class"}, [20] * 9),
+        ({"memory_per_class": "all", "validation": "per_class"}, [50] * 9),
         ({"memory_per_class": 4}, [4, 4, 4, 4, 4, 3, 2, 2, 2]),
         ({"memory_per_class": 0}, [0] * 9),
     ],

@@ -143,6 +143,28 @@ def linear(dtype=torch.float32):
     return nn.Linear(4, 3).to(dtype)
 
 
+class Attention(nn.Module):
+    def __init__(self, fused):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fused, self.qkv, self.head = fused, nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        q, k, v = self.qkv(tokens).chunk(3, -1)
+        if self.fused:
+            return self.head(nn.functional.scaled_dot_product_attention(q, k, v).mean(1))
+        return self.head(((q @ k.transpose(1, 2) / 8**0.5).softmax(2) @ v).mean(1))
+
+
+def test_the_hessian_of_fused_attention_is_that_of_its_formula():
+    batch, found = (torch.randn(4, 5, 8), torch.tensor([0, 1, 2, 0])), []
+    for model in Attention(fused=True), Attention(fused=False):
+        params, generator = dict(model.named_parameters()), torch.Generator().manual_seed(0)
+        found.append(hessian_diagonal(model, params, [batch], 2, generator))
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("score", [fisher_diagonal, lambda *arguments: hessian_diagonal(*arguments, probes=1)])
 def test_scores_of_half_precision_are_summed_up_in_fp32(score):
     """A sum in bf16 stops growing at about 256 times its terms."""

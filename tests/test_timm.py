@@ -19,6 +19,7 @@ from pycil_wsc.runs import first_task
 from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
+from utils.factory import get_model
 
 timm = pytest.importorskip("timm")
 SMALL = {  # families at sizes for tests
@@ -274,10 +275,16 @@ def test_the_check_of_the_features_changes_no_statistics_and_draws_nothing():
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
+def test_scripts_written_for_pycil_refuse_its_models(settings):
+    """Their DataManager would give the images another size and normalisation than a run does."""
+    with pytest.raises(UserError, match="timm's models are not available in scripts written for PyCIL"):
+        get_model("replay", {"convnet_type": "timm:resnet18", "device": "cpu"})
+
+
 def test_without_timm_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     timm_models.data_config.cache_clear()
-    with pytest.raises(UserError, match=r"timm is not installed; pip install 'pycil_wsc\[timm\]'"):
+    with pytest.raises(UserError, match=r"timm is not installed; pip install timm safetensors"):
         resolve({"convnet_type": "timm:resnet18"})
 
 

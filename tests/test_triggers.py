@@ -159,10 +159,10 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
     trained, watched = [], []
     batches, after_epoch, reached = BaseLearner.training_batches, BaseLearner.after_epoch, Plateau.reached
 
-    def training_batches(self, indices, *address):
+    def training_batches(self, indices, *address, **options):
         if address[-1] != "batch norm" and address[0]:
             trained.append((address[0], set(indices.tolist())))
-        return batches(self, indices, *address)
+        return batches(self, indices, *address, **options)
 
     def remember(self, task, phase, epoch, loss):
         after_epoch(self, task, phase, epoch, loss)

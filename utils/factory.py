@@ -14,6 +14,7 @@ from pycil_wsc.config.pycil import our_names, our_values
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.engine.environment import numbered, resolved_device
 from pycil_wsc.errors import UserError
+from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.runs import metrics
 from pycil_wsc.runs.testing import predictions
 from utils.data_manager import DataManager
@@ -39,6 +40,8 @@ def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
     if isinstance(keys.get("seed"), list):
         keys["seed"] = keys["seed"][0]
     config = resolve(our_values(our_names(flatten(keys))))
+    if is_timm(config.convnet_type):
+        raise UserError("convnet_type: timm's models are not available in scripts written for PyCIL; use main.py")
     for name in sorted(OF_WHOLE_RUNS):
         if getattr(config, name) != KEYS[name].default:
             raise UserError(f"{name}: is not available in scripts written for PyCIL; leave it out, or use main.py")

@@ -30,6 +30,8 @@ def check(config: Config) -> None:
             "wsc.trigger: 'held_out' needs at least two exemplars per class, but memory_per_class is "
             f"{config.memory_per_class}; raise it, or use 'training_loss'"
         )
+    if consolidates and config.wsc.importance == "fisher" and config.grad_checkpointing:
+        raise UserError("wsc.importance: 'fisher' does not work with grad_checkpointing; leave one of the two out")
     _check_wsc(config.wsc)
     _check_backbone(config)
     for name in config.analyse:

@@ -145,6 +145,8 @@ class _Layer:
         weight = self.outgoing.weight
         if weight.shape[1] != number:
             raise ValueError(f"units: '{incoming}' has {number} outputs, '{outgoing}' takes {weight.shape[1]}")
+        if norm and getattr(model.get_submodule(norm), "num_features", number) != number:
+            raise ValueError(f"units: '{norm}' does not normalise the {number} outputs of '{incoming}'")
         self.utility = torch.zeros(number, dtype=wide(weight.dtype), device=weight.device)
         self.born = torch.zeros(number, dtype=torch.int64, device=weight.device)
         # of the last forward pass: the sum of |h| of each unit, and the number of its activations

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.consolidation.trackers import wide
@@ -81,7 +82,7 @@ def hessian_diagonal(
     estimate, count = _zeros(params), 0
     vectors = [[_signs(tensor, generator) for tensor in tensors] for _ in range(probes)]
     for inputs, targets in batches:
-        with torch.enable_grad():
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
             loss = cross_entropy(model(inputs).float(), targets, reduction="sum")
             gradients = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
             for vector in vectors:

@@ -99,11 +99,17 @@ def _array(images: Any) -> np.ndarray:
     if isinstance(images, np.ndarray):
         return images
     try:
-        arrays = [_array(each) if isinstance(each, torch.Tensor) else np.asarray(each) for each in images]
+        arrays = [_array(each) if isinstance(each, torch.Tensor) else np.asarray(_in_colour(each)) for each in images]
     except ValueError:  # nested lists of different lengths
         raise UserError(f"images: an item is not an array; {IMAGES}") from None
     _check_one_shape("images: shapes", arrays)
     return np.stack(arrays)
+
+
+def _in_colour(image):
+    """A PIL image with a palette, transparency or other colours as RGB; other images as they are."""
+    colours = ("1", "P", "PA", "LA", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
+    return image.convert("RGB") if isinstance(image, Image.Image) and image.mode in colours else image
 
 
 def _check_one_shape(what, arrays):

@@ -13,7 +13,7 @@ class Phase:
     """A phase of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
 
     ``lr`` maps the epoch to the learning rate; ``loss`` is (images, targets) -> (loss, logits); ``network`` is the only
-    part in training mode; ``name`` is for the progress bar.
+    part in training mode; ``name`` is for the progress bar; ``mixed``: batches follow ``replay_ratio``.
     """
 
     epochs: int
@@ -23,6 +23,7 @@ class Phase:
     loss: Callable
     network: nn.Module
     name: str = "train"
+    mixed: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The training loop of all learners. A method defines its loss and overrides the hooks that it needs."""
 
 import contextlib
-import copy
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -192,7 +191,7 @@ class BaseLearner(nn.Module):
             correct = torch.zeros((), device=self.device, dtype=torch.int64)
             with self.seeded("dropout", task.index, number, epoch, self.processes.rank, device=self.device):
                 for step, (images, targets) in enumerate(
-                    self.training_batches(phase.indices, task.index, number, epoch)
+                    self.training_batches(phase.indices, task.index, number, epoch, mixed=phase.mixed)
                 ):
                     if self.config.schedule_unit == "iteration":
                         set_rate(phase.optimizer, phase.lr(epoch + step / batches))
@@ -230,15 +229,19 @@ class BaseLearner(nn.Module):
     def records_passes(self) -> bool:
         return self.config.cuda_graph and self.device.type == "cuda"
 
-    def training_batches(self, indices: np.ndarray, *address: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def training_batches(
+        self, indices: np.ndarray, *address: Any, mixed: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled, augmented batches over ``indices``: this process's part of each.
 
-        All random numbers are derived from ``address``, which begins with the task's index.
+        All random numbers are derived from ``address``, which begins with the task's index. A last batch of one image
+        is joined to the one before: its batch-norm statistics would be those of that image alone. ``mixed``: follow
+        ``replay_ratio``.
         """
         c, targets = self.config, self.manager.train_targets
-        seed, join = seeding.derived_seed(c.seed, "batches", *address), self._joins(len(indices))
+        seed, join = seeding.derived_seed(c.seed, "batches", *address), True
         share = self.processes.share_of_each_batch
-        if c.replay_ratio is not None:
+        if mixed and c.replay_ratio is not None:
             newest = np.isin(indices, self.manager.tasks[address[0]].train_indices)
             if newest.any() and not newest.all():
                 indices = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
@@ -249,22 +252,7 @@ class BaseLearner(nn.Module):
 
     def num_batches(self, samples: int) -> int:
         """The number of training batches in an epoch over ``samples`` images."""
-        return num_batches(samples, self.config.batch_size, self._joins(samples))
-
-    def _joins(self, samples):
-        """Whether the last batch, a single image that the network cannot train on, is joined to the one before."""
-        return samples % self.config.batch_size == 1 and not self._takes_one_image
-
-    @functools.cached_property
-    def _takes_one_image(self):
-        """Whether the network can train on a single image. Batch norm cannot if its feature maps are 1x1."""
-        side = self.train_source.info.image_size
-        try:
-            with torch.no_grad(), self.autocast():
-                copy.deepcopy(self.network).train()(torch.zeros(1, 3, side, side, device=self.device))
-        except ValueError:
-            return False
-        return True
+        return num_batches(samples, self.config.batch_size, join=True)
 
     # ---- building blocks of methods ----------------------------------------------------------------------------------
 

@@ -29,8 +29,9 @@ class BiC(WA):
 
     The first phase uses WA's loss on corrected logits; the second trains on held-out samples. The option ``validation``
     sets how many samples of each class are held out: ``pycil`` is split_ratio x memory_size / old classes, whatever the
-    memory; ``per_class`` is split_ratio x memory_per_class. The number is at most the samples of the smallest old class
-    and half of those of the smallest new class; if it is 0, there is no second phase.
+    memory; ``per_class`` is split_ratio x memory_per_class, or x the samples of the largest old class if these are
+    fewer. The number is at most the samples of the smallest old class and half of those of the smallest new class; if
+    it is 0, there is no second phase.
     """
 
     @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class BiC(WA):
                 self.correction_loss,
                 self.network,
                 "bias correction",
+                mixed=False,
             )
 
     def validation_samples(self, task: Task) -> np.ndarray:
@@ -77,10 +79,11 @@ class BiC(WA):
         if not task.index:
             return np.empty(0, np.int64)
         c, options = self.config, self.config.options
-        share = c.memory_size / task.num_old if options.validation == "pycil" else c.memory_per_class
         indices = self.training_indices(task)
         targets = self.manager.train_targets[indices]
         counts = np.bincount(targets, minlength=task.num_seen)
+        kept = min(c.memory_per_class, counts[: task.num_old].max())
+        share = c.memory_size / task.num_old if options.validation == "pycil" else kept
         number = min(int(options.split_ratio * share), counts[: task.num_old].min(), counts[task.num_old :].min() // 2)
         rng = np.random.default_rng(seeding.derived_seed(c.seed, "validation", task.index))
         return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])

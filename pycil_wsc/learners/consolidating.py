@@ -224,7 +224,8 @@ class Consolidated(BaseLearner):
                 self.replacement.detach()
                 self.replaced = [*self.replaced, self.replacement.replaced]
             if averaged and self.config.wsc.bn_update == "recompute":
-                with self.autocast(), synced_batch_norm(self.processes):
+                address = ("dropout", task.index, "batch norm", self.processes.rank)
+                with self.autocast(), synced_batch_norm(self.processes), self.seeded(*address, device=self.device):
                     batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
                     recompute_batch_norm(self.network, (images for images, _ in batches))
             self.consolidation = self.replacement = self.plateau = self.held_out_indices = None

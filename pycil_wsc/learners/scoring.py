@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
 from pycil_wsc.data.loader import ALL
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.errors import UnusableRun, first_line
 
 if TYPE_CHECKING:
     from pycil_wsc.learners.consolidating import Consolidated
@@ -42,7 +44,15 @@ def _score_by_data(learner, task, params, previous):
     options = learner.config.wsc
     with restored_modes(network):
         network.eval()
-        scores = registry.importances[options.importance](network, params, previous, batches, options)
+        try:
+            scores = registry.importances[options.importance](network, params, previous, batches, options)
+        except RuntimeError as error:
+            if not re.search("derivative for .* is not implemented|torch.func", str(error)):
+                raise
+            raise UnusableRun(
+                f"wsc.importance: '{options.importance}' cannot be computed for '{learner.config.convnet_type}' "
+                f"({first_line(error)}); use another importance or backbone"
+            ) from None
     learner.processes.copy_from_first_(scores.values())  # with other rounding, a process might keep other weights
     costs["importance_passes"] += batches.images / len(learner.training_indices(task))
     costs["importance_bytes"] = max(costs["importance_bytes"], sum(score.nbytes for score in scores.values()))

@@ -164,10 +164,12 @@ class ExpandingNet(nn.Module):
 def inner_units(network: nn.Module) -> list[tuple[str, str, str]]:
     """Names of (layer, batch norm, next layer) for units with one incoming and one outgoing layer.
 
-    In a residual network, these are inside the basic blocks.
+    In a residual network, these are inside the basic blocks; in pre-activation blocks, whose ``bn1`` normalises the
+    input, there are none.
     """
+    inner = ["conv1", "bn1", "conv2"]
     return [
         (f"{place}.conv1", f"{place}.bn1", f"{place}.conv2")
         for place, module in network.named_modules()
-        if {"conv1", "bn1", "conv2"} <= dict(module.named_children()).keys()
+        if [name for name, _ in module.named_children() if name in inner] == inner
     ]

@@ -123,8 +123,8 @@ class Truncated(BaseLearner):
             phase.epochs = min(phase.epochs, -(-self.most_steps // self.num_batches(len(phase.indices))))
             yield phase
 
-    def training_batches(self, indices: np.ndarray, *address: Any) -> Iterator[Any]:
-        return islice(super().training_batches(indices, *address), self.most_steps)
+    def training_batches(self, indices: np.ndarray, *address: Any, mixed: bool = True) -> Iterator[Any]:
+        return islice(super().training_batches(indices, *address, mixed=mixed), self.most_steps)
 
     def steps_of(self, phase: Phase) -> int:
         """Optimiser steps that the phase takes."""
