@@ -336,7 +336,8 @@ def test_a_run_does_not_inherit_the_threads_of_the_one_before(settings, threads_
 
 def test_nor_does_a_process_that_follows_runs(settings, threads_used, monkeypatch):
     messages = [{"kind": config.kind, "config": config.to_dict()} for config in one_thread_then_any(settings)]
-    monkeypatch.setattr(together, "announcements", lambda: SimpleNamespace(listen=lambda: messages))
+    first = SimpleNamespace(listen=lambda: messages, exchange=lambda message: [message])
+    monkeypatch.setattr(together, "announcements", lambda: first)
     assert together.take_part_in_runs() == 0
     assert threads_used == [1, 2] and torch.get_num_threads() == 2
 
