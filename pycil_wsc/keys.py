@@ -54,8 +54,10 @@ def key(
     Args:
         default: the value if the key is absent from the JSON.
         doc: the documentation, a phrase.
-        low, high, above, below: limits: ``low`` <= value <= ``high`` and ``above`` < value < ``below``, for each item
-            of a list; null is always allowed.
+        low: the smallest value, for each item of a list; null is always allowed, here and by the other limits.
+        high: the largest value.
+        above: values must be larger.
+        below: values must be smaller.
         choices: the only allowed values.
         decides: one of :data:`DECIDES`.
         before: the value that applied before the key was added, if it differs from the default; a comment says why.

@@ -27,8 +27,9 @@ def fisher_diagonal(
     The gradient of each sample is squared, not that of a batch's mean.
 
     Args:
-        model, params, batches: see above; the model must support ``torch.func.vmap``. The parameters need not require a
-            gradient.
+        model: see above; must support ``torch.func.vmap``.
+        params: see above; they need not require a gradient.
+        batches: see above.
         chunk_size: samples whose gradients are held at a time, each as large as ``params``.
 
     Raises:
@@ -68,8 +69,9 @@ def hessian_diagonal(
     H is the Hessian of the mean cross-entropy over ``batches``. The estimates of elements may be negative.
 
     Args:
-        model, params, batches: see above; ``params`` are the model's own parameters and require a gradient. The graph
-            of one batch's double backward pass is held at a time.
+        model: see above.
+        params: see above; the model's own parameters, which require a gradient.
+        batches: see above. The graph of one batch's double backward pass is held at a time.
         probes: K, at least 1. Each v_k is as large as ``params`` and takes a double backward pass per batch.
         generator: of the signs, on the CPU, so that they are the same on all devices; None: torch's own.
 
