@@ -1,6 +1,6 @@
 """Builds a complete, checked configuration from one value per key; absent keys get the learner's defaults."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pycil_wsc import registry
@@ -21,9 +21,10 @@ def complete(flat: Mapping[str, Any]) -> Config:
         pycil.refuse_other_method(model_name)
     learner = registry.learners[model_name]
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
-    groups = {*known_keys(), BACKBONE_OPTION}
-    flat = {name: value for name, value in without_empty_groups(flat, groups).items() if name not in backbone}
-    _refuse_unknown(flat)
+    known = {*known_keys(), *DIRECTIVES}
+    flat = without_empty_groups(flat, {*known, BACKBONE_OPTION})
+    flat = {name: value for name, value in flat.items() if name not in backbone}
+    _refuse_unknown(flat, known)
     if flat.get("memory_per_class") == "all":
         flat["memory_per_class"] = ALL
     optimizer = KEYS["optimizer"].check(flat.get("optimizer", KEYS["optimizer"].default))
@@ -64,8 +65,7 @@ def known_keys() -> dict[str, Key]:
     return {**own, **KEYS}
 
 
-def _refuse_unknown(names: Iterable[str]) -> None:
-    known = {*known_keys(), *DIRECTIVES}
+def _refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     groups = {name.partition(".")[0] for name in (*known, BACKBONE_OPTION) if "." in name}
     for name in names:
         if name in groups:

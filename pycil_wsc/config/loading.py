@@ -42,7 +42,8 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
         raise UserError(f"{path}: {error}") from None
     folders = {config.run_folder: config for config in runs}  # drops duplicate runs
     for config in runs:
-        other = folders[config.run_folder]
+        if (other := folders[config.run_folder]) is config:
+            continue
         if other.identity() != config.identity():
             raise UserError(f"{path}: two runs would share {config.run_folder}; give them different values of 'prefix'")
         ours, theirs = config.to_dict(), other.to_dict()

@@ -77,7 +77,6 @@ class Source:
         train: bool = False,
         seed: int = 0,
         shuffle: bool = True,
-        join: bool = False,
         share: Share = ALL,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of one epoch: images float32 (B, 3, H, W) and targets int64 (B,).
@@ -86,10 +85,10 @@ class Source:
             indices: int64 array, the samples of the epoch.
             targets: int64 array, the targets of the whole split.
             batch_size: images per batch.
-            train: augment and shuffle the images, both from ``seed``.
+            train: augment and shuffle the images, both from ``seed``, and merge a last batch of one image into the one
+                before.
             seed: seed of the epoch.
             shuffle: False: do not shuffle, even with ``train``.
-            join: merge a last batch of one image into the one before.
             share: the part of each batch to load. Its images do not depend on how the batches are shared.
 
         Raises:
@@ -97,7 +96,7 @@ class Source:
         """
         order = epoch_order(indices, train and shuffle, seed)
         labels = torch.from_numpy(targets[order]).to(self.device)
-        parts = [(batch, share.rows(i)) for i, batch in enumerate(batch_slices(len(order), batch_size, join))]
+        parts = [(batch, share.rows(i)) for i, batch in enumerate(batch_slices(len(order), batch_size, join=train))]
         for images, batch, rows in self.images_of(order, parts, train, seed):
             yield self.normalise(images), labels[batch][rows]
 

@@ -239,16 +239,16 @@ class BaseLearner(nn.Module):
         ``replay_ratio``.
         """
         c, targets = self.config, self.manager.train_targets
-        seed, join = seeding.derived_seed(c.seed, "batches", *address), True
-        share = self.processes.share_of_each_batch
+        seed, shuffle = seeding.derived_seed(c.seed, "batches", *address), True
         if mixed and c.replay_ratio is not None:
             newest = np.isin(indices, self.manager.tasks[address[0]].train_indices)
             if newest.any() and not newest.all():
                 indices = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
-                return self.train_source.batches(
-                    indices, targets, c.batch_size, train=True, seed=seed, shuffle=False, join=join, share=share
-                )
-        return self.train_source.batches(indices, targets, c.batch_size, train=True, seed=seed, join=join, share=share)
+                shuffle = False
+        share = self.processes.share_of_each_batch
+        return self.train_source.batches(
+            indices, targets, c.batch_size, train=True, seed=seed, shuffle=shuffle, share=share
+        )
 
     def num_batches(self, samples: int) -> int:
         """The number of training batches in an epoch over ``samples`` images."""

@@ -49,12 +49,12 @@ def sweep(
             from pycil_wsc.runs.ray_cluster import run_on_cluster  # Ray is an extra
 
             run_on_cluster(schedule, ray, workers or 1, gpus_per_run or 1)
-        elif workers is not None and workers > 1:
-            schedule.start()
-            run_in_processes(schedule, workers)
         else:
             schedule.start()
-            run_here(schedule)
+            if workers is not None and workers > 1:
+                run_in_processes(schedule, workers)
+            else:
+                run_here(schedule)
     except KeyboardInterrupt:
         schedule.overview.close()
         print(
