@@ -407,6 +407,9 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     overview.progress(first, Progress("task 2/3", 400, 0.0))
     overview.progress(second, Progress("task 1/3", 0, 0.0))
     assert overview.left() == "?"
+    clock[0] = 9.0
+    overview.progress(second, Progress("task 1/3", 2, 1.0))
+    assert overview.left() == "?"  # 2 of 2600 images show the start-up rather than the speed
     clock[0] = 10.0
     overview.progress(first, Progress("task 2/3", 500, 10.0))
     overview.progress(second, Progress("task 1/3", 300, 30.0))

@@ -150,9 +150,12 @@ class Overview:
         return f"{done}, running {count['running']}, waiting {count['waiting']}, failed {failed}{left}"
 
     def left(self) -> str:
-        """Estimated time to the end of the sweep, or ``?`` if no image was trained yet."""
+        """Estimated time to the end of the sweep; ``?`` until this command has trained a thousandth of what is left.
+
+        Before that, the time that start-up takes would be most of the estimate.
+        """
         images = sum(row.planned - row.images for row in self.rows.values() if row.state not in ("done", "failed"))
-        if self.started is None or not self.fresh:
+        if self.started is None or not self.fresh or self.fresh < images / 1000:
             return "?"
         return duration(images * (time.monotonic() - self.started) / self.fresh)
 
