@@ -244,7 +244,7 @@ def prepare_readme(monkeypatch):
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     loop = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), "cross_entropy": cross_entropy}
     batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(20)]
-    return loop | {"batches": batches} | flower_names()
+    return loop | {"batches": batches, "epochs": 2} | flower_names()
 
 
 @prepares("getting_started.md")
