@@ -23,7 +23,7 @@ from pycil_wsc import registry
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs import saved_learner
-from pycil_wsc.runs.learner import Learner
+from pycil_wsc.runs.learner import FIXED, Learner
 from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -474,6 +474,29 @@ def test_milestones_follow_other_epochs_at_load_unless_they_were_given(months, t
         Learner.load(tmp_path / "given", epochs=2)
 
 
+@pytest.mark.parametrize(
+    "name, before, later",
+    [
+        ("wsc", {}, {"optimizer": "adamw"}),
+        ("wsc", {"optimizer": "adamw"}, {"optimizer": "sgd"}),
+        ("foster", {}, {"epochs": 2}),
+        ("replay", {"memory_bytes": 1000}, {"memory_bytes": None}),
+    ],
+)
+def test_what_follows_from_a_key_follows_it_at_load(name, before, later, months, tmp_path):
+    learned(months[0], name=name, **before).save(tmp_path / "shelf")
+    loaded, new = Learner.load(tmp_path / "shelf", **later).config, Learner(name, **SMALL | before | later).config
+    values = [{k: v for k, v in config.to_dict().items() if k not in FIXED} for config in (loaded, new)]
+    assert values[0] == values[1] != Learner(name, **SMALL | before).config.to_dict()
+
+
+def test_what_was_given_stays_at_load(months, tmp_path):
+    given = {"lrate": 0.05, "weight_decay": 0.003, "wsc": SMALL["wsc"] | {"average_lr": 0.02}}
+    learned(months[0], **given).save(tmp_path / "shelf")
+    config = Learner.load(tmp_path / "shelf", optimizer="adamw").config
+    assert (config.lrate, config.weight_decay, config.wsc.average_lr) == (0.05, 0.003, 0.02)
+
+
 def with_key(name, read):
     def read_more(folder):
         found = read(folder)
@@ -487,6 +510,8 @@ def with_key(name, read):
 GREY = np.zeros((2, 8, 8), np.float32)
 
 COLOUR = np.zeros((8, 8, 3), np.uint8)
+
+DEEP = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -521,6 +546,10 @@ REFUSED = {
     "(images, labels): 2 images and 1 labels": lambda: Learner().learn((GREY.astype(np.uint8), ["cat"])),
     "labels: 0.5 is neither a string nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
     "cannot learn from a list; give 'folder:PATH'": lambda: Learner().learn([GREY]),
+    "labels: 0.5 is neither a string nor a whole": lambda: Learner().learn(Few([(COLOUR, torch.tensor(0.5))])),
+    "labels: an array of shape (9,); give a whole number": lambda: Learner().learn(Few([(COLOUR, torch.ones(9))])),
+    "images: more than 8 bits per channel (mode I;16)": lambda: Learner().learn(Few([(DEEP, 0)])),
+    "images: more than 8 bits per channel (mode F)": lambda: Learner().learn(Few([(Image.fromarray(GREY[0]), 0)])),
     "a torch Dataset must return PIL images or uint8 tensors": lambda: Learner().learn(
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),

@@ -73,6 +73,17 @@ def test_fixed_memory_keeps_the_quota_and_never_touches_old_classes(strategy, qu
         assert len(set(indices.tolist())) == kept and (TARGETS[indices] == c).all()
 
 
+@pytest.mark.parametrize("strategy, fixed", [("herding", True), ("random", True), ("reservoir", False)])
+def test_a_smaller_quota_than_before_holds_for_old_classes_too(strategy, fixed):
+    memory = ExemplarMemory(fixed, 5, 20, strategy)
+    one, two, three = tasks()
+    memory.update(one, TARGETS, features, np.random.default_rng(0))
+    before = {c: set(kept.tolist()) for c, kept in memory.classes.items()}
+    memory.per_class, memory.total = 2, 8
+    memory.update(two, TARGETS, features, np.random.default_rng(1))
+    assert len(memory) == 8 and all(set(memory.classes[c].tolist()) <= before[c] for c in before)
+
+
 def test_herding_keeps_the_picks_of_the_class_in_order():
     memory, _ = filled("herding", True, per_class=4)
     for c, indices in memory.classes.items():

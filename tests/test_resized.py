@@ -164,6 +164,17 @@ def test_names_that_are_not_normalised_have_their_copies(folder, tmp_path):
     assert all(Image.open(copy).size != Image.open(path).size for copy, path in zip(copies, paths))
 
 
+def test_relative_and_absolute_names_have_the_same_copies(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    info = load_dataset(f"folder:{folder}", ".", 64).info
+    paths = [f"{folder}/train/a/wide.jpg", f"{folder}/train/b/high.jpg"]
+    copies = []
+    for first, second in (paths, [paths[0], os.path.relpath(paths[1])], [*map(os.path.relpath, paths)]):
+        mixed = replace(read_source(([first, second], ["a", "b"])), info=info)
+        copies.append([os.path.realpath(copy) for copy in resized(mixed, tmp_path, 1).train.images])
+    assert copies[0] == copies[1] == copies[2] and not set(copies[0]) & set(paths)
+
+
 def test_a_broken_file_is_named_and_the_rest_kept(dataset, folder, tmp_path):
     (folder / "train" / "b" / "high.jpg").write_bytes(b"no image")
     with pytest.raises(UserError, match="b/high.jpg: not a readable image"):

@@ -198,6 +198,8 @@ def test_what_does_not_fit_is_one_line_before_anything_is_trained(more, line, se
 
 
 def test_wrong_files_are_one_line(settings, weights, tmp_path):
+    from safetensors.torch import save_file
+
     def complaint(path, model="resnet18", **more):
         with pytest.raises(UserError) as caught:
             run(settings, model, pretrained=str(path), **more)
@@ -212,6 +214,10 @@ def test_wrong_files_are_one_line(settings, weights, tmp_path):
     assert "is not a file of weights" in complaint(tmp_path / "text.safetensors")
     torch.save([1, 2], tmp_path / "list.pth")
     assert "holds no tensors by name" in complaint(tmp_path / "list.pth")
+    torch.save({"state_dict": {}}, tmp_path / "empty.pth")
+    save_file({}, tmp_path / "empty.safetensors")
+    assert "holds no tensors by name" in complaint(tmp_path / "empty.pth")
+    assert "holds no tensors by name" in complaint(tmp_path / "empty.safetensors")
     torch.save({"bn1.weight": torch.zeros(64)}, tmp_path / "part.pth")
     assert "has no 'conv1.weight'" in complaint(tmp_path / "part.pth")
     path, _ = weights("resnet18")

@@ -74,7 +74,7 @@ def _listing(paths: np.ndarray, base: str) -> bytes:
     """One line per file: its size and its path relative to ``base``."""
     lines = []
     for path in paths.tolist():
-        relative = os.path.normpath(path).removeprefix(base)
+        relative = os.path.abspath(path).removeprefix(base)
         lines.append(b"%d %s\0" % (image_status(path).st_size, os.fsencode(relative)))
     return b"".join(lines)
 

@@ -40,9 +40,12 @@ def read_folder(name: str, path: Path) -> Dataset:
 
 
 def common_folder(paths: Iterable[str]) -> str:
-    """``os.path.commonpath``, quickly for many files in few folders."""
+    """The absolute path of the folder that contains all files, quickly for many files in few folders.
+
+    Of a single file, its own path.
+    """
     paths = set(paths)
-    return os.path.commonpath(set(map(os.path.dirname, paths)) if len(paths) > 1 else paths)
+    return os.path.commonpath(map(os.path.abspath, set(map(os.path.dirname, paths)) if len(paths) > 1 else paths))
 
 
 def read_task_folder(name: str, path: Path) -> Dataset:

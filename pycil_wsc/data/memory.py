@@ -53,7 +53,9 @@ class ExemplarMemory:
         rng: np.random.Generator,
         map_classes: Callable[..., Iterable[np.ndarray]] = map,
     ) -> None:
-        """Choose exemplars of the classes in ``task`` and, unless ``fixed``, reduce those of the other classes.
+        """Choose exemplars of the classes in ``task``, and reduce those of the other classes to the present quota.
+
+        A reservoir with ``fixed`` keeps the other classes as they are.
 
         Args:
             task: the task just learned.
@@ -70,7 +72,7 @@ class ExemplarMemory:
 
     def _update_classes(self, task, targets, features, rng, map_classes):
         quota = self.quota(task.num_seen)
-        self.classes = {c: kept[:quota] for c, kept in self.classes.items()} if not self.fixed else self.classes
+        self.classes = {c: kept[:quota] for c, kept in self.classes.items()}
         candidates = self._candidates(task, targets)
         classes = sorted({*range(task.num_old, task.num_seen), *targets[candidates].tolist()})
         rows = [np.flatnonzero(targets[candidates] == c) for c in classes]
@@ -141,7 +143,7 @@ def _reservoir(held, seen, stream, capacity, rng):
     """Vitter's algorithm R: update ``held``, a uniform sample of ``seen`` items, with the items of ``stream``, in
     random order.
     """
-    held = list(held)
+    held = list(held if len(held) <= capacity else rng.permutation(held)[:capacity])
     for count, item in enumerate(rng.permutation(stream), start=seen + 1):
         if len(held) < capacity:
             held.append(item)

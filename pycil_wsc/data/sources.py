@@ -1,5 +1,6 @@
 """Reads the images of one task from a folder, arrays, file names or a torch data set."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +135,7 @@ def _of_torch(source: Any) -> Dataset:
     samples = [_sample(source, index) for index in range(len(source))]
     images = [_image(image) for image, _ in samples]
     _check_one_shape(f"{type(source).__name__}: images of shapes", images)
-    labels = [int(label) if isinstance(label, (torch.Tensor, np.integer)) else label for _, label in samples]
+    labels = [_plain(label) for _, label in samples]
     names: Sequence[str] | None = getattr(source, "classes", None)
     if names is not None:
         if wrong := [label for label in labels if isinstance(label, int) and not 0 <= label < len(names)]:
@@ -143,6 +144,15 @@ def _of_torch(source: Any) -> Dataset:
         check_names(type(source).__name__, [names[label] for label in used])
         labels = [names[label] if isinstance(label, int) else label for label in labels]
     return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
+
+
+def _plain(label: Any) -> Any:
+    """A number in a tensor or array of one element as a number of Python; everything else unchanged."""
+    if isinstance(label, (torch.Tensor, np.ndarray)):
+        if math.prod(label.shape) != 1:
+            raise UserError(f"labels: an array of shape {tuple(label.shape)}; give a whole number or a name per image")
+        label = label.item()
+    return int(label) if isinstance(label, np.integer) else label
 
 
 def _sample(source: Any, index: int) -> tuple[Any, Any]:
@@ -158,6 +168,8 @@ def _sample(source: Any, index: int) -> tuple[Any, Any]:
 def _image(image: Any) -> np.ndarray:
     """Convert a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3) to uint8 (H, W, 3)."""
     if isinstance(image, Image.Image):
+        if image.mode.startswith(("I", "F")):
+            raise UserError(f"images: more than 8 bits per channel (mode {image.mode}); convert them to 8 bits")
         return np.asarray(image.convert("RGB"))
     if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) in (1, 3):
         return image.expand(3, -1, -1).permute(1, 2, 0).numpy()

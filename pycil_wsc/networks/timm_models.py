@@ -108,8 +108,9 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
         if Path(path).suffix == ".safetensors":
             from safetensors.torch import load_file  # comes with timm
 
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(
             f"pretrained: {path} cannot be read ({error.strerror or error}); give true, or a file"
@@ -118,7 +119,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"pretrained: {path} is not a file of weights ({reason}); {_FITTING}") from None
     state = next((state[key] for key in CONTAINERS if isinstance(state, dict) and key in state), state)
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"pretrained: {path} holds no tensors by name; {_FITTING}")
     return {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in state.items()}
 

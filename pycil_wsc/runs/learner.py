@@ -303,11 +303,16 @@ def refuse_changes(saved: Config, given: Mapping[str, Any]) -> None:
 
 
 def saved_values(saved: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ``saved``, without milestones that follow from its ``epochs`` if other epochs are ``given``."""
+    """The values of ``saved``, without those that followed from a key that is now ``given``."""
     values = saved.to_dict()
-    others = {name: value for name, value in values.items() if name != "milestones"}
-    follow = "epochs" in given and configured(others, tasks=()).milestones == saved.milestones
-    return others if follow else values
+    following = {
+        "epochs": {"milestones", *saved.learner.epoch_keys[1:]},
+        "optimizer": {name for defaults in registry.optimizer_defaults.values() for name in defaults},
+        "memory_bytes": {"fixed_memory"},
+    }
+    names = set().union(*(following[name] for name in following.keys() & given.keys())) & values.keys() - FIXED
+    derived = configured({name: value for name, value in values.items() if name not in names}, tasks=()).to_dict()
+    return {name: value for name, value in values.items() if name not in names or value != derived[name]}
 
 
 def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:
