@@ -17,6 +17,7 @@ from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
 from pycil_wsc.runs import measure
 from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.runs.kind import for_training
 from pycil_wsc.runs.planning import plan_of
 
 
@@ -41,7 +42,7 @@ def slow(monkeypatch, clock, cls, loss, seconds_per_image):
 
 def seconds_of(tmp_path, settings):
     (config,) = load(write(tmp_path, settings))
-    return measure.measurer()(config, Datasets().of(config))
+    return measure.measurer(for_training)(config, Datasets().of(config))
 
 
 def test_the_estimate_is_each_phases_images_times_its_measured_seconds(settings, tmp_path, clock, monkeypatch):

@@ -341,6 +341,18 @@ def test_the_papers_number_stands_beside_and_a_difference_beyond_both_errors_is_
         assert line["differs_by"] == "" if apart is None else float(line["differs_by"]) == pytest.approx(apart)
 
 
+@pytest.mark.parametrize("part", [{"max_tasks": 2}, {"classes": list(range(20))}])
+def test_runs_on_a_part_of_the_data_have_a_table_of_their_own_without_the_papers_numbers(part, tmp_path, undrawn):
+    results = [synthetic.result(classes=20, seed=seed) for seed in (1, 2, 3)]
+    for result in results:
+        result["config"] |= part
+    synthetic.write(tmp_path, *results, *(synthetic.result(seed=seed) for seed in (1, 2, 3)))
+    folder = report.write_report(tmp_path).parent
+    tables = [lines_of(folder, path.stem) for path in sorted((folder / "tables").glob("accuracy*.csv"))]
+    lines = [line for table in tables for line in table if line["column"] == "20"]
+    assert len(tables) == 2 and sorted(line["paper_mean"] for line in lines) == ["", "48.63"]
+
+
 def test_some_differences_are_marked_and_some_are_not(made):
     marks = {
         line["differs_by"] != ""

@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_runs import write
 
-from pycil_wsc.config.loading import resolve
+from main import main
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
+from pycil_wsc.runs import measure
 from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.kind import for_training
 
@@ -198,6 +201,19 @@ def test_the_configuration_asks_for_copies_and_a_plan_makes_none(folder, tmp_pat
     assert config.run_folder != resolve(config.to_dict() | {"cache_images": False}).run_folder, (
         "other pixels are another run"
     )
+
+
+def test_speed_is_measured_on_the_copies_that_the_run_reads(folder, tmp_path, monkeypatch):
+    seen, opened = [], measure.open_source
+    monkeypatch.setattr(measure, "open_source", lambda *a: (seen.append(a[1]), opened(*a))[1])
+    keys = {"dataset": f"folder:{folder}", "image_size": 64, "data_root": str(tmp_path), "cache_images": True}
+    keys |= {"convnet_type": "tiny", "num_workers": 1, "init_cls": 1, "increment": 1, "epochs": 1, "init_epoch": 1}
+    keys |= {"model_name": "replay", "memory_per_class": 2, "device": "cpu", "out": str(tmp_path / "runs")}
+    assert main(["--config", write(tmp_path, keys), "--dry-run", "--measure"]) == 0
+    (config,) = load(write(tmp_path, keys))
+    (split,) = seen
+    assert any("resized" in path for path in split.images)
+    assert split.images.tolist() == for_training(Datasets().of(config), config).train.images.tolist()
 
 
 @pytest.mark.parametrize("copies", [True, "memory"])

@@ -36,7 +36,7 @@ from torch import nn
 import pycil_wsc
 from main import main
 from pycil_wsc import files, registry, report
-from pycil_wsc.config.loading import resolve
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine import environment
 from pycil_wsc.errors import TrainingDiverged
@@ -51,6 +51,20 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 # the keys of the runs that are stopped; a warm-up has two epochs
 STOPPED = {"convnet_type": "resnet8", "exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
+
+
+def test_a_list_as_an_option_of_the_backbone_is_the_same_run_in_every_file(settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.backbones, "wide", lambda widths=[16]: make_backbone("tiny", {"width": widths[0]}))  # noqa: B006
+    keys = {"convnet_type": "wide", "convnet_options": {"widths": [[4, 8]]}, "validation_split": 0.25}
+    assert main(["--config", write(tmp_path, settings | {"model_name": "replay"} | keys)]) == 0
+    ((folder, result),) = results(settings).items()
+    assert result["config"]["convnet_options.widths"] == [4, 8]
+    (config,) = load(folder / "config.json")
+    assert config.run_folder == folder
+    reported = Path(settings["out"], "run", "report")
+    for path in (next((reported / "configs").iterdir()), reported / "tuned_replay.json"):
+        (again,) = load(path)
+        assert again.convnet_options == config.convnet_options, path
 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))

@@ -5,10 +5,11 @@ import time
 
 import pytest
 from filelock import FileLock
-from small_runs import results, write
+from small_runs import killed_at, results, write
 
 from main import main
 from pycil_wsc.config.loading import load
+from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs import status
 from pycil_wsc.runs.progress import Progress
 
@@ -60,6 +61,21 @@ def test_a_run_records_where_it_stands_and_a_finished_one_leaves_no_record(setti
         main(["--config", path, "--status"]) == 0
         and capsys.readouterr().out == "done 1/1, running 0, waiting 0, failed 0\n"
     )
+
+
+def test_a_run_that_is_started_again_after_a_failure_and_stopped_is_waiting(settings, tmp_path, capsys, monkeypatch):
+    def fail(self, images, targets):
+        raise RuntimeError("shapes do not fit")
+
+    path = write(tmp_path, settings | {"model_name": "replay"})
+    with monkeypatch.context() as broken:
+        broken.setattr(Replay, "loss", fail)
+        assert main(["--config", path]) == 1
+    assert main(["--config", path, "--status"]) == 0 and "failed 1" in capsys.readouterr().out
+    with killed_at(3):
+        main(["--config", path])
+    assert main(["--config", path, "--status"]) == 0
+    assert "stopped in" in (told := capsys.readouterr().out) and told.endswith("waiting 1, failed 0\n")
 
 
 def test_a_record_that_cannot_be_written_costs_nothing(tmp_path):

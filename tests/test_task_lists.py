@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from small_runs import SETTINGS, command, killed_at, results, wait_until, without_measurements, write
 
+import pycil_wsc
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
@@ -108,6 +109,13 @@ def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, mo
     capsys.readouterr()
     assert main(["--config", config]) == 0 and learned == [2], "finished: nothing is trained again"
     assert main(["--config", config, "--status"]) == 0 and "done 1/1" in capsys.readouterr().out
+
+
+def test_the_weights_that_are_loaded_are_the_last_ones_saved(months, tmp_path):
+    folder, _ = run(tmp_path, months[:2], save_weights=True)
+    assert pycil_wsc.load(folder).learner.manager.boundaries == [0, 2, 3]
+    run(tmp_path, months, save_weights="every")
+    assert pycil_wsc.load(folder).learner.manager.boundaries == [0, 2, 3, 4]
 
 
 def test_kill_9_within_a_later_task_costs_nothing(months, tmp_path):

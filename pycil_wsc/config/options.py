@@ -29,6 +29,14 @@ BACKBONE_OPTION = "convnet_options."  # prefix of the keys that are the backbone
 BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backbone", "result", *[None] * 4, choices=())
 
 
+def in_file(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` of a configuration as in a JSON file, where a backbone's option that is a list would be an axis."""
+    return {
+        name: [value] if name.startswith(BACKBONE_OPTION) and isinstance(value, list) else value
+        for name, value in values.items()
+    }
+
+
 @dataclass(frozen=True)
 class Config(TrainingOptions):
     """The complete configuration of one run. Learners may have other defaults (``register_learner``)."""

@@ -36,6 +36,7 @@ class Setting(NamedTuple):
     fixed_memory: bool
     validation_split: float  # the share of the training data used as test set
     data: str  # a hash of the data, or "" if no run recorded it
+    part: str = ""  # max_tasks and classes of runs that learn only a part of the data
 
 
 Variants = Mapping[Record, Variant]
@@ -186,6 +187,7 @@ def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
             config["fixed_memory"],
             config.get("validation_split") or 0.0,
             content,
+            json.dumps(part) if any(part := [config.get("max_tasks"), config.get("classes")]) else "",
         )
     return settings
 

@@ -61,9 +61,14 @@ def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options
     problems, failures = [*found.problems, *duplicates, *language_duplicates], list[Problem]()
     sections = [_section(group, tables, *_figures_of(group, groups), out, failures) for group in groups]
     sections += [_section(group, language_tables, language_figures, "", out, failures) for group in language]
+    chosen = {}
     for group in (group for group in groups if group.setting.validation_split):
-        for name, config in winners(group).items():
-            write_json(out / name, config)
+        chosen |= winners(group)
+    for path in out.glob("tuned_*.json"):  # of earlier reports; names depend on the groups
+        if path.name not in chosen:
+            path.unlink(missing_ok=True)
+    for name, config in chosen.items():
+        write_json(out / name, config)
     body = [
         _header(found, folders, [*groups, *language], problems),
         "<main>",

@@ -20,6 +20,7 @@ def tables(setting: Any) -> dict[str, Any]:
     same = (
         setting.fixed_memory
         and not setting.validation_split
+        and not setting.part
         and PAPER["backbones"].get(setting.dataset) == setting.convnet_type
     )
     return PAPER["tables"].get(f"{setting.dataset}-b{setting.init_cls}-inc{setting.increment}", {}) if same else {}

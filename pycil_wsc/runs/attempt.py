@@ -75,6 +75,7 @@ def attempt(job: Job, data: "Datasets", on_progress: Callable[[Any], None] | Non
             result = finished(job.config, dataset)
             if not result:
                 free_memory()
+                (folder / "failed.json").unlink(missing_ok=True)  # of an earlier attempt
                 followed = recorded(on_progress, folder, kind.plan(job.config, dataset))
                 announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
                 with log_closed_after(folder):

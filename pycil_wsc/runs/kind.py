@@ -69,7 +69,7 @@ class ClassIncremental(Kind):
         return planned_images(with_memory_size(config, known_images(data)), tasks_of(data, config))
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
-        seconds = measurer()
+        seconds = measurer(for_training)
         return lambda config, data: seconds(with_memory_size(config, known_images(data)), data)
 
     def check_model(self, config: Config, data: Dataset) -> None:

@@ -35,11 +35,11 @@ IRRELEVANT = {  # keys that do not affect the time of a step, in addition to tho
 }
 
 
-def measurer() -> Callable[[Config, Dataset], float]:
+def measurer(for_training: Callable[[Dataset, Config], Dataset]) -> Callable[[Config, Dataset], float]:
     """A function that estimates the training time of a whole run, in seconds, from its configuration and data.
 
-    Runs whose steps take equally long share a measurement. Testing, the choice of exemplars, resets and saving are not
-    included.
+    ``for_training`` returns the data that the run reads, such as the copies that ``cache_images`` asks for. Runs whose
+    steps take equally long share a measurement. Testing, the choice of exemplars, resets and saving are not included.
     """
     measured: dict[str, list[float]] = {}
 
@@ -47,7 +47,7 @@ def measurer() -> Callable[[Config, Dataset], float]:
         relevant = {name: value for name, value in config.to_dict().items() if _is_relevant(name, config)}
         key = json.dumps(relevant, sort_keys=True)
         if key not in measured:
-            measured[key] = _measured(config, dataset)
+            measured[key] = _measured(config, for_training(dataset, config))
         plan = plan_of(config, tasks_of(dataset, config))
         return sum(images * each for images, each in zip(plan, measured[key], strict=True))
 

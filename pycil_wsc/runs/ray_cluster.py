@@ -20,6 +20,7 @@ import torch
 from filelock import Timeout
 
 from pycil_wsc import registry
+from pycil_wsc.config.options import in_file
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import locked, write_atomically, write_json
@@ -266,7 +267,7 @@ def deliver(config: Any, files: dict[str, bytes]) -> None:
             return
         result = files.pop("result.json", None)
         write_files(folder, files)
-        write_json(folder / "config.json", config.to_dict())
+        write_json(folder / "config.json", in_file(config.to_dict()))
         if result:
             write_atomically(folder / "result.json", result)
             for name in {registry.kinds[config.kind].checkpoint, *UNFINISHED} - set(files):

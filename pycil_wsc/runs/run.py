@@ -15,7 +15,7 @@ import torch
 from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.analysis import Records
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
@@ -107,7 +107,7 @@ class Run:
             torch.set_num_threads(self.config.threads)
         deterministic(self.config.deterministic)
         self.log = open_log(self.folder) if self.processes.first else logging.getLogger("pycil_wsc.following")
-        self._write(write_json, "config.json", self.config.to_dict())
+        self._write(write_json, "config.json", in_file(self.config.to_dict()))
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)

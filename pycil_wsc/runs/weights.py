@@ -69,6 +69,8 @@ def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
         "task": len(manager.tasks) - 1 if task is None else task,
     }
     save_tensors(_path(folder, task), state)
+    if task is not None:
+        _path(folder, None).unlink(missing_ok=True)  # of the same run with fewer tasks
 
 
 class Classifier(nn.Module):
