@@ -896,6 +896,31 @@ def test_recomputed_statistics_are_the_mean_over_the_batches():
     torch.testing.assert_close(net.state_dict(), other.state_dict())
 
 
+class TwoInputs(nn.Module):
+    """One encoder for two inputs, and a batch norm that only some batches reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.sometimes = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), nn.BatchNorm1d(3)
+
+    def forward(self, images):
+        features = self.encoder(images) - self.encoder(-5 * images)
+        return features if len(images) == 5 else self.sometimes(features)
+
+
+def test_a_norm_that_runs_twice_or_not_at_all_in_a_batch_has_the_mean_of_what_it_saw():
+    torch.manual_seed(0)
+    net, other = TwoInputs(), TwoInputs()
+    other.load_state_dict(net.state_dict())
+    batches = [1 + torch.randn(size, 4) for size in (8, 5, 8)]
+    recompute_batch_norm(net, batches)
+    update_bn(batches, other)
+    torch.testing.assert_close(net.state_dict(), other.state_dict())
+    seen = [net.encoder[0](sign * batch) for batch in batches for sign in (1, -5)]
+    expected = torch.stack([each.mean(0) for each in seen]).mean(0)
+    torch.testing.assert_close(net.encoder[1].running_mean, expected.detach())
+
+
 def test_recomputing_gives_each_module_its_mode_back():
     net, batches = normed()
     net.eval()

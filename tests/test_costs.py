@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
@@ -96,6 +97,14 @@ STATED = {  # what the pages say of each method, from the relative costs (9 late
     "der": lambda cost: f"(k + 2) / 3 in task k: {cost[0, 0]} in the second, {cost[-1, 0]} in the tenth",
     "memo": lambda cost: f"{cost.min()} to {cost.max()}",
 }
+
+
+def test_a_view_of_a_parameter_in_a_module_without_gradients_is_counted():
+    """As in the pooling of some vision transformers, which torch's own tracker of modules cannot follow."""
+    query, layer, cost = torch.nn.Parameter(torch.randn(1, 4, 3)), torch.nn.Linear(3, 5), StepCost()
+    with cost.measured(2), torch.no_grad():
+        layer(query.expand(2, -1, -1))
+    assert cost.per_image == 2 * 4 * 3 * 5
 
 
 def test_costs_per_image_are_those_that_torch_counts(costs):

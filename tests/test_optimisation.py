@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from small_runs import killed_at, without_measurements, write
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
@@ -273,6 +274,39 @@ def test_rates_fall_with_the_distance_from_the_head(settings):
                     found.setdefault(f"{part}.{child}", set()).add(round(scales[id(parameter)], 10))
         expected = [0.5 * 0.1**depth for depth in (4, 3, 2, 1)]  # stem, three stages
         assert [pytest.approx(scale) for values in found.values() for scale in values] == expected
+
+
+class Nested(nn.Module):
+    """A backbone whose trunk is one child with layers of its own."""
+
+    out_dim = 16
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2))
+        self.block = nn.Sequential(nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x):
+        return self.block(self.trunk(x))
+
+    def split(self):
+        return self.trunk, self.block
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"layer_decay": 0.5}, {"freeze": [name for name, _ in Nested().named_parameters()]}],
+    ids=["layer_decay", "freeze by the names of all parameters"],
+)
+def test_expanding_networks_train_the_first_task_like_any_other(keys, settings, monkeypatch):
+    monkeypatch.setitem(registry.backbones, "nested", Nested)
+    trained = []
+    for name in ("replay", "der", "memo"):
+        learner = run(settings, model_name=name, convnet_type="nested", precision="fp32", **keys).learner
+        learner.learn(learner.manager.tasks[0], SILENT)
+        trained.append([tensor for part in learner.network.first_parts() for tensor in part.state_dict().values()])
+    for others in trained[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(trained[0], others, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))

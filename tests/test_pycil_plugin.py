@@ -178,7 +178,15 @@ def test_bad_input_is_one_line_and_exit_code_2(run, changes, line):
 
 
 @pytest.mark.parametrize(
-    "text, line", [("{", "not valid JSON"), ("[]", "expected a JSON object"), (None, "cannot be read")]
+    "text, line",
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "expected a JSON object"),
+        (None, "cannot be read"),
+        ('{"model_name": "wsc", "wsc": {"betas": [0.9, 1%s]}}' % ("0" * 400), "wsc: int too large"),
+    ],
+    ids=lambda value: (value or "none")[:40],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, capsys, text, line):
     path = tmp_path / "config.json"

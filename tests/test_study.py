@@ -226,10 +226,12 @@ def test_every_variant_changes_the_result_and_survives_kills(keys, settings, tmp
     assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
 
 
+@pytest.mark.parametrize("name", ["wsc", "der+wsc"])
 @pytest.mark.parametrize("key", ["wsc.reset_head", "wsc.reset_norm", "wsc.reset_new_rows"])
-def test_what_is_excluded_is_not_reset(key, settings):
+def test_what_is_excluded_is_not_reset(key, name, settings):
     """All weights are reverted at the end of the second task's warm-up, but for what the key takes out."""
     keys = {"wsc.retain": 0.0, "wsc.reset": "revert", "wsc.average": False, key: False}
+    keys |= {"model_name": name.removesuffix("+wsc"), "consolidate": name.endswith("+wsc")}
     learner = run(settings, **keys).learner
     first, second, _ = learner.manager.tasks
     learner.learn(first, Mock())
@@ -238,7 +240,7 @@ def test_what_is_excluded_is_not_reset(key, settings):
 
     def consolidate(task, phase):
         begin(task, phase)
-        before.update({name: p.detach().clone() for name, p in network.named_parameters()})
+        before.update({name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad})
 
     def after_step():
         if learner.consolidation and learner.consolidation.resets and not after:
@@ -249,7 +251,9 @@ def test_what_is_excluded_is_not_reset(key, settings):
     norms = {name for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)}
     for name in before:
         same = after[name] == before[name]
-        if name.startswith("head") and key == "wsc.reset_new_rows":
+        if name.startswith("aux_head") and key != "wsc.reset_norm":
+            assert not same.any()
+        elif name.startswith("head") and key == "wsc.reset_new_rows":
             assert same[: second.num_old].all() and not same[second.num_old :].any()
         elif name.startswith("head") and key == "wsc.reset_head":
             assert not same.any()

@@ -57,9 +57,9 @@ class WSCOptions:
         "once",
         "how often to reset once the warm-up has ended: `once`, each `epoch` or `iteration`, or every so many epochs",
     )
-    reset_head: bool = key(True, "rank and reset the head")
+    reset_head: bool = key(True, "rank and reset the heads")
     reset_norm: bool = key(True, "rank and reset batch norm's weights and biases")
-    reset_new_rows: bool = key(True, "rank and reset the head's rows of new classes")
+    reset_new_rows: bool = key(True, "rank and reset the rows of the heads that are new in a task")
     reset_momentum: bool = key(False, "clear the optimiser's momentum at the reset")
     reset_buffers: bool = key(False, "also blend batch-norm statistics at the reset")
     average: bool = key(True, "average the weights after the reset")

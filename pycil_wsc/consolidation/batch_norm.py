@@ -13,7 +13,7 @@ from pycil_wsc.consolidation.modes import restored_modes
 
 @torch.no_grad()
 def recompute_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Replace the running statistics of all batch norms by the mean, over one pass, of the statistics of each batch.
+    """Replace the running statistics of all batch norms by the mean of their batches' statistics over one pass.
 
     The statistics collected in training do not belong to the averaged weights. Like
     ``torch.optim.swa_utils.update_bn``, with three differences: a batch norm that ``model.train()`` leaves in
@@ -49,8 +49,6 @@ def _collect(model: nn.Module, norms: list[_BatchNorm], batches: Iterator[Any]) 
         )
     for norm in norms:
         norm.reset_running_stats()
-    for number, batch in enumerate(chain([first], batches), 1):
-        for norm in norms:
-            # A cumulative mean. momentum=None gives the same, but torch then reads the count back from the device.
-            norm.momentum = 1 / number
+        norm.momentum = None  # a cumulative mean, also where a batch passes a norm twice or not at all
+    for batch in chain([first], batches):
         model(batch[0] if isinstance(batch, (tuple, list)) else batch)

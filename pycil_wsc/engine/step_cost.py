@@ -6,6 +6,19 @@ from collections.abc import Iterator
 from torch.utils.flop_counter import FlopCounterMode
 
 
+class Untracked:
+    """Replaces torch's tracker of modules, as only totals are needed.
+
+    The tracker fails where a module without gradients receives a view of a trainable parameter.
+    """
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
 class StepCost:
     """Floating-point operations per image of a phase, counted in its first step.
 
@@ -21,6 +34,8 @@ class StepCost:
 
     @contextlib.contextmanager
     def measured(self, images: int) -> Iterator[None]:
-        with FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False)
+        counter.mod_tracker = Untracked()
+        with counter:
             yield
         self.per_image = counter.get_total_flops() // max(1, images)

@@ -178,12 +178,16 @@ class Consolidated(BaseLearner):
     def _eligible(self, task):
         """{name: bool tensor} of the parameters that are excluded from ranking and reset, as a whole or in part."""
         options, masks, network = self.config.wsc, {}, self.network
-        for name, param in network.head.named_parameters(prefix="head"):
-            if not options.reset_head:
-                masks[name] = torch.zeros_like(param, dtype=torch.bool)
-            elif not options.reset_new_rows:
-                old = torch.arange(len(param), device=param.device) < task.num_old
-                masks[name] = old.view(-1, *[1] * (param.dim() - 1)).expand_as(param)
+        heads = {"head": task.num_old}  # and the number of its rows that are not new
+        if getattr(network, "aux_head", None) is not None:
+            heads["aux_head"] = 0
+        for head, num_old in heads.items():
+            for name, param in network.get_submodule(head).named_parameters(prefix=head):
+                if not options.reset_head:
+                    masks[name] = torch.zeros_like(param, dtype=torch.bool)
+                elif not options.reset_new_rows:
+                    old = torch.arange(len(param), device=param.device) < num_old
+                    masks[name] = old.view(-1, *[1] * (param.dim() - 1)).expand_as(param)
         for prefix, module in network.named_modules():
             if isinstance(module, _BatchNorm) and not options.reset_norm:
                 masks |= {

@@ -109,13 +109,15 @@ class ExpandingNet(nn.Module):
     """A shared trunk, a new block for each task, a head over all features and an auxiliary head over the newest block.
 
     Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the last stage of the backbone
-    (MEMO). A new block starts as a copy of the previous one. Frozen parts stay in evaluation mode.
+    (MEMO). A new block starts as a copy of the previous one. Frozen old blocks stay in evaluation mode.
     """
 
     def __init__(self, backbone: Any, share_trunk: bool = False):
         super().__init__()
         self.out_dim: int = backbone.out_dim  # of one block
+        depths = layers.depths([backbone]) if share_trunk else {}
         self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
+        self.split_depths = [depths[p] for part in (self.trunk, block) for p in part.parameters()] if depths else []
         self.blocks = nn.ModuleList([block])
         self.head = IncrementalHead(self.out_dim)
         self.aux_head: IncrementalHead | None = None
@@ -132,9 +134,11 @@ class ExpandingNet(nn.Module):
 
     def depths(self) -> dict[nn.Parameter, int]:
         """The distance of each parameter of trunk and blocks from the heads, in layers; without those of the heads."""
-        return {
-            parameter: depth for block in self.blocks for parameter, depth in layers.depths([self.trunk, block]).items()
-        }
+        found = {}
+        for block in self.blocks:
+            split = [*self.trunk.parameters(), *block.parameters()]
+            found |= dict(zip(split, self.split_depths)) if self.split_depths else layers.depths([block])
+        return found
 
     def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, blocks x d) features, from the oldest block to the newest."""
@@ -155,8 +159,8 @@ class ExpandingNet(nn.Module):
 
     def train(self, mode: bool = True) -> "ExpandingNet":
         super().train(mode)
-        for part in [self.trunk, *self.blocks]:
-            part.train(mode and any(p.requires_grad for p in part.parameters()))
+        for block in self.blocks[:-1]:
+            block.train(mode and any(p.requires_grad for p in block.parameters()))
         layers.eval_frozen(self)
         return self
 

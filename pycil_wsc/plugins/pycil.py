@@ -320,7 +320,7 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
         raw = json.loads(path.read_text())
     except OSError as error:
         raise BadInput(f"--config {path}: cannot be read ({error.strerror}); give an existing JSON file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"--config {path}: not valid JSON ({error}); correct the file") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("model_name"), str):
         raise BadInput(f'--config {path}: expected a JSON object with a "model_name"; use one of PyCIL\'s exps/*.json')
@@ -342,7 +342,7 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
             named_buffers=[("b", torch.ones(1))],
             **settings.in_steps(100, 100),
         )
-    except (BadInput, ValueError) as error:
+    except (BadInput, ValueError, OverflowError) as error:
         raise BadInput(f"--config {path}: wsc: {error}") from None
     return raw, settings
 
