@@ -242,6 +242,14 @@ def test_a_torch_dataset_is_learned_as_the_arrays_that_it_holds(form, months):
     assert_same(learned(Photos(images, names, FORMS[form])), learned((images, list(names))))
 
 
+@pytest.mark.parametrize("label", [torch.tensor, np.array, lambda number: torch.tensor([float(number)]), np.int64])
+def test_labels_of_a_torch_dataset_may_be_whole_numbers_of_any_type(label):
+    source = Few([(COLOUR, label(1)), (COLOUR, label(0))])
+    source.classes = ["no", "yes"]
+    assert read_source(source).info.classes == ("no", "yes")
+    assert read_source(source).train.targets.tolist() == [1, 0]
+
+
 @pytest.mark.parametrize("mode", ["P", "RGBA", "CMYK"])
 def test_pil_images_of_other_colours_are_converted(mode):
     red = Image.new("RGB", (8, 8), (255, 0, 0)).convert(mode)

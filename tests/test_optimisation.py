@@ -20,6 +20,7 @@ from pycil_wsc.engine.schedules import cosine_lr, held_lr, warmed_lr
 from pycil_wsc.engine.triggers import Plateau
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
+from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.runs.run import Run
 
 SILENT = SimpleNamespace(
@@ -291,6 +292,14 @@ class Nested(nn.Module):
 
     def split(self):
         return self.trunk, self.block
+
+
+def test_a_split_with_parameters_of_its_own_has_depths(monkeypatch):
+    network = ExpandingNet(Nested(), share_trunk=True)
+    assert {network.depths()[p] for p in network.trunk.parameters()} == {2}
+    monkeypatch.setattr(Nested, "split", lambda self: (self.trunk, nn.Sequential(nn.Conv2d(16, 16, 1), self.block)))
+    network = ExpandingNet(Nested(), share_trunk=True)
+    assert network.depths().keys() == {*network.trunk.parameters(), *network.blocks.parameters()}
 
 
 @pytest.mark.parametrize(

@@ -346,11 +346,21 @@ def test_runs_on_a_part_of_the_data_have_a_table_of_their_own_without_the_papers
     results = [synthetic.result(classes=20, seed=seed) for seed in (1, 2, 3)]
     for result in results:
         result["config"] |= part
-    synthetic.write(tmp_path, *results, *(synthetic.result(seed=seed) for seed in (1, 2, 3)))
+    other = synthetic.result(classes=20, seed=4)
+    other["config"] |= {name: 1 if name == "max_tasks" else value[::-1] for name, value in part.items()}
+    synthetic.write(tmp_path, *results, other, *(synthetic.result(seed=seed) for seed in (1, 2, 3)))
     folder = report.write_report(tmp_path).parent
-    tables = [lines_of(folder, path.stem) for path in sorted((folder / "tables").glob("accuracy*.csv"))]
-    lines = [line for table in tables for line in table if line["column"] == "20"]
-    assert len(tables) == 2 and sorted(line["paper_mean"] for line in lines) == ["", "48.63"]
+    paths = sorted((folder / "tables").glob("accuracy*.csv"))
+    lines = [line for path in paths for line in lines_of(folder, path.stem) if line["column"] == "20"]
+    assert sorted(line["paper_mean"] for line in lines) == ["", "", "48.63"]
+    titles = {path.with_suffix(".md").read_text().splitlines()[0] for path in paths}
+    assert len(titles) == 3 and sum(f"{next(iter(part))}=" in title for title in titles) == 2
+
+
+def test_a_limit_above_the_number_of_tasks_restricts_nothing(tmp_path, undrawn):
+    synthetic.write(tmp_path, synthetic.result(max_tasks=11))
+    (line,) = lines_of(report.write_report(tmp_path).parent, f"accuracy-{HERE}")
+    assert line["paper_mean"] == "48.63"
 
 
 def test_some_differences_are_marked_and_some_are_not(made):

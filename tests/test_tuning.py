@@ -271,11 +271,16 @@ def test_trials_on_a_part_of_the_data_are_apart_and_obsolete_choices_go(tmp_path
     synthetic.write(tmp_path, *TRIALS)
     page = report.write_report(tmp_path)
     assert json.loads((page.parent / "tuned_wsc.json").read_text())["wsc.retain"] == 0.5
+    (page.parent / "tuned_mine.json").write_text("{}")
     part = trial("wsc", 95.0, classes=20, max_tasks=2, wsc__retain=0.9)
     synthetic.write(tmp_path / "part", part)
     report.write_report(tmp_path)
-    files = sorted(page.parent.glob("tuned_*.json"))
-    assert len(files) == 3 and not {"tuned_wsc.json", "tuned_replay.json"} & {path.name for path in files}
+    files = sorted(page.parent.glob("tuned_[rw]*.json"))
+    assert (
+        (page.parent / "tuned_mine.json").exists()
+        and len(files) == 3
+        and not {"tuned_wsc.json", "tuned_replay.json"} & {path.name for path in files}
+    )
     chosen = [json.loads(path.read_text()) for path in files if "wsc" in path.name]
     assert {(each.get("max_tasks"), each["wsc.retain"]) for each in chosen} == {(None, 0.5), (2, 0.9)}
 

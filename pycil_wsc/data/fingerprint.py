@@ -72,9 +72,9 @@ def changed(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
 
 def _listing(paths: np.ndarray, base: str) -> bytes:
     """One line per file: its size and its path relative to ``base``."""
-    lines = []
+    lines, normalised = [], os.path.abspath if os.path.isabs(base) else os.path.normpath
     for path in paths.tolist():
-        relative = os.path.abspath(path).removeprefix(base)
+        relative = normalised(path).removeprefix(base)
         lines.append(b"%d %s\0" % (image_status(path).st_size, os.fsencode(relative)))
     return b"".join(lines)
 

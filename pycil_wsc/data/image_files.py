@@ -40,12 +40,12 @@ def read_folder(name: str, path: Path) -> Dataset:
 
 
 def common_folder(paths: Iterable[str]) -> str:
-    """The absolute path of the folder that contains all files, quickly for many files in few folders.
-
-    Of a single file, its own path.
-    """
+    """``os.path.commonpath``, quickly for many files in few folders; absolute if any of the paths is."""
     paths = set(paths)
-    return os.path.commonpath(map(os.path.abspath, set(map(os.path.dirname, paths)) if len(paths) > 1 else paths))
+    folders = set(map(os.path.dirname, paths)) if len(paths) > 1 else paths
+    if len(set(map(os.path.isabs, folders))) > 1:
+        folders = set(map(os.path.abspath, folders))
+    return os.path.commonpath(folders)
 
 
 def read_task_folder(name: str, path: Path) -> Dataset:

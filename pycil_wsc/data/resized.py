@@ -51,7 +51,7 @@ def cache_folder(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, P
 
 def copied(paths: np.ndarray, base: Path, folder: Path, side: int, interpolation: str, workers: int) -> np.ndarray:
     """The files to read instead of ``paths``, an array of str."""
-    pairs = [(path, f"{folder}/{_below(os.path.abspath(path), str(base))}.jpg") for path in paths.tolist()]
+    pairs = [(path, f"{folder}/{_below(path, str(base))}.jpg") for path in paths.tolist()]
     files = [_usable(*pair) for pair in pairs]
     if None in files:
         with locked(folder):  # meanwhile another process may have made them
@@ -61,6 +61,7 @@ def copied(paths: np.ndarray, base: Path, folder: Path, side: int, interpolation
 
 
 def _below(path, base):
+    path = os.path.abspath(path) if os.path.isabs(base) else path
     start = os.path.join(base, "")
     return path.removeprefix(start) if path.startswith(start) else Path(path).relative_to(base)
 

@@ -147,11 +147,12 @@ def _of_torch(source: Any) -> Dataset:
 
 
 def _plain(label: Any) -> Any:
-    """A number in a tensor or array of one element as a number of Python; everything else unchanged."""
+    """A number in a tensor or array of one element as a Python number, an int if it is whole; the rest unchanged."""
     if isinstance(label, (torch.Tensor, np.ndarray)):
         if math.prod(label.shape) != 1:
             raise UserError(f"labels: an array of shape {tuple(label.shape)}; give a whole number or a name per image")
         label = label.item()
+        label = int(label) if isinstance(label, bool) or isinstance(label, float) and label.is_integer() else label
     return int(label) if isinstance(label, np.integer) else label
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,7 +35,7 @@ class StepCost:
 
     @contextlib.contextmanager
     def measured(self, images: int) -> Iterator[None]:
-        counter = FlopCounterMode(display=False)
+        counter: Any = FlopCounterMode(display=False)
         counter.mod_tracker = Untracked()
         with counter:
             yield

@@ -109,7 +109,8 @@ class ExpandingNet(nn.Module):
     """A shared trunk, a new block for each task, a head over all features and an auxiliary head over the newest block.
 
     Without ``share_trunk`` a block is a whole backbone (DER, FOSTER); with it, only the last stage of the backbone
-    (MEMO). A new block starts as a copy of the previous one. Frozen old blocks stay in evaluation mode.
+    (MEMO). A new block starts as a copy of the previous one. From the second task on, a frozen trunk and frozen old
+    blocks stay in evaluation mode.
     """
 
     def __init__(self, backbone: Any, share_trunk: bool = False):
@@ -117,7 +118,8 @@ class ExpandingNet(nn.Module):
         self.out_dim: int = backbone.out_dim  # of one block
         depths = layers.depths([backbone]) if share_trunk else {}
         self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
-        self.split_depths = [depths[p] for part in (self.trunk, block) for p in part.parameters()] if depths else []
+        parameters = [*self.trunk.parameters(), *block.parameters()]
+        self.split_depths = [depths[p] for p in parameters] if depths.keys() >= set(parameters) else None
         self.blocks = nn.ModuleList([block])
         self.head = IncrementalHead(self.out_dim)
         self.aux_head: IncrementalHead | None = None
@@ -136,8 +138,10 @@ class ExpandingNet(nn.Module):
         """The distance of each parameter of trunk and blocks from the heads, in layers; without those of the heads."""
         found = {}
         for block in self.blocks:
-            split = [*self.trunk.parameters(), *block.parameters()]
-            found |= dict(zip(split, self.split_depths)) if self.split_depths else layers.depths([block])
+            if self.split_depths is None:
+                found |= layers.depths([self.trunk, block])
+            else:
+                found |= dict(zip([*self.trunk.parameters(), *block.parameters()], self.split_depths))
         return found
 
     def extract(self, images: Tensor) -> Tensor:
@@ -159,8 +163,8 @@ class ExpandingNet(nn.Module):
 
     def train(self, mode: bool = True) -> "ExpandingNet":
         super().train(mode)
-        for block in self.blocks[:-1]:
-            block.train(mode and any(p.requires_grad for p in block.parameters()))
+        for part in [self.trunk, *self.blocks[:-1]] if len(self.blocks) > 1 else []:
+            part.train(mode and any(p.requires_grad for p in part.parameters()))
         layers.eval_frozen(self)
         return self
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
+from pycil_wsc.errors import shown
 from pycil_wsc.report import paper
 from pycil_wsc.report.identity import MEMORY, Variant, distinct, variants
 from pycil_wsc.report.names import clean, dataset_names, method_name
@@ -36,7 +37,7 @@ class Setting(NamedTuple):
     fixed_memory: bool
     validation_split: float  # the share of the training data used as test set
     data: str  # a hash of the data, or "" if no run recorded it
-    part: str = ""  # max_tasks and classes of runs that learn only a part of the data
+    part: tuple[tuple[str, str], ...] = ()  # max_tasks and classes of runs that learn only a part of the data
 
 
 Variants = Mapping[Record, Variant]
@@ -114,6 +115,7 @@ class Group:
         split = f"b{self.setting.init_cls}-inc{self.setting.increment}" if self.setting.increment else "tasks"
         parts = [f"{dataset}-{split}-{convnet}"]
         parts += ["" if self.setting.fixed_memory else "-total", f"-validation{share:g}" if share else ""]
+        parts += [f"-{_slug(name + value, 40)}" for name, value in self.setting.part]
         parts += [f"-{_slug(f'{name}{_as_text(value)}', 40)}" for name, value in self.conditions.items()]
         parts += ["-variants"] * bool(self.variants_of)
         return "".join(parts) + (f"-{self.number}" if self.number > 1 else "")
@@ -126,6 +128,7 @@ class Group:
         parts = [self.dataset_name, f"{tasks} task{'s' * (tasks != 1)}{classes}"]
         parts += [f"the first of {setting.init_cls}"] if setting.init_cls != setting.increment else []
         parts += [clean(setting.convnet_type)]
+        parts += [f"{name}={clean(shown(value))}" for name, value in setting.part]
         parts += [f"tested on {share:g} % held out of the training data"] if share else []
         parts += [f"{name}={clean(_as_text(value))}" for name, value in self.conditions.items()]
         parts += [f"variants of {', '.join(map(self.shown, self.variants_of))}"] if self.variants_of else []
@@ -187,9 +190,19 @@ def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
             config["fixed_memory"],
             config.get("validation_split") or 0.0,
             content,
-            json.dumps(part) if any(part := [config.get("max_tasks"), config.get("classes")]) else "",
+            _part(record),
         )
     return settings
+
+
+def _part(record: Record) -> tuple[tuple[str, str], ...]:
+    """The keys that restrict a run to a part of its data. A ``max_tasks`` above the number of tasks does not."""
+    config, part = record.config, []
+    if (most := config.get("max_tasks")) is not None and most <= len(record.curve):
+        part.append(("max_tasks", str(most)))
+    if classes := config.get("classes"):
+        part.append(("classes", json.dumps(classes)))
+    return tuple(part)
 
 
 def _content(record: Record) -> str:

@@ -24,7 +24,7 @@ from pycil_wsc.report.runs import Found, Problem
 from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import COLUMN, drawing, inline, to_files
 from pycil_wsc.report.tables import Cell, Column, Failed, Row, Table
-from pycil_wsc.report.tuning import winners
+from pycil_wsc.report.tuning import obsolete, winners
 
 STYLE = Path(__file__).with_name("page.css")
 LABEL = ' class="label"'
@@ -61,14 +61,12 @@ def write_page(found: Found, folders: Sequence[Any], out: Path, options: Options
     problems, failures = [*found.problems, *duplicates, *language_duplicates], list[Problem]()
     sections = [_section(group, tables, *_figures_of(group, groups), out, failures) for group in groups]
     sections += [_section(group, language_tables, language_figures, "", out, failures) for group in language]
-    chosen = {}
     for group in (group for group in groups if group.setting.validation_split):
-        chosen |= winners(group)
-    for path in out.glob("tuned_*.json"):  # of earlier reports; names depend on the groups
-        if path.name not in chosen:
-            path.unlink(missing_ok=True)
-    for name, config in chosen.items():
-        write_json(out / name, config)
+        for name, config in winners(group).items():
+            write_json(out / name, config)
+        for path in (out / name for name in obsolete(group)):
+            if path.is_file():
+                path.unlink()
     body = [
         _header(found, folders, [*groups, *language], problems),
         "<main>",

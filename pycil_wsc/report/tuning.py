@@ -100,6 +100,11 @@ def winners(group: Group) -> dict[str, dict[str, Any]]:
     return configs
 
 
-def _file(method: str, group: Group) -> str:
+def obsolete(group: Group) -> list[str]:
+    """The names that the files of :func:`winners` had in an earlier report in which no other setting was tuned."""
+    return [] if group.only_tuning else [_file(method) for method in trials(group)]
+
+
+def _file(method: str, group: Group | None = None) -> str:
     name = re.sub(r"[^\w.+-]", "-", clean(method), flags=re.ASCII)
-    return f"tuned_{name}.json" if group.only_tuning else f"tuned_{name}-{group.slug}.json"
+    return f"tuned_{name}.json" if group is None or group.only_tuning else f"tuned_{name}-{group.slug}.json"
