@@ -310,5 +310,6 @@ def test_the_papers_count_is_t_for_offline_methods_and_two_for_online_ones():
         == models_resident("avg_online", 8)
         == ResidentModels(2, 2)
     )
+    assert models_resident("wsc", 8, own_moments=True) == ResidentModels(2, 4)
     assert [models_resident(name, 8).paper for name in ("avg_offline", "task_arithmetic", "magmax")] == [8, 8, 8]
     assert [name for name in MERGES if MERGES[name].online] == ["avg_online", "slerp"]

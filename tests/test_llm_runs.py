@@ -378,6 +378,9 @@ WRONG = [
     ({"llm.ema_decay": 1}, "llm.ema_decay: 1.0 is not below 1"),
     ({"wsc.warmup": 1}, "wsc.warmup: 1 leaves no step"),
     ({"llm.tasks": [["colours", "shape"]]}, "did you mean 'shapes'"),
+    ({"llm.tasks": [["../small/colours", "shapes"]]}, "llm.tasks: '../small/colours' is not a name"),
+    ({"llm.tasks": [[os.path.abspath("colours"), "shapes"]]}, "colours' is not a name; give that of a folder"),
+    ({"llm.tasks": [["", "shapes"]]}, "llm.tasks: '' is not a name"),
     ({"llm.pool": "Lisa"}, "llm.pool to null"),
     ({"llm.data": "nowhere"}, "no such folder"),
 ]
@@ -388,6 +391,14 @@ def test_wrong_settings_are_one_clear_line(changes, line, llm_settings, tmp_path
     assert main(["--config", write(tmp_path, llm_settings | changes)]) == 2
     error = capsys.readouterr().err.strip()
     assert line in error and "\n" not in error and not (tmp_path / "runs").exists()
+
+
+def test_wsc_without_a_replay_epoch_is_refused_before_training(llm_settings, tmp_path, capsys):
+    keys = {"llm.method": "wsc", "llm.replay_ratio": 0, "llm.pool": None}
+    assert main(["--config", write(tmp_path, llm_settings | keys)]) == 1
+    output = capsys.readouterr()
+    assert "no task has a replay epoch for WSC to cover" in output.err and "colours" not in output.out
+    assert main(["--config", write(tmp_path, llm_settings | keys | {"wsc.covers": "all"})]) == 0
 
 
 def test_a_row_without_an_answer_is_named(llm_settings, tmp_path, capsys):

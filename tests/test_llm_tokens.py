@@ -228,6 +228,16 @@ def test_a_chat_template_frames_prompt_and_answer(llm_settings):
 
 
 @pytest.mark.parametrize(
+    "date", ["{{ date_string }}", "{{ strftime_now('%d %b %Y') }}", '{{ strftime_now( "%d %b %Y" ) }}']
+)
+def test_the_date_in_a_template_is_the_same_every_day(date, llm_settings):
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = date + CHAT
+    around = frame(tokenizer, chosen(llm_settings, chat_template=True))
+    assert tokenizer.decode(around.before).startswith("26 Jul 2024")
+
+
+@pytest.mark.parametrize(
     "wanted, model, template, chat",
     [
         (None, "some/Model-Instruct", CHAT, True),

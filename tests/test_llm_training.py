@@ -310,6 +310,26 @@ def reset(parameters, previous, scores, retain):
         flat[place] = 0.5 * flat[place] + 0.5 * previous[name].view(-1)[place]
 
 
+@pytest.mark.parametrize("covers", ["replay", "all"])
+def test_an_average_without_a_warmup_starts_with_the_covered_epochs(covers, llm_settings):
+    """One sample before the covered steps and one after them."""
+    keys = {"wsc.reset": "none", "wsc.warmup": 0, "wsc.covers": covers, "wsc.average_every": 1000}
+    training, config, corpus = training_of(llm_settings | keys, llm__method="wsc")
+    learn(training, config, corpus, 0)
+    epochs = corpus.epochs(config, 1)
+    training.begin_task(1, epochs)
+    for number, epoch in enumerate(epochs):
+        if epoch.replay if covers == "replay" else number == 0:
+            first = weights(training)
+        training.begin_epoch(epoch)
+        for batch in shuffled(len(epoch.examples), 8, 1234, 1, number):
+            training.step([epoch.examples[i] for i in batch])
+    last = weights(training)
+    training.end_task()
+    assert [epoch.replay for epoch in epochs] == [False, False, True]
+    torch.testing.assert_close(weights(training), (first + last) / 2)
+
+
 def test_wsc_in_the_first_task_is_an_option(llm_settings):
     (training, config, corpus), (plain, replay, _) = (
         training_of(llm_settings | {"wsc.first_task": True}, llm__method=method) for method in ("wsc", "replay")

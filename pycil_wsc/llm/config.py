@@ -283,6 +283,9 @@ def _check_together(config: LLMConfig) -> None:
     """Checks that involve several keys."""
     if not config.tasks or len(set(config.tasks)) < len(config.tasks):
         raise UserError(f"llm.tasks: expected different tasks, at least one, got {list(config.tasks)}")
+    for name in config.tasks:
+        if name in ("", "..") or Path(name).name != name:
+            raise UserError(f"llm.tasks: '{name}' is not a name; give that of a folder in llm.data")
     if config.epochs is not None and len(config.epochs) != len(config.tasks):
         raise UserError(
             f"llm.epochs: {len(config.epochs)} numbers for {len(config.tasks)} tasks; give one for each task"

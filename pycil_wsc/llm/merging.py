@@ -236,7 +236,12 @@ class ResidentModels:
 
 
 def models_resident(
-    method: str, tasks: int, task_vectors: bool = False, trained: float = 1.0, merged: float = 1.0
+    method: str,
+    tasks: int,
+    task_vectors: bool = False,
+    trained: float = 1.0,
+    merged: float = 1.0,
+    own_moments: bool = False,
 ) -> ResidentModels:
     """:class:`ResidentModels` of a method over ``tasks`` tasks.
 
@@ -252,7 +257,7 @@ def models_resident(
     """
     if method in UNMERGED:
         residents = 1 + (UNMERGED[method] - 1) * trained
-        return ResidentModels(residents, residents)
+        return ResidentModels(residents, residents + 2 * trained * own_moments)
     cls = MERGES[method]
     paper, streamed = 2 if cls.online else tasks, 3 if cls.task_vectors or task_vectors else 2
     return ResidentModels(1 + (paper - 1) * trained, 1 + (streamed - 1) * merged)

@@ -60,6 +60,7 @@ def _cost(
         config.method == "slerp" and config.slerp_on == "task_vectors",
         trained=trained / parameters,
         merged=merged / parameters,
+        own_moments=config.method == "wsc" and config.wsc.moments == "own" and config.wsc.reset != "none",
     )
     return {
         "train_seconds": clock["train_seconds"],

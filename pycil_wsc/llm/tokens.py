@@ -1,7 +1,9 @@
 """The tokeniser, tokenised examples, and batches of examples of similar length."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ IGNORED = -100  # label of a token without a loss: the default ignore_index of t
 PAPERS_MODEL = "Llama-3.2-1B"  # the paper's TRACE protocol trains it on raw prompts
 PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # placeholders at which a chat template is split
 TEMPLATE_DATE = "26 Jul 2024"  # Llama's template contains the date; a fixed date gives the same tokens every day
+NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")  # the date in others, such as gpt-oss's
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 # padding tokens to use if the tokeniser declares none; Llama 3.1 and later have the first
 PAD_NAMES = (
@@ -108,10 +111,16 @@ def _chat_frame(tokenizer: Any) -> Frame:
     def rendered(answer: list[dict[str, str]]) -> str:
         messages = [{"role": "user", "content": PROMPT}, *answer]
         return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=not answer, date_string=TEMPLATE_DATE
+            messages,
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=not answer,
+            date_string=TEMPLATE_DATE,
         )
 
     try:
+        date = datetime.strptime(TEMPLATE_DATE, "%d %b %Y")
+        template = NOW.sub(lambda call: repr(date.strftime(call[2])), tokenizer.get_chat_template())
         before, after = rendered([]).split(PROMPT)
         end = rendered([{"role": "assistant", "content": ANSWER}]).split(ANSWER)[1].strip()
     except Exception as error:  # the template is a program of its own

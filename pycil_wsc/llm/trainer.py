@@ -85,6 +85,7 @@ class Run:
         reset_peak_memory(self.device)
         self.training = Training(self.config, self.corpus.tokenizer, self.processes, self.device)
         self._check_lengths()
+        self._check_consolidation()
         if self.processes.first:
             self._begin()
 
@@ -103,6 +104,15 @@ class Run:
             raise UnusableRun(
                 f"llm.max_new_tokens: a test prompt of {prompt} tokens and {more} new ones do not fit into the model's "
                 f"{limit} positions; reduce llm.max_prompt or llm.max_new_tokens"
+            )
+
+    def _check_consolidation(self) -> None:
+        """Raise :class:`UnusableRun` if ``wsc`` has several tasks but no epoch to follow."""
+        options, later = self.config.wsc, [epoch for epochs in self.epochs[1:] for epoch in epochs]
+        if self.config.method == "wsc" and options.covers == "replay" and later and not any(e.replay for e in later):
+            raise UnusableRun(
+                "wsc.covers: no task has a replay epoch for WSC to cover; set llm.pool, raise llm.replay_ratio, or set "
+                "wsc.covers to 'all'"
             )
 
     def _begin(self) -> None:
@@ -134,7 +144,7 @@ class Run:
             training.end_task()
             self._tick("train_seconds")
         if self.processes.first:  # answers of an earlier run in this folder
-            shutil.rmtree(self._predictions(index, 0).parent, ignore_errors=True)
+            shutil.rmtree(self._after(index), ignore_errors=True)
         self._checkpoint(START | {"task": index, "stage": "test"})
 
     def _check_weights(self, index: int) -> None:
@@ -220,8 +230,11 @@ class Run:
             write_atomically(self._predictions(index, number), lines)
         return texts
 
+    def _after(self, index: int) -> Path:
+        return self.folder / "predictions" / f"after-{index + 1}"
+
     def _predictions(self, index: int, number: int) -> Path:
-        return self.folder / "predictions" / f"after-{index + 1}" / f"{self.corpus.tasks[number].name}.jsonl"
+        return self._after(index) / f"{self.corpus.tasks[number].name}.jsonl"
 
     def _generate(self, index: int, number: int) -> list[str]:
         task, prompts, count = self.corpus.tasks[number], self.corpus.test_prompts[number], self.processes.count

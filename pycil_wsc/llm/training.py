@@ -50,14 +50,16 @@ class Training:
 
     def begin_task(self, index: int, epochs: Sequence[Epoch]) -> None:
         """Start task ``index``, which has these ``epochs``; the consolidation stores the current weights."""
-        steps = sum(steps_of(epoch, self.config) for epoch in epochs if self._covered(epoch))
-        wanted = self.config.method == "wsc" and steps and (index or self.config.wsc.first_task)
-        self.wsc = _consolidation(self.config.wsc, _betas(self.config), self.placing, steps) if wanted else None
+        self.covered = sum(steps_of(epoch, self.config) for epoch in epochs if self._covered(epoch))
+        wanted = self.config.method == "wsc" and self.covered and (index or self.config.wsc.first_task)
+        self.wsc = self._new_consolidation() if wanted else None
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Start an epoch; the consolidation follows the epochs that it covers."""
         if self.wsc and self._covered(epoch):
             self.wsc.detach()
+            if not (self.wsc.warmup_steps or self.wsc.steps):  # the average starts from these weights
+                self.wsc = self._new_consolidation()
             self.wsc.attach(self.optimizer)
 
     def step(self, examples: Sequence[Example]) -> Tensor:
@@ -140,6 +142,9 @@ class Training:
         return state
 
     # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def _new_consolidation(self) -> WeightSpaceConsolidation:
+        return _consolidation(self.config.wsc, _betas(self.config), self.placing, self.covered)
 
     def _covered(self, epoch: Epoch) -> bool:
         return epoch.replay or self.config.wsc.covers == "all"
