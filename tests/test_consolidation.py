@@ -363,7 +363,10 @@ def test_the_late_average_lags_by_the_same_share_of_any_task(steps):
     assert lag == pytest.approx((steps - warmup) / 10, abs=0.5)
 
 
-@pytest.mark.parametrize("warmup, every, interval", [(10, 0.25, 2), (3, 0.25, 1), (1000, 0.01, 10), (1000, 7, 7)])
+@pytest.mark.parametrize(
+    "warmup, every, interval",
+    [(10, 0.25, 2), (3, 0.25, 1), (1000, 0.01, 10), (100, 0.29, 29), (170, 0.7, 119), (1000, 7, 7)],
+)
 def test_an_interval_below_one_is_a_share_of_the_warm_up(warmup, every, interval):
     average = Average(every=every)
     due = [step for step in range(warmup, warmup + 3 * interval + 1) if average.due(step, warmup)]

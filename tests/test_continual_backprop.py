@@ -108,6 +108,19 @@ def train(net, optimizer, steps, data=data):
         optimizer.step()
 
 
+def test_a_model_that_was_compiled_and_trained_before_has_its_activations_seen():
+    utilities = []
+    for compiled in False, True:
+        net, optimizer = Kind(**MLP).start()
+        model = torch.compile(net, backend="eager") if compiled else net
+        train(model, optimizer, range(2), sequences)
+        rule = ContinualBackprop(net, MLP["units"], Kind(**MLP).initial_values, 0.04, 6, 0.7).attach(optimizer)
+        train(model, optimizer, range(2, 4), sequences)
+        utilities.append([layer["utility"] for layer in rule.state_dict()["layers"]])
+    torch.testing.assert_close(utilities[1], utilities[0])
+    assert all(utility.any() for utility in utilities[0])
+
+
 class Layer:
     """A layer of units in algorithm 1, unit by unit."""
 

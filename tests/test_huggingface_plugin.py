@@ -120,6 +120,19 @@ def test_a_checkpoint_saved_without_the_callback_is_refused(tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
 
 
+def test_the_consolidation_of_another_training_is_refused(tmp_path):
+    """A checkpoint of one training, resumed with the output folder of another, which has one of the same step."""
+    for name, seed in (("a", 0), ("b", 1)):
+        callback = WSCCallback(0.3, average=Average(every=4), reset=Blend())
+        trainer_for(tiny_model(), tmp_path / name, callback, seed=seed, save_strategy="steps", save_steps=8).train()
+    checkpoint, mine = str(tmp_path / "a" / "checkpoint-8"), WSCCallback(0.3, average=Average(every=4), reset=Blend())
+    with pytest.raises(RuntimeError, match="cannot resume at step 8: the wsc.pt that was found is of another training"):
+        trainer_for(tiny_model(), tmp_path / "b", mine).train(resume_from_checkpoint=checkpoint)
+    found = trainer_for(tiny_model(), tmp_path / "b", mine, resume_from_checkpoint=checkpoint)
+    found.train(resume_from_checkpoint=checkpoint)
+    assert mine.wsc.steps == 20
+
+
 def test_an_optimiser_without_moments_is_refused_before_the_first_step(tmp_path):
     with pytest.raises(ValueError, match="use Adam or AdamW, or source='own'"):
         trainer_for(tiny_model(), tmp_path, WSCCallback(reset=Blend()), optim="sgd").train()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -198,6 +199,25 @@ def test_other_settings_or_images_in_the_folder_of_the_work_are_refused(months, 
         learned(months[0], out=tmp_path, epochs=3)
     with pytest.raises(UserError, match="task1: was learned from other images"):
         learned(arrays(months[1]), out=tmp_path)
+
+
+def test_the_work_of_another_learner_is_refused(months, tmp_path):
+    """Same settings, and images of all tasks, but the second task was learned at another rate."""
+    learned(months[0], memory_per_class="all").save(tmp_path / "january")
+    for name, lrate in (("first", 0.1), ("second", 0.01)):
+        learner = Learner.load(tmp_path / "january", quiet=True, lrate=lrate)
+        learner.learn(months[1])
+        learner.save(tmp_path / name)
+    keys = {"lrate": 0.05, "out": tmp_path / "work", "quiet": True}
+    first, second = (partial(Learner.load, tmp_path / name, **keys) for name in ("first", "second"))
+    with killed_at(2):
+        first().learn(months[2])
+    with pytest.raises(UserError, match="checkpoint.pt: was made from another learner; delete it"):
+        second().learn(months[2])
+    first().learn(months[2])
+    with pytest.raises(UserError, match="task3: was learned from another learner; choose another folder 'out'"):
+        second().learn(months[2])
+    first().learn(months[2])  # loaded
 
 
 def test_two_processes_do_not_share_a_folder(months, tmp_path):

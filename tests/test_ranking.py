@@ -190,6 +190,26 @@ def test_scores_of_no_sample_are_refused(score):
             score(model, dict(model.named_parameters()), used_up)
 
 
+@pytest.mark.parametrize("score", [fisher_diagonal, lambda *arguments: hessian_diagonal(*arguments, probes=1)])
+def test_a_compiled_model_has_the_scores_of_the_plain_one_and_keeps_its_parameters(score):
+    """The names of ``params`` may be those of either."""
+    model, batch = linear(), (torch.randn(2, 4), torch.tensor([0, 1]))
+    compiled, own = torch.compile(model, backend="eager"), list(model.parameters())
+    found = []
+    for scored, named in ((model, model), (compiled, model), (compiled, compiled)):
+        torch.manual_seed(1)
+        found.append(list(score(scored, dict(named.named_parameters()), [batch]).values()))
+    assert found[0][0].any()
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+    assert all(ours is theirs for ours, theirs in zip(own, model.parameters(), strict=True))
+
+
+def test_a_name_that_the_model_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="params: 'wieght' is not the name of a parameter of the model"):
+        fisher_diagonal(linear(), {"wieght": torch.ones(2, 4)}, [(torch.ones(2, 4), torch.tensor([0, 1]))])
+
+
 def test_an_estimate_needs_a_probe():
     model = linear()
     with pytest.raises(ValueError, match="probes=0: give at least 1 random vector"):

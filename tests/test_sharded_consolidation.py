@@ -7,7 +7,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation import (
+    Average,
+    Blend,
+    Random,
+    ShrinkPerturb,
+    WeightSpaceConsolidation,
+    moment_score,
+)
 
 SOURCES = ["own", "optimizer"]
 
@@ -83,6 +90,35 @@ def test_a_sharded_model_is_consolidated_like_a_whole_one(source):
     for weights in in_two_processes(sharded_training, source, seconds=100):
         for name, tensor in whole(model).items():
             torch.testing.assert_close(torch.tensor(weights[name]), tensor, rtol=1e-4, atol=1e-5)
+
+
+def fresh():
+    """New values that differ from row to row."""
+    return {name: torch.arange(p.numel(), dtype=torch.float32).view_as(p) for name, p in new_model().named_parameters()}
+
+
+def reset_weights(rule, shard):
+    if shard:
+        from pycil_wsc.engine.processes import Processes
+
+        Processes(timeout_minutes=1)
+    model = new_model()
+    if shard:
+        fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    options = {"warmup_steps": 3, "average": None, "reset": {"random": Random, "shrink": ShrinkPerturb}[rule](fresh)}
+    wsc = WeightSpaceConsolidation(model.named_parameters(), **options).attach(optimizer)
+    train(model, optimizer, range(3))
+    wsc.finish()
+    return {name: tensor.tolist() for name, tensor in whole(model).items()}
+
+
+@pytest.mark.parametrize("rule", ["random", "shrink"])
+def test_new_initial_values_of_a_sharded_model_are_those_of_its_rows(rule):
+    expected = reset_weights(rule, False)
+    for weights in in_two_processes(reset_weights, rule, True, seconds=100):
+        for name, values in expected.items():
+            torch.testing.assert_close(torch.tensor(weights[name]), torch.tensor(values), rtol=1e-4, atol=1e-5)
 
 
 def test_an_optimiser_that_was_replaced_is_named_at_the_end():

@@ -111,6 +111,13 @@ def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, mo
     assert main(["--config", config, "--status"]) == 0 and "done 1/1" in capsys.readouterr().out
 
 
+def test_a_dry_run_refuses_the_result_that_the_run_would_refuse(months, tmp_path, capsys):
+    run(tmp_path, months)
+    config = write(tmp_path, listed(tmp_path, months[:2]))
+    assert main(["--config", config, "--dry-run"]) != 0
+    assert "was made with other settings" in capsys.readouterr().err
+
+
 def test_the_weights_that_are_loaded_are_the_last_ones_saved(months, tmp_path):
     folder, _ = run(tmp_path, months[:2], save_weights=True)
     assert pycil_wsc.load(folder).learner.manager.boundaries == [0, 2, 3]

@@ -57,7 +57,7 @@ class Average:
 
     def interval(self, warmup_steps: int) -> int:
         """Optimiser steps between two samples."""
-        return int(self.every) if self.every >= 1 else max(1, int(self.every * warmup_steps))
+        return int(self.every) if self.every >= 1 else max(1, math.floor(self.every * warmup_steps + 1e-9))
 
     def due(self, step: int, warmup_steps: int) -> bool:
         """Whether the weights after step ``step`` of the task (0: before the first) enter the average."""

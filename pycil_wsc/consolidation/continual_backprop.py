@@ -1,5 +1,6 @@
 """Continual backpropagation: low-utility units are reinitialised, a few at a time, throughout training."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -89,6 +90,8 @@ class ContinualBackprop:
             raise RuntimeError("attached already: detach() first")
         self._hooks = [layer.outgoing.register_forward_pre_hook(layer.observe) for layer in self._layers]
         self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # a graph compiled before does not call new hooks
         return self
 
     def detach(self) -> None:

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.consolidation.checks import plain_name
 from pycil_wsc.consolidation.trackers import wide
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -35,12 +36,13 @@ def fisher_diagonal(
     Raises:
         ValueError: ``batches`` is empty, or an iterator that is used up.
     """
-    constant = {
-        name: tensor.detach()
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if name not in params
-    }
-    values = {name: param.detach() for name, param in params.items()}
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
+    own = {plain_name(name): name for name in tensors}  # the model's names, which torch.compile changes
+    if unknown := [name for name in params if plain_name(name) not in own]:
+        raise ValueError(f"params: '{unknown[0]}' is not the name of a parameter of the model")
+    names = {own[plain_name(name)]: name for name in params}
+    constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in names}
+    values = {name: params[given].detach() for name, given in names.items()}
 
     def negative_log_likelihood(values, sample, target):
         logits = functional_call(model, (values, constant), (sample.unsqueeze(0),))
@@ -54,7 +56,7 @@ def fisher_diagonal(
                 total[name] += each.to(total[name].dtype).square().sum(0)
         count += len(inputs)
     _check_count(count)
-    return {name: value / count for name, value in total.items()}
+    return {names[name]: value / count for name, value in total.items()}
 
 
 def hessian_diagonal(

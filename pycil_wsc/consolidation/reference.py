@@ -4,6 +4,7 @@ It takes the same option objects but shares no arithmetic or scheduling code wit
 step both and compare them.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +83,7 @@ class ReferenceConsolidation:
         """Steps between two samples."""
         assert self.average is not None
         every = self.average.every
-        return max(1, int(every * self.warmup_steps)) if every < 1 else int(every)
+        return max(1, math.floor(every * self.warmup_steps + 1e-9)) if every < 1 else int(every)
 
     def update_moments(self, gradients: Mapping[str, list[float] | None]) -> None:
         absolute = isinstance(self.importance, MomentScore) and self.importance.absolute

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pycil_wsc.consolidation.sharded import gathered
 
 logger = logging.getLogger(__name__)
 FILE, AVERAGE = "wsc.pt", "average"  # in each checkpoint's folder
+MARK = "wsc"  # in trainer_state.json: which training the checkpoint and its FILE are of
 OF_THE_MODEL = ("eligible", "named_buffers", "peers")  # options
 
 
@@ -93,7 +95,14 @@ class WSCCallback(TrainerCallback):
         self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=steps, **options)
         self.wsc.check_fits(state.max_steps)
         if state.global_step:
-            self.wsc.load_state_dict(_saved(args, state.global_step))
+            saved, own = _saved(args, state.global_step), state.stateful_callbacks.get(MARK)
+            if own and saved.get("training") != own["attributes"]["training"]:
+                raise RuntimeError(
+                    f"cannot resume at step {state.global_step}: the {FILE} that was found is of another training; "
+                    "also set TrainingArguments(resume_from_checkpoint=...) to the folder of the checkpoint"
+                )
+            self.wsc.load_state_dict(saved)
+        state.stateful_callbacks.setdefault(MARK, {"args": {}, "attributes": {"training": uuid.uuid4().hex}})
         self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser
 
     def on_step_end(
@@ -126,7 +135,7 @@ class WSCCallback(TrainerCallback):
             return
         folder, saved = _folder(args, state.global_step), gathered(self.wsc.state_dict(), keep=first)
         if first:
-            torch.save(saved, folder / FILE)
+            torch.save(saved | {"training": state.stateful_callbacks[MARK]["attributes"]["training"]}, folder / FILE)
         if not self._averaging() or not hasattr(model, "save_pretrained"):
             return
         with self._applied(model):

@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     if args.status:
         from pycil_wsc.runs.status import status
 
-        return status(configs)
+        return status(configs) if os.environ.get("LOCAL_RANK", "0") == "0" else 0
 
     def task() -> int:
         if args.dry_run:

@@ -29,7 +29,7 @@ from pycil_wsc.runs.attempt import log_closed_after
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
 from pycil_wsc.runs.progress import Progress
-from pycil_wsc.runs.run import Run, end_of
+from pycil_wsc.runs.run import Run, end_of, losses
 from pycil_wsc.runs.weights import Classifier, Images, rebuilt
 
 FIRST = {  # later tasks' key -> first task's key, which has the same value unless given
@@ -171,6 +171,8 @@ class Learner:
         found = saved_learner.read(saved)
         if configured(found.config, tasks=config.tasks).identity() != config.identity():
             raise UserError(f"{saved}: was learned with other settings; choose another folder 'out'")
+        if losses(found.state["history"][:-1]) != losses(self.history):
+            raise UserError(f"{saved}: was learned from another learner; choose another folder 'out'")
         if difference := changed(found.held.fingerprint, stream.fingerprint):
             raise UserError(f"{saved}: was learned from other images ({difference}); choose another folder 'out'")
         self._set_state(config, found.held, found.state)

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,8 @@ class Run:
         state = found or self.start
         if state is None:
             return 0, None
+        if self.start and losses(state["history"])[: len(self.start["history"])] != losses(self.start["history"]):
+            raise UnusableRun(f"{path}: was made from another learner; delete it to start this task again")
         # copies: what training changes must not change ``start``
         changing = ("curves", "history", "clock", "records")
         self.curves, self.history, self.clock, records = copy.deepcopy([state[name] for name in changing])
@@ -378,6 +380,11 @@ class Run:
 def end_of(task: Task) -> dict[str, int]:
     """The position of a run after ``task``."""
     return {"task": task.index + 1, "phase": 0, "epoch": 0}
+
+
+def losses(history: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The training losses of each task, which tell learners of the same images and settings apart."""
+    return [line["train_loss"] for line in history]
 
 
 def new_curves() -> dict[str, list[float]]:

@@ -21,7 +21,7 @@ from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import REPLACED, locked
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt
+from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, finished
 from pycil_wsc.runs.progress import Overview, duration
 from pycil_wsc.runs.status import has_result
 from pycil_wsc.runs.workers import run_in_processes
@@ -275,7 +275,9 @@ def dry_run(
     for config in configs:
         kind, dataset = kind_of(config), data.of(config)
         cost, done = kind.plan(config, dataset), is_finished(config)
-        if not done:
+        if done:
+            finished(config, dataset)  # refuses a result that the run would refuse
+        else:
             kind.check_model(config, dataset)
         total[kind.unit] += 0 if done else cost
         line = f"{config.run_folder}  {cost:,} {kind.unit}"
