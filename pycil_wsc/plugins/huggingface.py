@@ -16,7 +16,7 @@ from pycil_wsc.consolidation.sharded import gathered
 
 logger = logging.getLogger(__name__)
 FILE, AVERAGE = "wsc.pt", "average"  # in each checkpoint's folder
-MARK = "wsc"  # in trainer_state.json: which training the checkpoint and its FILE are of
+MARK = "wsc"  # the entry in trainer_state.json with the identity of the training, which FILE has too
 OF_THE_MODEL = ("eligible", "named_buffers", "peers")  # options
 
 
@@ -95,14 +95,14 @@ class WSCCallback(TrainerCallback):
         self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=steps, **options)
         self.wsc.check_fits(state.max_steps)
         if state.global_step:
-            saved, own = _saved(args, state.global_step), state.stateful_callbacks.get(MARK)
-            if own and saved.get("training") != own["attributes"]["training"]:
+            saved = _saved(args, state.global_step)
+            if (own := _training_of(state)) and saved.get("training") != own:
                 raise RuntimeError(
                     f"cannot resume at step {state.global_step}: the {FILE} that was found is of another training; "
                     "also set TrainingArguments(resume_from_checkpoint=...) to the folder of the checkpoint"
                 )
             self.wsc.load_state_dict(saved)
-        state.stateful_callbacks.setdefault(MARK, {"args": {}, "attributes": {"training": uuid.uuid4().hex}})
+        _mark(state)
         self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser
 
     def on_step_end(
@@ -135,7 +135,7 @@ class WSCCallback(TrainerCallback):
             return
         folder, saved = _folder(args, state.global_step), gathered(self.wsc.state_dict(), keep=first)
         if first:
-            torch.save(saved | {"training": state.stateful_callbacks[MARK]["attributes"]["training"]}, folder / FILE)
+            torch.save(saved | {"training": _training_of(state)}, folder / FILE)
         if not self._averaging() or not hasattr(model, "save_pretrained"):
             return
         with self._applied(model):
@@ -212,6 +212,16 @@ def _whole_weights(model):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def _mark(state: Any) -> None:
+    """Give a new training an identity, which each ``trainer_state.json`` repeats."""
+    state.stateful_callbacks.setdefault(MARK, {"args": {}, "attributes": {"training": uuid.uuid4().hex}})
+
+
+def _training_of(state: Any) -> str | None:
+    """The identity of the training; None in checkpoints of earlier versions."""
+    return state.stateful_callbacks.get(MARK, {}).get("attributes", {}).get("training")
 
 
 def _folder(args, step):
