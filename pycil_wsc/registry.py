@@ -261,7 +261,10 @@ class Kind:
         return []
 
     def check_model(self, config: Any, data: Any) -> None:
-        """Raise a :class:`UserError` if the run's model cannot be built. Called before any run of a sweep starts."""
+        """Raise a :class:`UserError` if the run's model cannot be built, or not trained as configured.
+
+        Called before any run of a sweep starts.
+        """
 
     def check_processes(self, config: Any, count: int) -> None:
         """Raise a :class:`UserError` if ``count`` processes cannot share the run of ``config``."""

@@ -1,5 +1,8 @@
 """The consolidation in a Hugging Face Trainer: a tiny language model learns two tasks, and is stopped and resumed."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -131,6 +134,10 @@ def test_the_consolidation_of_another_training_is_refused(tmp_path):
     found = trainer_for(tiny_model(), tmp_path / "b", mine, resume_from_checkpoint=checkpoint)
     found.train(resume_from_checkpoint=checkpoint)
     assert mine.wsc.steps == 20
+    path = Path(checkpoint, "trainer_state.json")  # as an earlier version wrote it
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stateful_callbacks": {}}))
+    with pytest.raises(RuntimeError, match="is of another training"):
+        trainer_for(tiny_model(), tmp_path / "b", mine).train(resume_from_checkpoint=checkpoint)
 
 
 def test_an_optimiser_without_moments_is_refused_before_the_first_step(tmp_path):

@@ -395,9 +395,10 @@ def test_wrong_settings_are_one_clear_line(changes, line, llm_settings, tmp_path
 
 def test_wsc_without_a_replay_epoch_is_refused_before_training(llm_settings, tmp_path, capsys):
     keys = {"llm.method": "wsc", "llm.replay_ratio": 0, "llm.pool": None}
-    assert main(["--config", write(tmp_path, llm_settings | keys)]) == 1
-    output = capsys.readouterr()
-    assert "no task has a replay epoch for WSC to cover" in output.err and "colours" not in output.out
+    for arguments in ([], ["--dry-run"]):
+        assert main(["--config", write(tmp_path, llm_settings | keys), *arguments]) == 2
+        assert "wsc.covers: no task has a replay epoch for WSC to cover" in capsys.readouterr().err
+    assert not results(llm_settings)
     assert main(["--config", write(tmp_path, llm_settings | keys | {"wsc.covers": "all"})]) == 0
 
 

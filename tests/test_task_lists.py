@@ -114,8 +114,11 @@ def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, mo
 def test_a_dry_run_refuses_the_result_that_the_run_would_refuse(months, tmp_path, capsys):
     run(tmp_path, months)
     config = write(tmp_path, listed(tmp_path, months[:2]))
-    assert main(["--config", config, "--dry-run"]) != 0
-    assert "was made with other settings" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["--config", config, "--dry-run", "--set", "seed=[1993, 1994]"]) == 1
+    first, second, total = capsys.readouterr().out.splitlines()
+    assert "will fail: " in first and "was made with other settings" in first
+    assert "images" in second and "will fail" not in second and total.startswith("2 runs, ")
 
 
 def test_the_weights_that_are_loaded_are_the_last_ones_saved(months, tmp_path):

@@ -424,10 +424,10 @@ class WeightSpaceConsolidation:
         if reset.ranks:
             check_finite(scores, self.peers, self._tracker.of_gradients)
         names = list(scores)
-        values = reset.others(self._previous)  # this process's rows, or whole
-        pairs = [(values[name], self._params[name]) for name in names]
-        params = _pick(self._params, names)
-        others = [part_of(value, param) if value.shape == param.shape else value for value, param in pairs]
+        params, others = _pick(self._params, names), _pick(reset.others(self._previous), names)
+        if not reset.needs_previous:  # whole tensors; those of before are this process's rows
+            others = [part_of(value, self._params[name]) for name, value in zip(names, others)]
+            others = [value.to(param.device) for value, param in zip(others, params)]
         retain, eligible = self.retain if reset.ranks else 0.0, [self._eligible.get(name) for name in names]
         reset_(params, others, list(scores.values()), retain, reset, self.rank_scope, eligible, self.peers)
         if reset.buffers:

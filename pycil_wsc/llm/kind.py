@@ -38,6 +38,15 @@ class LanguageModel(Kind):
     def plan(self, config: LLMConfig, data: Any) -> int:
         return data.planned_tokens(config)
 
+    def check_model(self, config: LLMConfig, data: Any) -> None:
+        later = [epoch for index in range(1, len(data.tasks)) for epoch in data.epochs(config, index)]
+        replays = any(epoch.replay for epoch in later) or config.wsc.covers == "all"
+        if config.method == "wsc" and later and not replays:
+            raise UserError(
+                "wsc.covers: no task has a replay epoch for WSC to cover; set llm.pool, raise llm.replay_ratio, or set "
+                "wsc.covers to 'all'"
+            )
+
     def execute(self, config: LLMConfig, data: Any, on_progress: Callable[[Any], None]) -> dict[str, Any]:
         from pycil_wsc.llm.trainer import Run
 

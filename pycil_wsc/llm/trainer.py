@@ -85,7 +85,6 @@ class Run:
         reset_peak_memory(self.device)
         self.training = Training(self.config, self.corpus.tokenizer, self.processes, self.device)
         self._check_lengths()
-        self._check_consolidation()
         if self.processes.first:
             self._begin()
 
@@ -104,15 +103,6 @@ class Run:
             raise UnusableRun(
                 f"llm.max_new_tokens: a test prompt of {prompt} tokens and {more} new ones do not fit into the model's "
                 f"{limit} positions; reduce llm.max_prompt or llm.max_new_tokens"
-            )
-
-    def _check_consolidation(self) -> None:
-        """Raise :class:`UnusableRun` if ``wsc`` has several tasks but no epoch to follow."""
-        options, later = self.config.wsc, [epoch for epochs in self.epochs[1:] for epoch in epochs]
-        if self.config.method == "wsc" and options.covers == "replay" and later and not any(e.replay for e in later):
-            raise UnusableRun(
-                "wsc.covers: no task has a replay epoch for WSC to cover; set llm.pool, raise llm.replay_ratio, or set "
-                "wsc.covers to 'all'"
             )
 
     def _begin(self) -> None:

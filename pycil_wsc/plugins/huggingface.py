@@ -49,7 +49,8 @@ class WSCCallback(TrainerCallback):
 
     Raises:
         ValueError, TypeError: an option is out of range, or the Trainer's settings do not support averaging.
-        RuntimeError: the checkpoint to resume from was saved without this callback.
+        RuntimeError: the checkpoint to resume from was saved without this callback, or the state of the consolidation
+            that was found is of another training.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class WSCCallback(TrainerCallback):
         self.wsc.check_fits(state.max_steps)
         if state.global_step:
             saved = _saved(args, state.global_step)
-            if (own := _training_of(state)) and saved.get("training") != own:
+            if saved.get("training") != _training_of(state):
                 raise RuntimeError(
                     f"cannot resume at step {state.global_step}: the {FILE} that was found is of another training; "
                     "also set TrainingArguments(resume_from_checkpoint=...) to the folder of the checkpoint"

@@ -267,7 +267,7 @@ def dry_run(
     """Print the runs and what each costs in training images, or tokens. Raises the same errors as :func:`sweep`.
 
     ``measured``: also in hours of training on this machine, from a few steps of each method and phase. Returns the exit
-    code: 0, or 1 if a run that was measured will fail.
+    code: 0, or 1 if a run will fail.
     """
     check(configs, workers, ray, gpus_per_run)
     data, total, left, unusable = Datasets(), Counter(), 0.0, 0
@@ -275,19 +275,18 @@ def dry_run(
     for config in configs:
         kind, dataset = kind_of(config), data.of(config)
         cost, done = kind.plan(config, dataset), is_finished(config)
-        if done:
-            finished(config, dataset)  # refuses a result that the run would refuse
-        else:
+        if not done:
             kind.check_model(config, dataset)
         total[kind.unit] += 0 if done else cost
         line = f"{config.run_folder}  {cost:,} {kind.unit}"
-        if measured and not done:
-            try:
+        try:
+            if done:
+                finished(config, dataset)  # raises if the run would not accept the result
+            elif measured:
                 seconds = measurers[config.kind](config, dataset)
-            except UnusableRun as error:
-                unusable, line = unusable + 1, f"{line}, will fail: {error}"
-            else:
                 left, line = left + seconds, f"{line}, {duration(seconds)} of training"
+        except UnusableRun as error:
+            unusable, line = unusable + 1, f"{line}, will fail: {error}"
         print(line + "  (finished)" * done)
     print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
     if measured:
