@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.training import TrainingOptions
-from pycil_wsc.consolidation.epochs import held_from, warmup_in_steps, whole_part
+from pycil_wsc.consolidation.averaging import whole_part
+from pycil_wsc.consolidation.epochs import held_from, warmup_in_steps
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine.schedules import cosine_lr, held_lr, warmed_lr
 from pycil_wsc.engine.triggers import Plateau

@@ -155,6 +155,7 @@ def test_a_memory_of_all_images_is_not_that_of_as_many_exemplars():
         ({}, {}, "500"),
         ({"validation_split": 0.1}, {}, "450"),
         ({"max_tasks": 2}, {"class_names": WHOLE["class_names"][:20]}, "all"),
+        ({"max_tasks": 11}, {}, "500"),
         ({"classes": [3, 5]}, {"class_names": ["3", "5"]}, "all"),
         ({}, {"data": None}, "all"),
         ({}, {"class_names": None}, "all"),

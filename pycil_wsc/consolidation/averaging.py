@@ -9,6 +9,14 @@ STARTS = ("reset", "first")
 COUNTS = ("late", "since_reset", "absolute", "swa")
 
 
+def whole_part(share: float, number: int) -> int:
+    """``share`` of ``number`` epochs or steps, rounded down.
+
+    An error of floating-point arithmetic does not count: 0.7 of 170 is 119, not 118.
+    """
+    return math.floor(share * number + 1e-9)
+
+
 @dataclass(frozen=True)
 class Average:
     """The average Theta <- (n * Theta + theta) / (n + 1) of the weights theta from the end of the warm-up on.
@@ -57,7 +65,7 @@ class Average:
 
     def interval(self, warmup_steps: int) -> int:
         """Optimiser steps between two samples."""
-        return int(self.every) if self.every >= 1 else max(1, math.floor(self.every * warmup_steps + 1e-9))
+        return int(self.every) if self.every >= 1 else max(1, whole_part(self.every, warmup_steps))
 
     def due(self, step: int, warmup_steps: int) -> bool:
         """Whether the weights after step ``step`` of the task (0: before the first) enter the average."""

@@ -1,17 +1,8 @@
 """Arguments of a consolidation in optimiser steps, from keys that count epochs."""
 
-import math
 from typing import Any
 
-from pycil_wsc.consolidation.averaging import Average
-
-
-def whole_part(share: float, number: int) -> int:
-    """``share`` of ``number`` epochs or steps, rounded down.
-
-    An error of floating-point arithmetic does not count: 0.7 of 170 is 119, not 118.
-    """
-    return math.floor(share * number + 1e-9)
+from pycil_wsc.consolidation.averaging import Average, whole_part
 
 
 def warmup_in_steps(share: float, epochs: int, per_epoch: int = 1, resets: bool = False) -> int:

@@ -426,8 +426,7 @@ class WeightSpaceConsolidation:
         names = list(scores)
         params, others = _pick(self._params, names), _pick(reset.others(self._previous), names)
         if not reset.needs_previous:  # whole tensors; those of before are this process's rows
-            others = [part_of(value, self._params[name]) for name, value in zip(names, others)]
-            others = [value.to(param.device) for value, param in zip(others, params)]
+            others = [part_of(x, self._params[name]).to(p.device) for name, x, p in zip(names, others, params)]
         retain, eligible = self.retain if reset.ranks else 0.0, [self._eligible.get(name) for name in names]
         reset_(params, others, list(scores.values()), retain, reset, self.rank_scope, eligible, self.peers)
         if reset.buffers:

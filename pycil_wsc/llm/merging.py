@@ -254,6 +254,7 @@ def models_resident(
             hold these only.
         merged: share of the parameters that are merged, which the running merge holds: with adapters, those of the
             adapted layers.
+        own_moments: whether WSC keeps the two moments of the gradients itself, instead of reading the optimiser's.
     """
     if method in UNMERGED:
         residents = 1 + (UNMERGED[method] - 1) * trained

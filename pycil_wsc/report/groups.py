@@ -190,19 +190,9 @@ def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
             config["fixed_memory"],
             config.get("validation_split") or 0.0,
             content,
-            _part(record),
+            tuple((name, json.dumps(value)) for name, value in record.part.items()),
         )
     return settings
-
-
-def _part(record: Record) -> tuple[tuple[str, str], ...]:
-    """The keys that restrict a run to a part of its data. A ``max_tasks`` above the number of tasks does not."""
-    config, part = record.config, []
-    if (most := config.get("max_tasks")) is not None and most <= len(record.curve):
-        part.append(("max_tasks", str(most)))
-    if classes := config.get("classes"):
-        part.append(("classes", json.dumps(classes)))
-    return tuple(part)
 
 
 def _content(record: Record) -> str:

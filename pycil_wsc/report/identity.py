@@ -63,8 +63,7 @@ def _decisive(record: Record) -> Variant:
     complete = plain(complete) | config
     complete["precision"] = record.data.get("precision") or complete["precision"]  # the value that "auto" selected
     variant = {name: value for name, value in complete.items() if name not in INCIDENTAL | SEPARATE}
-    if (most := variant.get("max_tasks")) is not None and most > len(record.curve):
-        variant["max_tasks"] = None  # restricts nothing
+    variant["max_tasks"] = record.part.get("max_tasks")
     if "validation" in complete:  # BiC's held-out samples depend on a memory key that is otherwise unused
         key = "memory_size" if complete["validation"] == "pycil" else "memory_per_class"
         variant |= {key: complete[key]} if (key == "memory_size") == complete["fixed_memory"] else {}

@@ -66,11 +66,18 @@ class Record:
 
     def _images_per_class(self) -> int:
         images, classes = (self.data.get("data") or {}).get("train"), self.data.get("class_names")
-        some = self.config.get("classes") or self.config.get("max_tasks") is not None
-        if not images or not classes or some:  # ``images`` are those of all classes, ``classes`` the learned ones
+        if not images or not classes or self.part:  # ``images`` are those of all classes, ``classes`` the learned ones
             return ALL
         mean, share = round(images / len(classes)), self.config.get("validation_split")
         return mean - min(max(1, round(share * mean)), mean - 1) if share else mean  # as ``hold_out`` rounds
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The keys that restrict the run to a part of its data. A ``max_tasks`` above the number of tasks does not."""
+        part = {name: value for name in ("max_tasks", "classes") if (value := self.config.get(name))}
+        if "max_tasks" in part and part["max_tasks"] > len(self.curve):
+            del part["max_tasks"]
+        return part
 
     @property
     def seed(self) -> int:

@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     if args.status:
         from pycil_wsc.runs.status import status
 
-        return status(configs) if os.environ.get("LOCAL_RANK", "0") == "0" else 0
+        return status(configs) if _is_first() else 0
 
     def task() -> int:
         if args.dry_run:
@@ -188,6 +188,11 @@ def _exit_code(task: Callable[[], int]) -> int:
     try:
         return task()
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if _is_first():
             print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _is_first() -> bool:
+    """Whether this process prints: the only one, or the first that ``torchrun`` started on this machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
