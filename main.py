@@ -2,7 +2,7 @@
 
 import sys
 
-from pycil_wsc.runs.command import main
+from pycil_wsc.launch.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -130,7 +130,7 @@ def first_step(config, out):
     import pycil_wsc.runs.kind
     import pycil_wsc.runs.run
     from pycil_wsc.engine.environment import peak_memory
-    from pycil_wsc.runs.command import main as command
+    from pycil_wsc.launch.command import main as command
 
     device, peaks, spent = torch.device("cpu"), [], defaultdict(lambda: [0.0, 0.0], imports=clock())
     run, reset = pycil_wsc.runs.run, pycil_wsc.runs.run.reset_peak_memory

@@ -26,10 +26,10 @@ from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.processes import Processes
+from pycil_wsc.launch.attempt import free_memory
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.llm.training import Training
-from pycil_wsc.runs.attempt import free_memory
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 

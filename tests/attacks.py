@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from small_runs import small_data  # noqa: E402
 
-from pycil_wsc.runs.command import main  # noqa: E402
+from pycil_wsc.launch.command import main  # noqa: E402
 
 EXIT_CODES = {0, 1, 2, 130}
 NOBODY = 65534  # the user without rights on every Linux

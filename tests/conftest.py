@@ -53,7 +53,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def forked(monkeypatch):
     """Worker processes are forks of the test's, which need not import torch again."""
-    for module in ("pycil_wsc.runs.workers", "pycil_wsc.data.parallel"):
+    for module in ("pycil_wsc.launch.workers", "pycil_wsc.data.parallel"):
         monkeypatch.setattr(f"{module}.START_METHOD", "fork")
 
 

@@ -20,10 +20,10 @@ from test_task_lists import MONTHS, listed, month
 from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs import ray_cluster
-from pycil_wsc.runs.attempt import Datasets, Job, attempt
-from pycil_wsc.runs.elastic import attempt_in_processes
-from pycil_wsc.runs.progress import Mailbox
+from pycil_wsc.launch import ray_cluster
+from pycil_wsc.launch.attempt import Datasets, Job, attempt
+from pycil_wsc.launch.elastic import attempt_in_processes
+from pycil_wsc.launch.overview import Mailbox
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}

@@ -28,7 +28,7 @@ from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.npz import mean_and_std
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.launch.attempt import Datasets
 
 
 def small_arrays(classes=3, side=8, train=4, test=2, seed=0):

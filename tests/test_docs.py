@@ -602,7 +602,7 @@ def test_the_readmes_figure_shows_the_records(scripts, tmp_path):
 
 
 def test_examples_of_the_help_are_quoted():
-    from pycil_wsc.runs.command import EXAMPLES
+    from pycil_wsc.launch.command import EXAMPLES
 
     examples = [re.split(r"\s{2,}", line.strip())[0] for line in EXAMPLES.splitlines() if line.startswith("  ")]
     assert len(list(commands("\n".join(examples)))) == len(examples) > 5 and "--set '" in EXAMPLES

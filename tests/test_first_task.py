@@ -16,8 +16,8 @@ from small_runs import ROOT, command, killed_at, results, without_measurements
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.keys import key
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.run import Run
 
 PLAIN = ["der", "finetune", "icarl", "joint", "memo", "replay", "wa", "wsc"]
@@ -153,7 +153,7 @@ def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.keys import key
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
 first_task.code = lambda: "the same"
 for mixing in "none", "none", "cutmix":

@@ -240,7 +240,7 @@ WAITS = """
 import sys
 
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.runs.command import main
+from pycil_wsc.launch.command import main
 
 whole = Replay.loss
 

@@ -18,7 +18,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.loader import DeviceSource, FolderSource, Share, open_source
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.kind import ClassIncremental
 
 SIZES = [(80, 60), (50, 90), (40, 40), (200, 37), (37, 120)]  # width, height; the short side becomes 37

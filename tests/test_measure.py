@@ -12,11 +12,11 @@ from pycil_wsc.config.loading import load
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.errors import UserError
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
 from pycil_wsc.runs import measure
-from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.kind import for_training
 from pycil_wsc.runs.planning import plan_of
 

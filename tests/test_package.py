@@ -19,7 +19,7 @@ from test_docs import blocks
 import main
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs import command
+from pycil_wsc.launch import command
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRA_OF = {"cluster": "ray"}  # requirements-<name>.txt is the extra <name>, but for these

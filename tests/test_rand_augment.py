@@ -10,7 +10,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import crops, rand_augment
 from pycil_wsc.data.rand_augment import OPERATIONS
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
 
 

@@ -439,7 +439,7 @@ def test_clean_text_is_one_printable_line_of_unicode(text):
 
 
 def test_a_report_that_fails_costs_a_finished_sweep_nothing(tmp_path, capsys, monkeypatch):
-    from pycil_wsc.runs import sweep
+    from pycil_wsc.launch import sweep
 
     def broken(folder):
         raise RuntimeError("out of ink")

@@ -18,8 +18,8 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import measure
-from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.kind import for_training
 
 SIZES = {"wide.jpg": (200, 100), "high.jpg": (90, 300), "small.jpg": (64, 80), "exact.png": (73, 73)}

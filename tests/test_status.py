@@ -9,8 +9,8 @@ from small_runs import killed_at, results, write
 
 from main import main
 from pycil_wsc.config.loading import load
+from pycil_wsc.launch import status
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.runs import status
 from pycil_wsc.runs.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -24,12 +24,13 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.errors import UserError
+from pycil_wsc.launch import together, workers
+from pycil_wsc.launch.attempt import Job, failed
+from pycil_wsc.launch.overview import Overview
+from pycil_wsc.launch.sweep import Schedule, set_aside, sweep
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.runs import progress, together, workers
-from pycil_wsc.runs.attempt import Job, failed
-from pycil_wsc.runs.progress import Overview, Progress
+from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
-from pycil_wsc.runs.sweep import Schedule, set_aside, sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 FORTY = {
@@ -127,9 +128,9 @@ def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_pa
         tried.append(job.number)
         return failed(job, "AcceleratorError: CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr("pycil_wsc.runs.sweep.attempt", attempt_here)
+    monkeypatch.setattr("pycil_wsc.launch.sweep.attempt", attempt_here)
     cuda = SimpleNamespace(is_initialized=lambda: True)
-    monkeypatch.setattr("pycil_wsc.runs.sweep.torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("pycil_wsc.launch.sweep.torch", SimpleNamespace(cuda=cuda))
     assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "convnet_type": "resnet8"})]) == 0
     assert tried == [1] and len(results(settings)) == 3
     assert capsys.readouterr().out.count("illegal memory access was encountered; will be tried once more") == 1
@@ -398,7 +399,7 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     so 40 images/s.
     """
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("pycil_wsc.launch.overview.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(sys, "stderr", Terminal())
     overview, (config,) = Overview(), load_settings(settings)
     first, second, third = jobs = [Job(number, 3, replace(config, seed=number)) for number in (1, 2, 3)]

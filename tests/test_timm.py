@@ -13,10 +13,10 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.networks import layers, timm_models
 from pycil_wsc.networks.nets import check_features, make_backbone
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.attempt import Datasets
 from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
 from utils.factory import get_model

@@ -19,7 +19,7 @@ from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.data.validation import hold_out
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.attempt import Datasets
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.kind import for_training
 from pycil_wsc.runs.run import Run
 

@@ -1,1 +1,1 @@
-"""One run from tasks to result.json, and sweeps of many runs."""
+"""One run, from tasks to result.json."""

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from pycil_wsc.data.stream import joined
 from pycil_wsc.data.subset import only
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.validation import hold_out
-from pycil_wsc.errors import UserError
+from pycil_wsc.engine.processes import announcements
+from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.keys import SAME
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
@@ -31,8 +33,8 @@ from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.planning import check_backbone, planned_images
 from pycil_wsc.runs.run import Run
-from pycil_wsc.runs.together import built_in_all
 
+T = TypeVar("T")
 AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
 
 
@@ -105,6 +107,25 @@ class ClassIncremental(Kind):
 
     def unrecorded(self, config: Config) -> list[str]:
         return unrecorded(config)
+
+
+def built_in_all(folder: Path, build: Callable[[], T]) -> T:
+    """``build()``, which prepares the run in ``folder``, called in every process.
+
+    An :class:`UnusableRun` that it raises in one process, as where a download fails, is raised in all: otherwise that
+    process would go on to the next run, and its tensors would meet those of another run in the others.
+    """
+    built, problem = None, ""
+    try:
+        built = build()
+    except UnusableRun as error:
+        problem = str(error)
+    everyone = announcements().exchange([str(folder), problem])
+    if len({name for name, _ in everyone}) > 1:
+        raise RuntimeError(f"the processes work on different runs: {', '.join(name for name, _ in everyone)}")
+    if problems := [problem for _, problem in everyone if problem]:
+        raise UnusableRun(problems[0])
+    return cast(T, built)
 
 
 def as_configured(dataset: Dataset, config: Config) -> Dataset:

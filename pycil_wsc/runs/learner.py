@@ -25,10 +25,9 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.keys import LARGEST_NUMBER, plain
 from pycil_wsc.runs import saved_learner
-from pycil_wsc.runs.attempt import log_closed_after
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
-from pycil_wsc.runs.progress import Progress
+from pycil_wsc.runs.progress import Progress, log_closed_after
 from pycil_wsc.runs.run import Run, end_of, losses
 from pycil_wsc.runs.weights import Classifier, Images, rebuilt
 

@@ -65,7 +65,7 @@ class Run:
         if dataset.validation_share != config.validation_split:
             raise ValueError(
                 "the data set must have the held-out part that the configuration specifies: "
-                "load it with pycil_wsc.runs.attempt.Datasets"
+                "load it with pycil_wsc.launch.attempt.Datasets"
             )
         self.config, self.dataset, self.on_progress, self.start = config, dataset, on_progress, start
         self.folder = folder or config.run_folder

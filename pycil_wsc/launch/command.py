@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pycil_wsc.errors import one_line
+from pycil_wsc.launch.interrupts import interrupt, on_signals
 from pycil_wsc.output import best_effort_output
-from pycil_wsc.runs.interrupts import interrupt, on_signals
 
 STOPPED = "\nstopped; the same command resumes from here"
 DESCRIPTION = "Run the experiments that a JSON file describes. See README.md."
@@ -144,7 +144,7 @@ def _leave(number: int, frame: Any) -> None:
 
 def _run(args: argparse.Namespace, as_program: bool) -> int:
     from pycil_wsc.config.loading import load, parse_override  # imported late: --help does not need torch
-    from pycil_wsc.runs.sweep import dry_run, sweep
+    from pycil_wsc.launch.sweep import dry_run, sweep
 
     overrides: dict[str, Any] = dict(map(parse_override, args.set))
     overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
@@ -154,7 +154,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
         on_signals(interrupt)
 
     if args.status:
-        from pycil_wsc.runs.status import status
+        from pycil_wsc.launch.status import status
 
         return status(configs) if _is_first() else 0
 
@@ -169,7 +169,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
 def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Namespace) -> int:
     """Call ``task()`` in the processes that ``torchrun`` started."""
     from pycil_wsc.errors import UserError
-    from pycil_wsc.runs.together import together
+    from pycil_wsc.launch.together import together
 
     if args.workers or args.ray is not None or args.gpus_per_run:
         raise UserError(

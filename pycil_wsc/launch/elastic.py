@@ -18,9 +18,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pycil_wsc.engine.processes import announcements, rank_and_count
-from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
-from pycil_wsc.runs.together import take_part_in_runs
-from pycil_wsc.runs.workers import end_with
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.launch.together import take_part_in_runs
+from pycil_wsc.launch.workers import end_with
 
 MONITOR_SECONDS = 0.1  # between two checks of the processes by the agent
 START_METHOD = "forkserver"  # the server imports torch once for all processes

@@ -20,11 +20,12 @@ from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import REPLACED, locked
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, finished
+from pycil_wsc.launch.overview import Overview
+from pycil_wsc.launch.status import has_result
+from pycil_wsc.launch.workers import run_in_processes
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, finished
-from pycil_wsc.runs.progress import Overview, duration
-from pycil_wsc.runs.status import has_result
-from pycil_wsc.runs.workers import run_in_processes
+from pycil_wsc.runs.progress import duration
 
 
 def sweep(
@@ -46,7 +47,7 @@ def sweep(
     schedule = Schedule(configs, redo)
     try:
         if ray is not None:
-            from pycil_wsc.runs.ray_cluster import run_on_cluster  # Ray is an extra
+            from pycil_wsc.launch.ray_cluster import run_on_cluster  # Ray is an extra
 
             run_on_cluster(schedule, ray, workers or 1, gpus_per_run or 1)
         else:

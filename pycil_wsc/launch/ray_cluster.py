@@ -24,9 +24,10 @@ from pycil_wsc.config.options import in_file
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import locked, write_atomically, write_json
-from pycil_wsc.runs.attempt import UNFINISHED, Datasets, Job, Outcome, attempt, failed
-from pycil_wsc.runs.elastic import attempt_in_processes
-from pycil_wsc.runs.progress import Mailbox, Progress
+from pycil_wsc.launch.attempt import UNFINISHED, Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.launch.elastic import attempt_in_processes
+from pycil_wsc.launch.overview import Mailbox
+from pycil_wsc.runs.progress import Progress
 
 NODE_DEATHS = 5  # failures of its node after which a run is still restarted
 ANYWHERE = "DEFAULT"  # Ray's own choice of a node

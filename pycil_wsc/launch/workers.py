@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pycil_wsc.runs.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.progress import Progress
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}

@@ -1,13 +1,11 @@
 """One attempt at a run, in this process, a worker process or on a cluster node."""
 
-import contextlib
 import functools
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +19,10 @@ from pycil_wsc.engine.environment import commit
 from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import locked, write_json
+from pycil_wsc.launch.status import RECORD, recorded
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.first_task import REDONE
-from pycil_wsc.runs.progress import close_log, open_log
-from pycil_wsc.runs.status import RECORD, recorded
+from pycil_wsc.runs.progress import close_log, log_closed_after, open_log
 
 TRACEBACK_LINES = 20
 UNFINISHED = ("failed.json", RECORD, REDONE)  # files that only an unfinished run has, of any kind
@@ -93,18 +91,6 @@ def attempt(job: Job, data: "Datasets", on_progress: Callable[[Any], None] | Non
     except Exception as error:
         message = " ".join(str(error).split())
         return failed(job, f"{type(error).__name__}: {message} (traceback in log.txt)", error=error)
-
-
-@contextlib.contextmanager
-def log_closed_after(folder: Path) -> Iterator[None]:
-    """A context for the run in ``folder``: on exit its log is closed, and torch has as many threads as before."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        close_log(folder)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
 
 
 def free_memory() -> None:

@@ -5,8 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
@@ -14,9 +13,8 @@ from pycil_wsc import registry
 from pycil_wsc.engine.environment import resolved_device
 from pycil_wsc.engine.processes import announcements, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
-from pycil_wsc.runs.attempt import Datasets, log_closed_after
-
-T = TypeVar("T")
+from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.runs.progress import log_closed_after
 
 
 def together(configs: Sequence[Any], work: Callable[[], int]) -> int:
@@ -61,25 +59,6 @@ def _described(configs):
     settings = json.dumps([config.identity() for config in configs], sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()
     return {"configuration": digest, "device": devices, "version of torch": torch.__version__}
-
-
-def built_in_all(folder: Path, build: Callable[[], T]) -> T:
-    """``build()``, which prepares the run in ``folder``, called in every process.
-
-    An :class:`UnusableRun` that it raises in one process, as where a download fails, is raised in all: otherwise that
-    process would go on to the next run, and its tensors would meet those of another run in the others.
-    """
-    built, problem = None, ""
-    try:
-        built = build()
-    except UnusableRun as error:
-        problem = str(error)
-    everyone = announcements().exchange([str(folder), problem])
-    if len({name for name, _ in everyone}) > 1:
-        raise RuntimeError(f"the processes work on different runs: {', '.join(name for name, _ in everyone)}")
-    if problems := [problem for _, problem in everyone if problem]:
-        raise UnusableRun(problems[0])
-    return cast(T, built)
 
 
 def take_part_in_runs() -> int:

@@ -1,0 +1,1 @@
+"""Many runs: in this process, in worker processes, under torchrun, on Ray."""
