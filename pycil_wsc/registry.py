@@ -100,8 +100,8 @@ backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
 optimizers = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 optimizer_defaults = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 datasets = Registry("dataset", _modules_in("data"))
-importances = Registry("wsc.importance", ["pycil_wsc.learners"])
-analyses = Registry("analysis", ["pycil_wsc.analysis"])
+importances = Registry("wsc.importance", ["pycil_wsc.studies"])
+analyses = Registry("analysis", ["pycil_wsc.studies"])
 metrics = Registry("metric", ["pycil_wsc.runs.metrics"])
 kinds = Registry("kind of run", _modules_named("kind"))
 
@@ -175,7 +175,7 @@ def register_importance(name: str) -> Callable[[T], T]:
 
 
 def register_analysis(name: str) -> Callable[[T], T]:
-    """Register a class like :class:`pycil_wsc.analysis.observer.Observer`, used by runs that list it in ``analyse``."""
+    """Register a class like :class:`pycil_wsc.studies.observer.Observer`, used by runs that list it in ``analyse``."""
     return lambda observer: analyses.add(name, observer)
 
 

@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from main import main
 from pycil_wsc import registry, report
-from pycil_wsc.analysis.dormant import Dormant, mean_activations
-from pycil_wsc.analysis.flatness import Flatness, filter_normalised
-from pycil_wsc.analysis.observer import Observer
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine.processes import SINGLE_PROCESS
 from pycil_wsc.runs.run import Run
+from pycil_wsc.studies.dormant import Dormant, mean_activations
+from pycil_wsc.studies.flatness import Flatness, filter_normalised
+from pycil_wsc.studies.observer import Observer
 
 ALL = ["gradients", "drift", "flatness", "dormant"]
 
@@ -179,7 +179,7 @@ def test_the_loss_around_a_solution_is_that_of_the_moved_network(observed, monke
         directions.append(filter_normalised(weights, generator))
         return directions[-1]
 
-    monkeypatch.setattr("pycil_wsc.analysis.flatness.filter_normalised", noted)
+    monkeypatch.setattr("pycil_wsc.studies.flatness.filter_normalised", noted)
     run, records, seen = observed("replay", precision="fp32")
     network, task, record = seen.trained[-1].eval(), run.manager.tasks[-1], records[-1]["flatness"]
     exemplars = np.concatenate([run.learner.memory.classes[c] for c in range(task.num_old)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.consolidation import ReferenceConsolidation
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,16 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pycil_wsc.consolidation import (
     Average,
     Blend,
-    Random,
     Revert,
-    ShrinkPerturb,
     WeightSpaceConsolidation,
     drift_score,
     moment_score,
     ranking,
 )
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
-from pycil_wsc.consolidation.reference import ReferenceConsolidation
+from pycil_wsc.studies.resets import Random, ShrinkPerturb
 
 # The whole, against the slow reference.
 

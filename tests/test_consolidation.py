@@ -19,7 +19,6 @@ from pycil_wsc.consolidation import (
     Average,
     Blend,
     Revert,
-    ShrinkPerturb,
     WeightSpaceConsolidation,
     average_,
     blend_,
@@ -33,6 +32,7 @@ from pycil_wsc.consolidation import (
     update_moments_,
 )
 from pycil_wsc.consolidation.epochs import chosen_average
+from pycil_wsc.studies.resets import ShrinkPerturb
 
 EXPS = Path(__file__).parent.parent / "exps"
 

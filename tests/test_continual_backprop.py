@@ -19,12 +19,12 @@ from torch.nn.functional import batch_norm, cross_entropy, relu
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.consolidation import ContinualBackprop
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.networks.backbones.cifar_resnet import CifarResNet
 from pycil_wsc.networks.backbones.resnet import ResNet18
 from pycil_wsc.networks.nets import ExpandingNet, IncrementalNet, inner_units, make_backbone
 from pycil_wsc.runs.run import Run
+from pycil_wsc.studies.continual_backprop import ContinualBackprop
 
 
 def new_net():

@@ -15,12 +15,11 @@ from pycil_wsc.consolidation import (
     NonFiniteGradients,
     WeightSpaceConsolidation,
     drift_score,
-    fisher_diagonal,
-    hessian_diagonal,
     rank_reset_,
     ranking,
     top_mask,
 )
+from pycil_wsc.studies.diagonals import fisher_diagonal, hessian_diagonal
 
 VALUES = [0.0, -0.0, 1.0, 1.0 + 2**-7, -1.0, -2.5, 3e-39, 1e30, float("inf"), float("-inf")]
 

@@ -454,7 +454,7 @@ def test_the_time_that_analyses_take_is_not_counted_as_training(settings, monkey
         clock.now += 100
 
     monkeypatch.setattr("pycil_wsc.runs.run.time", clock)
-    monkeypatch.setattr("pycil_wsc.analysis.records.Records.epoch_ended", record)
+    monkeypatch.setattr("pycil_wsc.studies.records.Records.epoch_ended", record)
     config = resolve(settings | {"model_name": "finetune", "epochs": 3, "init_epoch": 3, "checkpoint_seconds": 1e9})
     result = Run(config, load_dataset(config.dataset, ".")).execute()
     assert (result["train_seconds"], result["total_seconds"]) == (0, 3 * 3 * 100)

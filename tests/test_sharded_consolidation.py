@@ -10,11 +10,10 @@ from torch.nn.functional import cross_entropy
 from pycil_wsc.consolidation import (
     Average,
     Blend,
-    Random,
-    ShrinkPerturb,
     WeightSpaceConsolidation,
     moment_score,
 )
+from pycil_wsc.studies.resets import Random, ShrinkPerturb
 
 SOURCES = ["own", "optimizer"]
 

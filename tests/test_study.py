@@ -13,20 +13,18 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import (
     Blend,
-    Random,
     Reset,
-    ShrinkPerturb,
     WeightSpaceConsolidation,
     drift_score,
     first_moment_score,
-    fisher_diagonal,
-    hessian_diagonal,
     moment_score,
     second_moment_score,
 )
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
+from pycil_wsc.studies.diagonals import fisher_diagonal, hessian_diagonal
+from pycil_wsc.studies.resets import Random, ShrinkPerturb
 
 
 def tiny_network():

@@ -52,7 +52,7 @@ def reset_(
         others: the values that ``rule`` combines them with: the weights before the task, or new initial values.
         scores: higher means more important; see :func:`~.ranking.top_mask`.
         retain: share of the eligible elements that is kept, 0..1.
-        rule: ``(params, others, keep) -> None``, such as :func:`blend_`, :func:`replace_` or :func:`shrink_perturb_`.
+        rule: ``(params, others, keep) -> None``, such as :func:`blend_` or :func:`revert_`.
         scope: ``"global"`` ranks all elements together, ``"tensor"`` those of each tensor separately.
         eligible: bool tensors (None: the whole tensor); other elements are neither ranked nor changed.
         peers: the processes that hold the other parts of sharded parameters; see :func:`~.ranking.top_blocks`.
@@ -142,19 +142,6 @@ def blend_(params: list[Tensor], previous: list[Tensor], keep: list[Tensor], ble
 def revert_(params: list[Tensor], previous: list[Tensor], keep: list[Tensor]) -> None:
     """theta <- theta_prev, bit for bit, where ``keep`` (bool) is false."""
     blend_(params, previous, keep, 0.0)
-
-
-def replace_(params: list[Tensor], fresh: list[Tensor], keep: list[Tensor]) -> None:
-    """theta <- fresh, new initial values of the same layer, where ``keep`` (bool) is false."""
-    blend_(params, fresh, keep, 0.0)
-
-
-def shrink_perturb_(
-    params: list[Tensor], fresh: list[Tensor], keep: list[Tensor], shrink: float, perturb: float
-) -> None:
-    """theta <- shrink * theta + perturb * fresh where ``keep`` (bool) is false (Ash and Adams, 2020)."""
-    for param, new, kept in zip(params, fresh, keep, strict=True):
-        param.copy_(torch.where(kept, param, shrink * param + perturb * new))
 
 
 # ---- the average -----------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class WeightSpaceConsolidation:
         retain: share of the elements kept at the reset: exactly ``round(retain * n)`` of n.
         importance: the score to rank weights by: :func:`~.importance.moment_score`, another of :mod:`~.importance`, or
             a function ({name: parameter}, {name: theta_prev}) -> {name: scores}, called at the reset.
-        reset: what happens to the other elements: :class:`~.resets.Blend`, ``Revert``, ``Random``, ``ShrinkPerturb``,
+        reset: what happens to the other elements: :class:`~.resets.Blend`, ``Revert``, another :class:`~.resets.Reset`,
             or None (average only). The default skips the reset after a warm-up of fewer than 50 steps; ``Blend()`` does
             not.
         average: an :class:`~.averaging.Average`, or None to keep the last weights.
@@ -321,7 +321,7 @@ class WeightSpaceConsolidation:
     def _check_options(self):
         check_share("retain", self.retain)
         if self.reset is not None and not isinstance(self.reset, Reset):
-            raise TypeError(f"reset={self.reset!r}: give Blend(), Revert(), Random(), ShrinkPerturb() or None")
+            raise TypeError(f"reset={self.reset!r}: give Blend(), Revert(), another Reset or None")
         if self.average is not None and not isinstance(self.average, Average):
             raise TypeError(f"average={self.average!r}: give an Average() or None")
         if self.rank_scope not in SCOPES:

@@ -15,11 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pycil_wsc import seeding
 from pycil_wsc.consolidation import (
     Blend,
-    ContinualBackprop,
-    Random,
     Reset,
     Revert,
-    ShrinkPerturb,
     WeightSpaceConsolidation,
     recompute_batch_norm,
 )
@@ -34,6 +31,8 @@ from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.scoring import chosen_importance
 from pycil_wsc.networks.nets import inner_units
+from pycil_wsc.studies.continual_backprop import ContinualBackprop
+from pycil_wsc.studies.resets import Random, ShrinkPerturb
 
 RANKED = ("blend", "revert", "random")  # the resets that rank elements by their scores
 

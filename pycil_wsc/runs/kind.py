@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from pycil_wsc import registry
-from pycil_wsc.analysis.records import unrecorded
 from pycil_wsc.config import completion, pycil
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import KEYS, Config
@@ -33,6 +32,7 @@ from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.planning import check_backbone, planned_images
 from pycil_wsc.runs.run import Run
+from pycil_wsc.studies.records import unrecorded
 
 T = TypeVar("T")
 AUGMENTATION = ("augmentation", "padding", "flip", "brightness")

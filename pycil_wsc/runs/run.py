@@ -14,7 +14,6 @@ import torch
 
 from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory
-from pycil_wsc.analysis import Records
 from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import fingerprint
@@ -40,6 +39,7 @@ from pycil_wsc.runs.progress import Progress, TaskBar, open_log, print_task
 from pycil_wsc.runs.tensorboard import Scalars
 from pycil_wsc.runs.testing import accuracy_of, predictions
 from pycil_wsc.runs.weights_and_biases import WandB
+from pycil_wsc.studies.records import Records
 
 
 class Run:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pycil_wsc import registry
-from pycil_wsc.analysis.observer import Observer
 from pycil_wsc.files import write_atomically
+from pycil_wsc.studies.observer import Observer
 
 FILE = "analyses.jsonl"
 

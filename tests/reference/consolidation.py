@@ -11,7 +11,8 @@ from typing import Any
 from pycil_wsc.consolidation.averaging import Average
 from pycil_wsc.consolidation.functional import Betas
 from pycil_wsc.consolidation.importance import DriftScore, MomentScore, moment_score
-from pycil_wsc.consolidation.resets import Blend, Random, Reset, Revert, ShrinkPerturb
+from pycil_wsc.consolidation.resets import Blend, Reset, Revert
+from pycil_wsc.studies.resets import Random, ShrinkPerturb
 
 Lists = dict[str, list[float]]
 

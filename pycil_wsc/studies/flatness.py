@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pycil_wsc import seeding
-from pycil_wsc.analysis.observer import Observer, finite
 from pycil_wsc.registry import register_analysis
+from pycil_wsc.studies.observer import Observer, finite
 
 
 @register_analysis("flatness")

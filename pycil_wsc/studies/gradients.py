@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc.analysis.observer import Observer, finite
 from pycil_wsc.registry import register_analysis
+from pycil_wsc.studies.observer import Observer, finite
 
 
 @register_analysis("gradients")

@@ -3,8 +3,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pycil_wsc.analysis.observer import Observer
 from pycil_wsc.registry import register_analysis
+from pycil_wsc.studies.observer import Observer
 
 Weights = dict[str, Tensor]
 

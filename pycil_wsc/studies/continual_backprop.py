@@ -26,7 +26,7 @@ class ContinualBackprop:
     the device.
 
     >>> from torch import nn
-    >>> from pycil_wsc.consolidation import ContinualBackprop
+    >>> from pycil_wsc.studies.continual_backprop import ContinualBackprop
     >>> def new(): return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> model = new()
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pycil_wsc.analysis.observer import Observer
 from pycil_wsc.registry import register_analysis
+from pycil_wsc.studies.observer import Observer
 
 Part = tuple[list[Tensor], int]  # the sums over images for each layer, and the number of images
 RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)

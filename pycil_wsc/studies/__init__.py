@@ -1,0 +1,15 @@
+"""What only the paper's ablations and analyses need: rivals of the method, and observations of a run.
+
+- Rivals: other importances (``importance``), other resets (``resets``, ``continual_backprop``).
+- Analyses: additional records of a run, as listed in ``analyse``; one module each, with a subclass of ``Observer``. An
+  analysis uses training data and exemplars, never the test set. It may be slow, but does not change the results: they
+  are equal to the bit with and without it.
+
+The modules of this package are imported automatically.
+"""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
