@@ -1,8 +1,7 @@
 """A toolbox for continual learning with abundant memory, built around Weight Space Consolidation.
 
 Importing the package does not import its modules, so that ``pycil_wsc.consolidation`` can be used in any code base.
-``pycil_wsc.load`` (from ``pycil_wsc.runs.weights``) and ``pycil_wsc.Learner`` (from ``pycil_wsc.runs.learner``) are
-imported on first use.
+``pycil_wsc.load`` and ``pycil_wsc.Learner`` (from ``pycil_wsc.classifier``) are imported on first use.
 """
 
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from pycil_wsc.runs.weights import load
+        from pycil_wsc.classifier.inference import load
 
         return load
     if name == "Learner":
-        from pycil_wsc.runs.learner import Learner
+        from pycil_wsc.classifier.learner import Learner
 
         return Learner
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from pycil_wsc import registry
+from pycil_wsc.classifier.settings import OF_EXPERIMENTS
 from pycil_wsc.config import pycil
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, key
 from pycil_wsc.learners.base import configured_backbone
-from pycil_wsc.runs.learner import OF_EXPERIMENTS
 from pycil_wsc.runs.planning import OF_BACKBONES
 from utils.factory import OF_WHOLE_RUNS
 

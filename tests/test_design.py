@@ -30,9 +30,10 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
         *rooms_up_to("runs"),
     ],
     "pycil_wsc.launch": [*LEAVES, "pycil_wsc.report", *rooms_up_to("launch")],
+    "pycil_wsc.classifier": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("runs")],
     "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.config.options"],
     "pycil_wsc.llm": [*LEAVES, "pycil_wsc.llm", "pycil_wsc.consolidation", *rooms_up_to("runs")],
-    "pycil_wsc": ["pycil_wsc.runs.weights", "pycil_wsc.runs.learner"],  # lazily, see below
+    "pycil_wsc": ["pycil_wsc.classifier.inference", "pycil_wsc.classifier.learner"],  # lazily, see below
     "main": ["pycil_wsc.launch.command"],
     "convs": ["convs", *LEAVES, "pycil_wsc.networks"],  # PyCIL's names over the package, which imports neither
     "utils": ["convs", "utils", *LEAVES, *rooms_up_to("runs")],

@@ -308,7 +308,7 @@ def check_analyses(names, output):
 @prepares("your_classifier.md")
 def prepare_photos(monkeypatch):
     """Four months of four photographs a class, and a learner that is quick with them."""
-    from pycil_wsc.runs import learner
+    from pycil_wsc.classifier import learner
 
     rng, quick = np.random.default_rng(0), {"convnet_type": "resnet8", "init_epoch": 1, "epochs": 1, "num_workers": 0}
     months = {"january": ["goldfish", "trilobite"], "february": ["bullfrog", "koala"], "april": ["tractor"]}

@@ -21,10 +21,11 @@ from test_task_lists import MONTHS, NAMES, TEMPLATES, month, photos, run, weight
 
 import pycil_wsc
 from pycil_wsc import registry
+from pycil_wsc.classifier import shelf as shelves
+from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.settings import FIXED
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs import saved_learner
-from pycil_wsc.runs.learner import FIXED, Learner
 from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -391,7 +392,7 @@ def labelled(learner):
 
 def test_a_task_that_cannot_be_written_is_learned_again_not_twice(months, tmp_path):
     learner = learned(months[0], out=tmp_path / "work")
-    with patch.object(saved_learner, "write", side_effect=OSError("disk full")), pytest.raises(OSError):
+    with patch.object(shelves, "write", side_effect=OSError("disk full")), pytest.raises(OSError):
         learner.learn(months[1])
     assert len(learner.history) == 1
     learner.learn(months[1])
@@ -462,7 +463,7 @@ def test_a_kill_while_a_saved_learner_is_replaced_loses_neither(renames, months,
         rename(source, target)
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("pycil_wsc.runs.saved_learner.os.rename", rename_and_die)
+        patched.setattr("pycil_wsc.classifier.shelf.os.rename", rename_and_die)
         learner.save(shelf)
     assert_same(Learner.load(shelf), older)
     learner.save(shelf)
@@ -470,7 +471,7 @@ def test_a_kill_while_a_saved_learner_is_replaced_loses_neither(renames, months,
 
 
 def test_a_learner_saved_with_keys_of_another_version_is_one_line(shelf, monkeypatch):
-    monkeypatch.setattr("pycil_wsc.runs.learner.saved_learner.read", with_key("invented", saved_learner.read))
+    monkeypatch.setattr("pycil_wsc.classifier.learner.shelf.read", with_key("invented", shelves.read))
     with pytest.raises(UserError, match="shelf: was saved by another version of pycil_wsc \\(unknown key 'invented'"):
         Learner.load(shelf)
 

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.torch
 
+from pycil_wsc.classifier.inference import checked_info
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.nested import packed, unpacked
-from pycil_wsc.runs.weights import checked_info
 
 VERSION = 1
 FILES = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # learner.json has their checksums

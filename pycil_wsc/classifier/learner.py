@@ -6,45 +6,30 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import Timeout
-from tqdm import tqdm
 
 from pycil_wsc import registry
-from pycil_wsc.config.loading import flatten
-from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
+from pycil_wsc.classifier import shelf
+from pycil_wsc.classifier.bar import Bar
+from pycil_wsc.classifier.inference import Classifier, Images, rebuilt
+from pycil_wsc.classifier.settings import FIRST, OF_EXPERIMENTS, configured, of_learner, refuse_changes, saved_values
+from pycil_wsc.config.options import Config
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.sources import Source, read_source
 from pycil_wsc.data.stream import extended, kept
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.keys import LARGEST_NUMBER, plain
-from pycil_wsc.runs import saved_learner
+from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
-from pycil_wsc.runs.progress import Progress, log_closed_after
+from pycil_wsc.runs.progress import log_closed_after
 from pycil_wsc.runs.run import Run, end_of, losses
-from pycil_wsc.runs.weights import Classifier, Images, rebuilt
-
-FIRST = {  # later tasks' key -> first task's key, which has the same value unless given
-    "epochs": "init_epoch",
-    "lrate": "init_lr",
-    "lrate_decay": "init_lr_decay",
-    "milestones": "init_milestones",
-    "weight_decay": "init_weight_decay",
-}
-OF_EXPERIMENTS = frozenset(  # keys that decide how an experiment is split into tasks, named and stored
-    ("dataset", "tasks", "init_cls", "increment", "shuffle", "validation_split", "model_name", "prefix", "label", "out")
-    + ("classes", "max_tasks", "cache_first_task", "save_weights", "tensorboard", "wandb")
-)
-# keys that the first task fixes: of the images, the network and its own schedule
-FIXED = frozenset(name for name, key in KEYS.items() if key.decides == "data")
-FIXED |= {"convnet_type", "consolidate", *FIRST.values()}
 
 
 class Learner:
@@ -110,7 +95,7 @@ class Learner:
             UserError: if the images are invalid, or the method cannot learn them.
             TrainingDiverged: if the loss, the weights or the test logits are no longer finite; the task is not learned.
         """
-        if self._held and (missing := saved_learner.missing(self._held)):
+        if self._held and (missing := shelf.missing(self._held)):
             raise UserError(
                 f"{missing[0]}: no longer exists, one of {len(missing)} missing files of exemplars; restore them, or "
                 "save the learner with copy_images=True before the images are removed"
@@ -127,7 +112,7 @@ class Learner:
             else:
                 held, state = self._train(work := folder / f".{saved.name}", config, stream)
                 if self.out is not None:
-                    saved_learner.write(work, self._to_save(config.tasks, held, state))
+                    shelf.write(work, self._to_save(config.tasks, held, state))
                     (work / CHECKPOINT).unlink(missing_ok=True)
                 os.rename(work, saved)
                 self._set_state(config, held, state)  # last, so that a retry after an error learns this task again
@@ -167,7 +152,7 @@ class Learner:
 
     def _restore(self, saved, config, stream):
         """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``."""
-        found = saved_learner.read(saved)
+        found = shelf.read(saved)
         if configured(found.config, tasks=config.tasks).identity() != config.identity():
             raise UserError(f"{saved}: was learned with other settings; choose another folder 'out'")
         if losses(found.state["history"][:-1]) != losses(self.history):
@@ -239,8 +224,8 @@ class Learner:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
                 new = Path(temporary, "new")
-                saved_learner.write(new, self._to_save(self.config.tasks, self._held, self._state), copy_images, folder)
-                saved_learner.replace_folder(new, folder)
+                shelf.write(new, self._to_save(self.config.tasks, self._held, self._state), copy_images, folder)
+                shelf.replace_folder(new, folder)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
 
@@ -255,7 +240,7 @@ class Learner:
         Raises:
             UserError: if there is no complete learner, or a key is invalid or other than what the first task has fixed.
         """
-        given, found = of_learner(keys), saved_learner.read(Path(folder))
+        given, found = of_learner(keys), shelf.read(Path(folder))
         learner = cls.__new__(cls)
         try:
             saved = configured(found.config, tasks=())
@@ -267,83 +252,8 @@ class Learner:
         learner._held, learner._state, learner._model = found.held, found.state, None
         return learner
 
-    def _to_save(self, tasks, held, state) -> saved_learner.SavedLearner:
+    def _to_save(self, tasks, held, state) -> shelf.SavedLearner:
         omitted = OF_EXPERIMENTS - {"model_name"}
         config = {name: value for name, value in self.config.to_dict().items() if name not in omitted}
         config["tasks"] = list(tasks)
-        return saved_learner.SavedLearner(config, held, state)
-
-
-def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys as in JSON; raises a :class:`UserError` for one of whole experiments."""
-    given = flatten(from_python(keys))
-    if wrong := sorted(OF_EXPERIMENTS & given.keys()):
-        raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
-    return given
-
-
-def from_python(value: Any) -> Any:
-    """``value`` as in JSON: numpy's numbers and arrays and paths, also within lists and mappings, are converted."""
-    if isinstance(value, Mapping):
-        return {name: from_python(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [from_python(item) for item in value]
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def refuse_changes(saved: Config, given: Mapping[str, Any]) -> None:
-    """Raise a :class:`UserError` if a key that the first task has fixed is given with another value than ``saved``."""
-    values = saved.to_dict()
-    fixed = {name: KEYS[name].check(value) for name, value in given.items() if name in FIXED}
-    fixed |= {name: value for name, value in given.items() if name.startswith(BACKBONE_OPTION)}
-    for name, value in plain(fixed).items():
-        if name not in values or value != values[name]:
-            raise UserError(f"{name}: was fixed by the first task; leave it out, or start a new learner")
-
-
-def saved_values(saved: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ``saved``, without those that followed from a key that is now ``given``."""
-    values = saved.to_dict()
-    following = {
-        "epochs": {"milestones", *saved.learner.epoch_keys[1:]},
-        "optimizer": {name for defaults in registry.optimizer_defaults.values() for name in defaults},
-        "memory_bytes": {"fixed_memory"},
-    }
-    names = set().union(*(following[name] for name in following.keys() & given.keys())) & values.keys() - FIXED
-    derived = configured({name: value for name, value in values.items() if name not in names}, tasks=()).to_dict()
-    return {name: value for name, value in values.items() if name not in names or value != derived[name]}
-
-
-def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:
-    """The configuration with these values and ``tasks``, which are not checked: arrays have no path."""
-    config = registry.kinds[registry.DEFAULT_KIND].resolve({k: v for k, v in values.items() if k != "tasks"})
-    return dataclasses.replace(config, tasks=tasks)
-
-
-class Bar:
-    """Shows the progress of one task: a progress bar on a terminal, and lines."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet, self.before = quiet, 0
-        self.bar: tqdm | None = None
-
-    def begin(self, plan: list[int]) -> None:
-        """Start the bar of the last task; ``plan``: training images of each task."""
-        self.before = sum(plan[:-1])
-        self.bar = tqdm(total=plan[-1], unit=" images", leave=False, disable=True if self.quiet else None)
-
-    def __call__(self, progress: Progress) -> None:
-        if self.bar is not None and not self.bar.disable:
-            self.bar.set_description_str(progress.position, refresh=False)
-            self.bar.update(progress.images - self.before - self.bar.n)
-        if progress.line and not self.quiet:
-            tqdm.write(progress.line)
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        return shelf.SavedLearner(config, held, state)

@@ -1,0 +1,1 @@
+"""Trained learners in use: a run's weights as a classifier, and a classifier that is updated task by task."""

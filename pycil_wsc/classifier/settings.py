@@ -1,0 +1,77 @@
+"""The configuration of a :class:`pycil_wsc.Learner`: keys as Python values, and those that the first task fixes."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pycil_wsc import registry
+from pycil_wsc.config.loading import flatten
+from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
+from pycil_wsc.errors import UserError
+from pycil_wsc.keys import plain
+
+FIRST = {  # later tasks' key -> first task's key, which has the same value unless given
+    "epochs": "init_epoch",
+    "lrate": "init_lr",
+    "lrate_decay": "init_lr_decay",
+    "milestones": "init_milestones",
+    "weight_decay": "init_weight_decay",
+}
+OF_EXPERIMENTS = frozenset(  # keys that decide how an experiment is split into tasks, named and stored
+    ("dataset", "tasks", "init_cls", "increment", "shuffle", "validation_split", "model_name", "prefix", "label", "out")
+    + ("classes", "max_tasks", "cache_first_task", "save_weights", "tensorboard", "wandb")
+)
+# keys that the first task fixes: of the images, the network and its own schedule
+FIXED = frozenset(name for name, key in KEYS.items() if key.decides == "data")
+FIXED |= {"convnet_type", "consolidate", *FIRST.values()}
+
+
+def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys as in JSON; raises a :class:`UserError` for one of whole experiments."""
+    given = flatten(from_python(keys))
+    if wrong := sorted(OF_EXPERIMENTS & given.keys()):
+        raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
+    return given
+
+
+def from_python(value: Any) -> Any:
+    """``value`` as in JSON: numpy's numbers and arrays and paths, also within lists and mappings, are converted."""
+    if isinstance(value, Mapping):
+        return {name: from_python(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [from_python(item) for item in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def refuse_changes(saved: Config, given: Mapping[str, Any]) -> None:
+    """Raise a :class:`UserError` if a key that the first task has fixed is given with another value than ``saved``."""
+    values = saved.to_dict()
+    fixed = {name: KEYS[name].check(value) for name, value in given.items() if name in FIXED}
+    fixed |= {name: value for name, value in given.items() if name.startswith(BACKBONE_OPTION)}
+    for name, value in plain(fixed).items():
+        if name not in values or value != values[name]:
+            raise UserError(f"{name}: was fixed by the first task; leave it out, or start a new learner")
+
+
+def saved_values(saved: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of ``saved``, without those that followed from a key that is now ``given``."""
+    values = saved.to_dict()
+    following = {
+        "epochs": {"milestones", *saved.learner.epoch_keys[1:]},
+        "optimizer": {name for defaults in registry.optimizer_defaults.values() for name in defaults},
+        "memory_bytes": {"fixed_memory"},
+    }
+    names = set().union(*(following[name] for name in following.keys() & given.keys())) & values.keys() - FIXED
+    derived = configured({name: value for name, value in values.items() if name not in names}, tasks=()).to_dict()
+    return {name: value for name, value in values.items() if name not in names or value != derived[name]}
+
+
+def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:
+    """The configuration with these values and ``tasks``, which are not checked: arrays have no path."""
+    config = registry.kinds[registry.DEFAULT_KIND].resolve({k: v for k, v in values.items() if k != "tasks"})
+    return dataclasses.replace(config, tasks=tasks)
