@@ -238,6 +238,7 @@ def python(*arguments):
 # ---- what pages need, and what came of it ----------------------------------------------------------------------------
 
 
+@prepares("index.md")
 @prepares("README.md")
 def prepare_readme(monkeypatch):
     torch.manual_seed(0)
