@@ -16,12 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch
 from peak_bytes import PeakBytes
 from record import origin, spread, write
 from scaling import prepared, seconds
 
-from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device
 
 SETTINGS = {
     "default": {},
@@ -74,8 +73,8 @@ class Step:
     def peak(self):
         """Peak bytes of one more step."""
         self.passes.clear()
-        if self.device.type == "cuda":
-            before = torch.cuda.memory_allocated(self.device)
+        if self.device.type != "cpu":
+            before = memory_in_use(self.device)
             reset_peak_memory(self.device)
             self.seconds(1)
             return peak_memory(self.device) - before

@@ -24,7 +24,7 @@ from record import origin, write
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score
-from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device, synchronize
 from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 
 OPTIMIZERS = {
@@ -152,21 +152,21 @@ def timed(args, device, batch, optimizer, moments):
 
 
 def now(device):
-    if device.type != "cuda":
+    if device.type == "cpu":
         return time.process_time()
-    torch.cuda.synchronize()
+    synchronize(device)
     return time.perf_counter()
 
 
 def peak(args, device, batch, optimizer, moments):
     """Peak bytes of all tensors in a task of eight steps, without the batch."""
     args = argparse.Namespace(**vars(args) | {"steps": 8})
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    if device.type != "cpu":
+        synchronize(device)
+        reset_peak_memory(device)
+        before = memory_in_use(device)
         whole_task(args, device, batch, optimizer, moments)
-        return torch.cuda.max_memory_allocated() - before
+        return peak_memory(device) - before
     with PeakBytes() as counted:
         whole_task(args, device, batch, optimizer, moments)
     return counted.peak

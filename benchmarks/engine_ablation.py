@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader
 
 from pycil_wsc import registry
-from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc.devices import resolved_device
 
 
 def main():

@@ -129,7 +129,7 @@ def first_step(config, out):
     import pycil_wsc.data.datasets
     import pycil_wsc.runs.kind
     import pycil_wsc.runs.run
-    from pycil_wsc.engine.environment import peak_memory
+    from pycil_wsc.devices import peak_memory
     from pycil_wsc.launch.command import main as command
 
     device, peaks, spent = torch.device("cpu"), [], defaultdict(lambda: [0.0, 0.0], imports=clock())

@@ -24,7 +24,7 @@ from roofline import now
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.launch.attempt import free_memory
 from pycil_wsc.llm.corpus import Epoch

@@ -23,7 +23,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
-from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.precision import resolved_precision
 
 STEPS = 4
@@ -80,11 +80,11 @@ class Steps(Silent):
 
     def task_started(self, task):
         """Counting starts here, since some methods keep the previous weights."""
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             one = torch.ones(1, 1, device=self.device, requires_grad=True)
             torch.mm(one, one).backward()  # the first product of each thread allocates the library's workspace
             del one
-            self.before = torch.cuda.memory_allocated(self.device)
+            self.before = memory_in_use(self.device)
             reset_peak_memory(self.device)
         else:
             self.counter = PeakBytes()
@@ -94,11 +94,11 @@ class Steps(Silent):
         batch = self.bare.batch(phase)
         for _ in range(STEPS):
             self.bare.step(phase, *batch)
-        self.peaks.append(peak_memory(self.device) - self.before if self.device.type == "cuda" else self.counter.peak)
+        self.peaks.append(peak_memory(self.device) - self.before if self.device.type != "cpu" else self.counter.peak)
         phase.epochs = 0
 
     def task_trained(self, task):
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             self.counter.__exit__(None, None, None)
 
 

@@ -5,7 +5,8 @@ import statistics
 
 import torch
 
-from pycil_wsc.engine.environment import commit, device_name
+from pycil_wsc.devices import device_name
+from pycil_wsc.engine.environment import commit
 
 
 def spread(values) -> dict:

@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from pycil_wsc.devices import synchronize
+
 
 class Roofline(TorchDispatchMode):
     """Counts every operator inside the context: total ``operations`` and ``bytes``, and ``seconds`` at the given rates.
@@ -52,11 +54,11 @@ def is_free(func):
 @functools.cache
 def machine_rates(device, precision, repeats=7):
     """Measured rates: operations per second of a large matrix product, bytes per second of a large copy."""
-    side, dtype = (8192 if device.type == "cuda" else 2048), {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    side, dtype = (8192 if device.type != "cpu" else 2048), {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32  # as in convolutions
-    source = torch.zeros(2**28 if device.type == "cuda" else 2**26, device=device)
+    source = torch.zeros(2**28 if device.type != "cpu" else 2**26, device=device)
     target = torch.zeros_like(source)
     product, copy = (
         median_seconds(function, device, repeats) for function in (lambda: a @ b, lambda: target.copy_(source))
@@ -77,6 +79,5 @@ def median_seconds(function, device, repeats):
 
 def now(device):
     """Time in seconds after the device has finished its work; the clock is shared by all processes of a machine."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()

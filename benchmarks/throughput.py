@@ -47,7 +47,7 @@ from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.tasks import DataManager
-from pycil_wsc.engine.environment import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # per task

@@ -27,9 +27,10 @@ def generator(seed: int, *address: str | int, device: str | torch.device = "cpu"
 @contextlib.contextmanager
 def seeded(seed: int, *address: str | int, device: torch.device = torch.device("cpu")) -> Iterator[None]:
     """Seed torch's global generators of the CPU and of ``device`` by address; they are restored on exit."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    own = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices=own, device_type=device.type):
         torch.random.default_generator.manual_seed(derived_seed(seed, *address))
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(derived_seed(seed, *address))
+        for accelerator in own:  # no function of torch seeds one of several without making it the current one
+            state = generator(seed, *address, device=accelerator).get_state()
+            torch.get_device_module(accelerator).set_rng_state(state, accelerator)
         yield

@@ -372,7 +372,7 @@ BAD = {
     "seed: an empty list has no runs": {"seed": []},
     "unknown analysis 'drifts'; did you mean 'drift'?": {"analyse": ["drifts"]},
     'analyse: expected a list of strings, got "drift"': {"analyse": "drift"},
-    "device: 'tpu' is not": {"device": "tpu"},
+    "device: 'cuda 0' is not": {"device": "cuda 0"},
     "prefix: '../up' must be a folder name": {"prefix": "../up"},
     "budget: expected": {"budget": "half"},
     "unknown model_name 'repaly'": {"budget": {"updates_like": "repaly"}},

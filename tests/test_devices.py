@@ -1,25 +1,35 @@
-"""Which GPU a process computes on. Torch's own functions decide which arguments they accept."""
+"""Which device a process computes on."""
 
 import pytest
 import torch
 
-from pycil_wsc.engine.environment import numbered
+from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.processes import Processes
+from pycil_wsc.errors import UserError
 
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The numbers of the GPUs that become current, on a machine that seems to have some, of which 2 is current."""
+    """The numbers of the GPUs that become current, on a machine that seems to have four, of which 2 is current."""
     numbers = []
-    monkeypatch.setattr(torch._C, "_cuda_setDevice", numbers.append, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", numbers.append)
     return numbers
 
 
-@pytest.mark.parametrize("name, number", [("cuda", 2), ("cuda:1", 1)])
+@pytest.mark.parametrize("name, number", [("auto", 2), ("cuda", 2), ("cuda:1", 1), ("gpu:3", 3)])
 def test_a_gpu_has_a_number_and_becomes_the_current_one(name, number, chosen):
-    assert Processes().device(torch.device(name)) == torch.device("cuda", number) == numbered(torch.device(name))
+    device = resolved_device(name)
+    assert Processes().device(device) == torch.device("cuda", number) == numbered(device)
     assert chosen == [number]
+
+
+@pytest.mark.parametrize("name", ["cuda:4", "gpu:4", "mps", "xpu:0", "cpu:1", "cdua"])
+def test_a_device_that_is_not_there_is_named_beside_those_that_are(name, chosen):
+    with pytest.raises(UserError, match=r"is not available \(on this machine: cuda:0, .*cuda:3\); use auto or cpu"):
+        resolved_device(name)
 
 
 def test_each_of_several_processes_has_its_own_gpu(chosen, monkeypatch):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from small_processes import in_two_processes
 
-from pycil_wsc.engine import environment
+from pycil_wsc import devices
 from pycil_wsc.engine.processes import announcements
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_A_PROCESS_OF_ITS_OWN = """
 import resource, torch
-from pycil_wsc.engine.environment import peak_memory, reset_peak_memory
+from pycil_wsc.devices import peak_memory, reset_peak_memory
 from pycil_wsc.allocator import keep_freed_memory
 
 def faults_of_steps():
@@ -52,10 +52,10 @@ def test_a_steps_memory_is_the_next_steps_and_not_the_next_runs():
 @pytest.mark.parametrize("platform, size", [("darwin", 5_000_000), ("freebsd", 5_000_000 * 1024)])
 def test_without_proc_the_peak_is_in_the_units_of_the_operating_system(platform, size, monkeypatch):
     """``getrusage`` counts bytes on macOS and kilobytes elsewhere."""
-    monkeypatch.setattr(environment.Path, "exists", lambda path: False)
-    monkeypatch.setattr(environment.sys, "platform", platform)
-    monkeypatch.setattr(environment.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=5_000_000))
-    assert environment.peak_memory(torch.device("cpu")) == size
+    monkeypatch.setattr(devices.Path, "exists", lambda path: False)
+    monkeypatch.setattr(devices.sys, "platform", platform)
+    monkeypatch.setattr(devices.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=5_000_000))
+    assert devices.peak_memory(torch.device("cpu")) == size
 
 
 def exchanged():

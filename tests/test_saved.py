@@ -236,7 +236,7 @@ def test_weights_that_cannot_be_loaded_are_one_line(kept, bare, tmp_path):
     assert "no weights there (yet)" in one_line(pycil_wsc.load, bare)
     assert "no weights of task 1, only of the last" in one_line(pycil_wsc.load, kept, 1)
     assert "'cuda:99' is not available" in one_line(pycil_wsc.load, kept, None, "cuda:99")
-    assert "device: 'tpu' is not auto" in one_line(pycil_wsc.load, kept, None, "tpu")
+    assert "device: 'tpu' is not available" in one_line(pycil_wsc.load, kept, None, "tpu")
     path = kept / "weights.pt"
     whole = path.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 10):

@@ -129,8 +129,7 @@ def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_pa
         return failed(job, "AcceleratorError: CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr("pycil_wsc.launch.sweep.attempt", attempt_here)
-    cuda = SimpleNamespace(is_initialized=lambda: True)
-    monkeypatch.setattr("pycil_wsc.launch.sweep.torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("pycil_wsc.devices.used", lambda: True)
     assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "convnet_type": "resnet8"})]) == 0
     assert tried == [1] and len(results(settings)) == 3
     assert capsys.readouterr().out.count("illegal memory access was encountered; will be tried once more") == 1

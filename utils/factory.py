@@ -12,7 +12,7 @@ from pycil_wsc.config.loading import flatten, resolve
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.config.pycil import our_names, our_values
 from pycil_wsc.data.loader import open_source
-from pycil_wsc.engine.environment import numbered, resolved_device
+from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.runs import metrics

@@ -49,7 +49,7 @@ def check(config: Config) -> None:
             raise UserError(
                 f"{name}: cannot be combined with 'tasks', which define their own classes and order; leave it out"
             )
-    check_device_and_paths(config, r"|gpu:\d{1,4}", " or a list of GPU numbers")
+    check_device_and_paths(config, ", or a list of GPU numbers")
 
 
 def _check_backbone(config: Config) -> None:
@@ -103,14 +103,14 @@ def _check_wsc(options: WSCOptions) -> None:
         )
 
 
-def check_device_and_paths(config: Any, more_devices: str = "", described: str = "") -> None:
+def check_device_and_paths(config: Any, described: str = "") -> None:
     """Raise a :class:`UserError` if ``device``, ``prefix``, ``out`` or ``data_root`` is malformed.
 
-    All kinds of runs have these keys. ``more_devices`` is a regular expression for device names that torch does not
-    have, and ``described`` is the same in words.
+    All kinds of runs have these keys. Whether this machine has the device is asked of torch, before the first run.
+    ``described``: further forms of ``device``, in words.
     """
-    if not re.fullmatch(rf"auto|cpu|cuda(:\d{{1,4}})?{more_devices}", config.device):
-        names = "auto, cpu, cuda, cuda:N" if described else "auto, cpu, cuda or cuda:N"
+    if not re.fullmatch(r"[a-z]\w*(:\d{1,4})?", config.device):
+        names = "auto, cpu, cuda, mps or xpu, or one of these with a number"
         raise UserError(f"device: '{shown(config.device)}' is not {names}{described}")
     if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):
         raise UserError(

@@ -90,7 +90,8 @@ class Config(TrainingOptions):
     )
     device: str = key(
         "auto",
-        "`auto`, `cpu`, `cuda` or `cuda:N`; if PyCIL's list of GPU numbers is given, the first is used",
+        "`auto` (the machine's accelerator, else the CPU), `cpu`, `cuda`, `mps` or `xpu`, or one with a number "
+        "such as `cuda:1`; if PyCIL's list of GPU numbers is given, the first is used",
         decides="rounding",
     )
     seed: int = key(

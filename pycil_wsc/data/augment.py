@@ -79,10 +79,10 @@ class Normalise:
     """0..255 (B, H, W, C) -> float32 (B, C, H, W), channels-last in memory: ``(image / 255 - mean) / std``."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        centre = torch.tensor(mean, device=device, dtype=torch.float64)
-        width = torch.tensor(std, device=device, dtype=torch.float64)
-        self.scale = (1 / (255 * width)).float()
-        self.shift = (-centre / width).float()
+        centre = torch.tensor(mean, dtype=torch.float64)
+        width = torch.tensor(std, dtype=torch.float64)
+        self.scale = (1 / (255 * width)).float().to(device)
+        self.shift = (-centre / width).float().to(device)
 
     def __call__(self, images: Tensor) -> Tensor:
         return torch.addcmul(self.shift, images.float(), self.scale).permute(0, 3, 1, 2)

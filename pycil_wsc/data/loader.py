@@ -26,6 +26,7 @@ from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.image_map import ImageMap
 from pycil_wsc.data.rand_augment import rand_augment
 from pycil_wsc.data.types import DatasetInfo, Split
+from pycil_wsc.devices import free_memory
 from pycil_wsc.errors import UserError
 
 
@@ -189,7 +190,7 @@ class FolderSource(CroppedSource):
             batch_sampler=plan,
             num_workers=self.num_workers,
             persistent_workers=persistent,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=self.device.type != "cpu",
             collate_fn=_stack,
             generator=torch.Generator(),  # of the workers' seeds; torch's own one is for the network
         )
@@ -288,10 +289,10 @@ class DeviceSource(CroppedSource):
 
 
 def fits(images: ImageMap, device: torch.device) -> bool:
-    """Whether the decoded images are on the GPU or take at most half of its free memory; always true on the CPU."""
-    if device.type != "cuda" or _file_on(device, images) in _held:
+    """Whether the decoded images are on the device or take at most half of its free memory; always true on the CPU."""
+    if device.type == "cpu" or _file_on(device, images) in _held:
         return True
-    needed, free = images.pixels.nbytes, torch.cuda.mem_get_info(device)[0]
+    needed, free = images.pixels.nbytes, free_memory(device)
     if needed > free / 2:
         logging.getLogger("pycil_wsc").warning(
             "cache_images: %.1f GB are more than half of the %.1f GB free on %s; cropping in worker processes instead",

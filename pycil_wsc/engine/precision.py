@@ -3,16 +3,20 @@
 import torch
 from torch import nn
 
+from pycil_wsc.devices import computes_bf16, computes_bf16_natively
+from pycil_wsc.errors import UserError
+
 
 def resolved_precision(precision: str, device: torch.device) -> str:
-    """``auto`` becomes ``bf16`` where the device computes it natively, else ``fp32``."""
-    if precision != "auto":
-        return precision
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if native else "fp32"
+    """``auto`` becomes ``bf16`` where the device computes it natively, else ``fp32``.
+
+    Raises :class:`UserError` if bf16 is asked of a device that does not have it.
+    """
+    if precision == "auto":
+        return "bf16" if computes_bf16_natively(device) else "fp32"
+    if precision == "bf16" and not computes_bf16(device):
+        raise UserError(f"precision: torch has no bf16 on '{device}'; use fp32 or auto")
+    return precision
 
 
 @torch.no_grad()

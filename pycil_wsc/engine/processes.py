@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from pycil_wsc.data.loader import Share
-from pycil_wsc.engine.environment import numbered
+from pycil_wsc.devices import accelerator, make_current, numbered
 from pycil_wsc.errors import UserError
 
 T = TypeVar("T")
@@ -88,6 +88,25 @@ def _rendezvous() -> distributed.Store:
     return next(distributed.rendezvous("env://"))[0]
 
 
+def backends() -> str:
+    """What the processes communicate through, in torch's form: ``cpu:gloo`` or, for example, ``cpu:gloo,cuda:nccl``.
+
+    Messages and shares of lists are on the CPU, gradients on the device; each has the backend that torch provides.
+    """
+    kinds = ["cpu"]
+    if found := accelerator():
+        kinds.append(found.type)
+    return ",".join(f"{kind}:{backend_of(kind)}" for kind in kinds)
+
+
+def backend_of(kind: str) -> str:
+    """What torch sends tensors of a kind of device through: ``gloo``, ``nccl``, ``xccl``, ..."""
+    try:
+        return distributed.get_default_backend_for_device(kind)
+    except ValueError:
+        raise UserError(f"torchrun: torch knows no way to send tensors between devices of type '{kind}'") from None
+
+
 # ---- within a run: collectives -------------------------------------------------------------------------------------
 
 
@@ -101,7 +120,7 @@ class Processes:
         self.rank, self.count = rank_and_count()
         if self.count > 1 and not distributed.is_initialized():
             distributed.init_process_group(
-                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                backends(),
                 store=distributed.PrefixStore("collectives", _rendezvous()),
                 rank=self.rank,
                 world_size=self.count,
@@ -123,12 +142,12 @@ class Processes:
         return self.rank == 0
 
     def device(self, device: torch.device) -> torch.device:
-        """``device``, or this process's own GPU if there are several processes; made the current CUDA device."""
-        if device.type != "cuda":
-            return device
-        own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if self.count > 1 else numbered(device)
-        torch.cuda.set_device(own)
-        return own
+        """``device``, or this process's own accelerator if there are several processes; made the current one."""
+        if device.type != "cpu" and self.count > 1:
+            device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))
+        device = numbered(device)
+        make_current(device)
+        return device
 
     def share(self, values: Sequence[T]) -> Sequence[T]:
         """This process's part of a list."""

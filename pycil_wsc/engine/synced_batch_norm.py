@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
+from pycil_wsc.devices import widest_float
 from pycil_wsc.engine.processes import Processes
 
 
@@ -89,13 +90,14 @@ def _batch_norm(
 
 
 def _statistics(images):
-    """Mean and biased variance of each channel over all processes, and the number of values: float64 (C,), (C,), ()."""
+    """Mean and biased variance of each channel over all processes, and the number of values: (C,), (C,), ()."""
     values = images.numel() // images.shape[1]
-    sums = torch.zeros(2 * images.shape[1] + 1, dtype=torch.float64, device=images.device)
+    wide = widest_float(images.device)
+    sums = torch.zeros(2 * images.shape[1] + 1, dtype=wide, device=images.device)
     if values:
         var, mean = torch.var_mean(images.float(), dim=[0, *range(2, images.dim())], correction=0)
-        mean = mean.double()
-        sums[:-1] = values * torch.cat([mean, var.double() + mean.square()])
+        mean = mean.to(wide)
+        sums[:-1] = values * torch.cat([mean, var.to(wide) + mean.square()])
         sums[-1] = values
     distributed.all_reduce(sums)
     mean, square = (sums[:-1] / sums[-1]).chunk(2)
@@ -119,8 +121,8 @@ class _Normalise(torch.autograd.Function):
         images, weight, mean, var, count = ctx.saved_tensors
         direct, by_weight, by_bias = torch.empty_like(images), torch.zeros_like(weight), torch.zeros_like(weight)
         if images.numel():
-            # unused here, but the CUDA kernel for channels-last images insists on tensors
-            saved = [mean.new_empty(0)] * 2 if images.is_cuda else [None, None]
+            # unused here, but CUDA's kernel for channels-last images insists on tensors
+            saved = [mean.new_empty(0)] * 2
             direct, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
                 gradient, images, weight, mean, var, *saved, False, ctx.eps, [True, True, True]
             )

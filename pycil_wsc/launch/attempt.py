@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from filelock import Timeout
 
-from pycil_wsc import registry
+from pycil_wsc import devices, registry
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.data.fingerprint import changed
@@ -94,10 +93,10 @@ def attempt(job: Job, data: "Datasets", on_progress: Callable[[Any], None] | Non
 
 
 def free_memory() -> None:
-    """Free what earlier runs of this process, failed ones above all, have left on its GPU."""
-    if torch.cuda.is_initialized():
+    """Free what earlier runs of this process, failed ones above all, have left on its accelerator."""
+    if devices.used():
         gc.collect()
-        torch.cuda.empty_cache()
+        devices.release_memory()
 
 
 def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:

@@ -83,7 +83,7 @@ def _add_what_to_run(group):
 
 
 def _add_where_to_run(group):
-    group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
+    group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, mps or xpu, or as cuda:1 (default: auto)")
     group.add_argument(
         "--workers",
         type=int,

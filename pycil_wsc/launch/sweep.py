@@ -12,11 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import Timeout
 
-from pycil_wsc import registry, report
-from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc import devices, registry, report
 from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import REPLACED, locked
@@ -80,7 +78,7 @@ def check(configs: Sequence[Any], workers: int | None, ray: str | None, gpus_per
             if any(getattr(config, key, False) for config in configs) and importlib.util.find_spec(key) is None:
                 raise UserError(f"{key}: {package} is not installed; pip install {key}, or set the key to false")
         for device in dict.fromkeys(config.device for config in configs):
-            resolved_device(device)
+            devices.resolved_device(device)
 
 
 def check_gpus_per_run(configs: Sequence[Any], workers: int | None, ray: str | None, count: int) -> None:
@@ -142,14 +140,14 @@ def is_finished(config: Any) -> bool:
 def run_here(schedule: "Schedule") -> None:
     """One run after another in this process, and in those that ``torchrun`` started with it.
 
-    After a failure on a GPU a new process executes the rest, because a CUDA error may have corrupted this one.
+    After a failure on an accelerator a new process executes the rest, because its error may have corrupted this one.
     """
     while job := schedule.next():
         outcome = attempt(job, schedule.data, partial(schedule.overview.progress, job))
         if outcome.again and announcements().count > 1:  # the others wait for this process; torchrun ends them
             raise SystemExit(f"{job.config.run_folder}: {outcome.failure}")
         schedule.ended(job, outcome)
-        if outcome.failure and torch.cuda.is_initialized() and announcements().count == 1:
+        if outcome.failure and devices.used() and announcements().count == 1:
             return run_in_processes(schedule, 1)
 
 

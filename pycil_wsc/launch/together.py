@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from pycil_wsc import registry
-from pycil_wsc.engine.environment import resolved_device
+from pycil_wsc import devices, registry
 from pycil_wsc.engine.processes import announcements, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.launch.attempt import Datasets
@@ -48,17 +47,18 @@ def check_processes(configs: Sequence[Any]) -> None:
 def _described(configs):
     """Values that must be equal in all processes, or the ``problem`` of this one."""
     try:
-        devices = sorted({resolved_device(config.device).type for config in configs})
+        kinds = sorted({devices.resolved_device(config.device).type for config in configs})
     except UserError as error:
         return {"problem": str(error)}
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if "cuda" in devices and here > gpus:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if kinds != ["cpu"] and here > devices.count():
         return {
-            "problem": f"one of {here} on a machine with {gpus} GPUs; start one process per GPU, or use --device cpu"
+            "problem": f"one of {here} on a machine with {devices.count()} GPUs; start one process per GPU, "
+            "or use --device cpu"
         }
     settings = json.dumps([config.identity() for config in configs], sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()
-    return {"configuration": digest, "device": devices, "version of torch": torch.__version__}
+    return {"configuration": digest, "device": kinds, "version of torch": torch.__version__}
 
 
 def take_part_in_runs() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pycil_wsc import devices
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.runs.progress import Progress
 
@@ -124,8 +125,7 @@ def work(pipe: Connection, ending: Connection, number: int, threads: int, start_
     """
     multiprocessing.set_start_method(start_method, force=True)  # data loaders start as in the main process
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
-    if torch.cuda.device_count() > 1:
-        torch.cuda.set_device(number % torch.cuda.device_count())  # the device that "auto" and "cuda" select
+    devices.take_turns(number)
 
     def send(message):
         try:

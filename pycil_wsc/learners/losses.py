@@ -22,7 +22,7 @@ def balanced_weights(counts: Tensor, beta: float) -> Tensor:
 
     ``counts``: samples of each class, int (classes,); 0 counts as 1.
     """
-    effective = (1 - beta ** counts.clamp(min=1).double()) / (1 - beta)
+    effective = (1 - beta ** counts.cpu().clamp(min=1).double()) / (1 - beta)  # float64, which not all devices have
     weights = 1 / effective
     return (weights * len(counts) / weights.sum()).float()
 

@@ -20,6 +20,7 @@ from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
 from pycil_wsc.data.loader import ALL
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line
 
 if TYPE_CHECKING:
@@ -160,5 +161,4 @@ class TimedTracker(Tracker):
         self.learner.scoring["importance_seconds"] += time.perf_counter() - start
 
     def _wait(self):
-        if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
+        synchronize(self.learner.device)

@@ -72,7 +72,9 @@ class LLMConfig:
     seed: int = key(
         1234, "seed of the order of items, random initial weights and adapters, and sampling", low=0, high=2**32 - 1
     )
-    device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`", decides="rounding")
+    device: str = key(
+        "auto", "`auto`, `cpu`, `cuda`, `mps` or `xpu`, or one of these with a number", decides="rounding"
+    )
     precision: str = key(
         "auto",
         "`fp32`, `bf16`, or `auto`: bf16 on a GPU that supports it natively; weights and moments are always fp32",

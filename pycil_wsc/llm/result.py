@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import transformers
 
-from pycil_wsc.engine.environment import commit, device_name
+from pycil_wsc.devices import device_name
+from pycil_wsc.engine.environment import commit
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.merging import models_resident

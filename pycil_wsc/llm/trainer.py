@@ -17,7 +17,7 @@ from torch import Tensor
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import changed
-from pycil_wsc.engine.environment import device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json

@@ -24,7 +24,7 @@ from filelock import Timeout
 
 from pycil_wsc import registry
 from pycil_wsc.data.datasets import Dataset
-from pycil_wsc.engine.environment import device_name
+from pycil_wsc.devices import device_name
 from pycil_wsc.files import load_tensors, locked, save_tensors
 from pycil_wsc.networks.timm_models import is_timm
 

@@ -19,7 +19,8 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.engine.environment import deterministic, numbered, resolved_device
+from pycil_wsc.devices import numbered, resolved_device, synchronize
+from pycil_wsc.engine.environment import deterministic
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
@@ -177,8 +178,7 @@ class Stopwatch:
 
     def _now(self) -> float:
         """The time after all work queued on the device is done."""
-        if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
+        synchronize(self.learner.device)
         return time.perf_counter()
 
     def __str__(self) -> str:

@@ -20,16 +20,10 @@ from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.engine.environment import (
-    commit,
-    deterministic,
-    device_name,
-    peak_memory,
-    reset_peak_memory,
-    resolved_device,
-)
+from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.engine.environment import commit, deterministic
 from pycil_wsc.engine.phase import Phase, Resume
-from pycil_wsc.engine.processes import Processes
+from pycil_wsc.engine.processes import Processes, backend_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
 from pycil_wsc.runs import first_task, metrics, weights
@@ -114,7 +108,9 @@ class Run:
         reset_peak_memory(self.device)
         first, resume = self._restore()
         self.scalars = list(self._scalars())
-        where = device_name(self.device) + (f", {self.processes.count} processes" if self.processes.count > 1 else "")
+        where = device_name(self.device)
+        if self.processes.count > 1:
+            where += f", {self.processes.count} processes over {backend_of(self.device.type)}"
         self.log.info("%s on %s, %s", self.folder, where, self.learner.precision)
         self.mark = self.saved_at = time.perf_counter()
         for task in self.manager.tasks[first:]:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
 from pycil_wsc.studies.observer import Observer
 
@@ -74,5 +75,8 @@ class Activations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
         if function in RELU:
-            self.sums.append(output.double().flatten(2).mean(2).sum(0) if output.dim() > 2 else output.double().sum(0))
+            wide = output.to(widest_float(output.device))
+            if output.dim() > 2:
+                wide = wide.flatten(2).mean(2)
+            self.sums.append(wide.sum(0))
         return output

@@ -3,6 +3,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
 from pycil_wsc.studies.observer import Observer
 
@@ -64,7 +65,7 @@ def layer_norms(tensors: Weights) -> dict[str, float]:
     """{layer: Euclidean norm}; a layer is the tensors of one module."""
     squares = defaultdict(float)
     for name, tensor in tensors.items():
-        squares[name.rpartition(".")[0]] += tensor.double().square().sum().item()
+        squares[name.rpartition(".")[0]] += tensor.to(widest_float(tensor.device)).square().sum().item()
     return {layer: square**0.5 for layer, square in squares.items()}
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
 from pycil_wsc.studies.observer import Observer, finite
 
@@ -42,9 +43,10 @@ class Gradients(Observer):
         return self.state["record"]
 
     def mean_gradient(self, indices: np.ndarray) -> Tensor:
-        """The gradient of the mean loss over these training samples: float64 (trainable parameters,)."""
+        """The gradient of the mean loss over these training samples: (trainable parameters,), in the widest dtype."""
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
-        total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=self.learner.device)
+        dtype = widest_float(self.learner.device)
+        total = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=self.learner.device)
         for images, targets in self.shared_batches(indices):
             gradients = torch.autograd.grad(
                 self.summed_loss(images, targets), parameters, materialize_grads=True, allow_unused=True
