@@ -15,7 +15,7 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
-from pycil_wsc.engine.environment import numbered, resolved_device
+from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
