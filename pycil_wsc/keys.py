@@ -4,7 +4,8 @@
     class Options:
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
-The declaration holds the key's type, default, documentation and limits, and what it decides.
+The declaration holds the key's type, default, documentation, limits and roles. Other code asks for the keys of a role
+(:func:`having`) or of a group (:func:`declared`): a list of their names elsewhere would be a second declaration.
 """
 
 from __future__ import annotations
@@ -47,6 +48,15 @@ def key(
     below: float | None = None,
     choices: Iterable[Any] = (),
     decides: str = "result",
+    affects: str = "time",
+    names: str = "",
+    only: str = "",
+    fixed: bool = False,
+    by_method: bool = False,
+    like: str = "",
+    within: str = "",
+    instead: str = "",
+    read_by: Iterable[str] = (),
     before: Any = SAME,
 ) -> Any:
     """Declare a dataclass field as a configuration key.
@@ -60,12 +70,32 @@ def key(
         below: values must be smaller.
         choices: the only allowed values.
         decides: one of :data:`DECIDES`.
+        affects: ``"time"``, or ``"accuracy"`` if a step takes equally long with any value.
+        names: ``"folder"`` if the value stands in the name of the run's folder, which then is no part of its hash.
+        only: ``"experiments"`` if the key splits an experiment into tasks, names it or stores it: a
+            :class:`pycil_wsc.Learner`, which is given its tasks, does not have it.
+        fixed: whether the first task fixes the value, so that a saved learner cannot change it.
+        by_method: whether methods have defaults of their own, so that runs of two methods that differ in it may be
+            compared.
+        like: a key of the first task: the key of later tasks that corresponds to it.
+        within: epochs of a schedule: the key that holds its length, by which they are scaled.
+        instead: the key whose presence replaces this one.
+        read_by: the methods that read the key; empty: all.
         before: the value that applied before the key was added, if it differs from the default; a comment says why.
     """
     if decides not in DECIDES:
         raise ValueError(f"decides={decides!r} is not one of {', '.join(map(repr, DECIDES))}")
+    for role, value, known in (
+        ("affects", affects, ("time", "accuracy")),
+        ("names", names, ("", "folder")),
+        ("only", only, ("", "experiments")),
+    ):
+        if value not in known:
+            raise ValueError(f"{role}={value!r} is not one of {', '.join(map(repr, known))}")
     limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices)}
-    return field(default=default, metadata={"doc": doc, "decides": decides, "before": before, **limits})
+    roles = {"decides": decides, "affects": affects, "names": names, "only": only, "fixed": fixed}
+    roles |= {"by_method": by_method, "like": like, "within": within, "instead": instead, "read_by": tuple(read_by)}
+    return field(default=default, metadata={"doc": doc, "before": before, **limits, **roles})
 
 
 def without_empty_groups(flat: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
@@ -87,12 +117,21 @@ class Key:
     type: Any
     default: Any
     doc: str
-    decides: str
-    low: float | None
-    high: float | None
-    above: float | None
-    below: float | None
-    choices: tuple[Any, ...]
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[Any, ...] = ()
+    decides: str = "result"
+    affects: str = "time"
+    names: str = ""
+    only: str = ""
+    fixed: bool = False
+    by_method: bool = False
+    like: str = ""
+    within: str = ""
+    instead: str = ""
+    read_by: tuple[str, ...] = ()
     before: Any = SAME
 
     @property
@@ -140,6 +179,11 @@ def declared(cls: type, prefix: str = "") -> Mapping[str, Key]:
             if f.metadata
         }
     )
+
+
+def having(keys: Mapping[str, Key], **roles: Any) -> list[str]:
+    """The names of the ``keys`` that have all these roles: ``having(KEYS, names="folder")``."""
+    return [name for name, key in keys.items() if all(getattr(key, role) == value for role, value in roles.items())]
 
 
 def select(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Container[str]) -> dict[str, Any]:

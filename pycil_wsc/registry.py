@@ -94,8 +94,8 @@ def _modules_in(subpackage: str) -> list[str]:
     return [f"{here.name}.{subpackage}.{path.stem}" for path in sorted((here / subpackage).glob("*.py"))]
 
 
-learners = Registry("model_name", ["pycil_wsc.learners"])
-learner_defaults = Registry("model_name", ["pycil_wsc.learners"])
+learners = Registry("model_name", _modules_in("learners"))
+learner_defaults = Registry("model_name", _modules_in("learners"))
 backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
 optimizers = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 optimizer_defaults = Registry("optimizer", ["pycil_wsc.engine.optimizers"])

@@ -13,9 +13,9 @@ from pycil_wsc.config import pycil
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError
-from pycil_wsc.keys import DECIDES, key
+from pycil_wsc.keys import DECIDES, declared, key
 from pycil_wsc.learners.base import configured_backbone
-from pycil_wsc.runs.planning import OF_BACKBONES
+from pycil_wsc.networks.options import BackboneOptions
 from utils.factory import OF_WHOLE_RUNS
 
 ROOT = Path(__file__).parent.parent
@@ -563,7 +563,7 @@ def test_every_key_that_a_backbone_reads_makes_it_another_one_to_check(name):
 
     config = resolve({"model_name": name, "convnet_type": "resnet8"})
     config.learner.check_backbone(configured_backbone(Recorder(), 32, False), Recorder())
-    assert "convnet_type" in read and read <= {*OF_BACKBONES}
+    assert "convnet_type" in read and read <= {"convnet_options", *declared(BackboneOptions)}
 
 
 # of results in the repository, what names their runs' folders: the hash is of all that differs from the defaults
@@ -586,3 +586,22 @@ FINISHED = {
 def test_finished_runs_keep_their_folders(name):
     config = resolve(json.loads((ROOT / "results" / f"{name}.json").read_text())["config"])
     assert "/".join(config.run_folder.parts[-3:]) == FINISHED[name]
+
+
+FOLDERS = {  # of files in exps: the folder of the last of their runs, seeds outermost
+    "cifar100_paper_schedule": "cifar100-b10-inc10/foster/m20/seed1993-d184ccb7",
+    "imagenet100_wsc": "imagenet100-b10-inc10/wsc/m600/seed1997-ae21e5be",
+    "trace_smollm2": "trace-500-data-models-SmolLM2-135M-Instruct/magmax/r0.2/seed1234-d6170e8c",
+    "wsc_literal": "cifar100-b10-inc10/wsc/m500/seed1997-3611126a",
+    "tune_wsc": "cifar100-b10-inc10/wsc/m200/seed1993-3f4e9b2b",
+    "table_importance": "cifar100-b10-inc10/wsc/m500/seed1997-72eba329",
+    "table_reset_rule": "cifar100-b10-inc10/wsc/m500/seed1997-eb51d2a9",
+    "figure_retain": "cifar100-b10-inc10/wsc/m500/seed1997-1474f063",
+    "foster": "cifar100-b10-inc10/foster/m500/seed1997",
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_runs_of_the_shipped_files_keep_their_folders(name):
+    last = load(ROOT / "exps" / f"{name}.json")[-1]
+    assert "/".join(last.run_folder.parts[-4:]) == FOLDERS[name]

@@ -13,7 +13,7 @@ from main import main
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError
 from pycil_wsc.llm.checkpoint import open_state, save_state
-from pycil_wsc.llm.config import CHECKPOINT, METHODS, OF_METHODS, resolve
+from pycil_wsc.llm.config import CHECKPOINT, KEYS, METHODS, resolve
 from pycil_wsc.llm.tokens import encode, encode_prompts, raw_frame
 from pycil_wsc.llm.trainer import Run
 from pycil_wsc.llm.training import Training
@@ -28,7 +28,7 @@ OTHER |= {"llm.task_arithmetic_scale": 2.0, "llm.magmax_scale": 2.0}
 def test_a_key_that_the_method_does_not_read_makes_no_other_run(name, method):
     usual, other = (resolve({"llm.method": method} | more) for more in ({}, {name: OTHER[name]}))
     assert (usual.run_folder == other.run_folder) == (usual.identity() == other.identity())
-    assert (usual.identity() == other.identity()) == (method not in OF_METHODS[name])
+    assert (usual.identity() == other.identity()) == (method not in KEYS[name].read_by)
 
 
 def test_a_sweep_over_one_methods_key_has_the_others_once(llm_settings, tmp_path, capsys):

@@ -12,9 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, LANGUAGE_MODELS, SPEED = "configuration", "language_models", "speed"
-PAGES = dict.fromkeys(("run", "training", "wsc", "defaults", "methods"), CONFIGURATION) | {
-    "language models": LANGUAGE_MODELS
-}
+OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
+PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
 RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
 RECORDS |= {"scaling-cpu": SPEED, "image-folder-cpu": SPEED}
 GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
@@ -25,7 +24,6 @@ HEADER = ("key", "default", "values", "meaning")
 
 def table(name):
     """The Markdown table of keys between the marks of ``name``."""
-    from pycil_wsc.config.options import KEYS
     from pycil_wsc.keys import declared
 
     if name == "language models":
@@ -44,12 +42,9 @@ def table(name):
 
         own = [(name, each) for name in sorted(learners) for each in declared(learners[name].Options).values()]
         return rows(("method", *HEADER), ((f"`{name}`", *row(each)) for name, each in own))
-    from pycil_wsc.config.training import TrainingOptions
-    from pycil_wsc.config.wsc import WSCOptions
+    from pycil_wsc.config.options import GROUPS
 
-    tables = {"training": declared(TrainingOptions), "wsc": declared(WSCOptions, "wsc.")}
-    tables["run"] = {key: each for key, each in KEYS.items() if not any(key in others for others in tables.values())}
-    return rows(HEADER, map(row, tables[name].values()))
+    return rows(HEADER, map(row, GROUPS[name].values()))
 
 
 def row(key):

@@ -11,22 +11,13 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import flatten
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
 from pycil_wsc.errors import UserError
-from pycil_wsc.keys import plain
+from pycil_wsc.keys import having, plain
 
-FIRST = {  # later tasks' key -> first task's key, which has the same value unless given
-    "epochs": "init_epoch",
-    "lrate": "init_lr",
-    "lrate_decay": "init_lr_decay",
-    "milestones": "init_milestones",
-    "weight_decay": "init_weight_decay",
-}
-OF_EXPERIMENTS = frozenset(  # keys that decide how an experiment is split into tasks, named and stored
-    ("dataset", "tasks", "init_cls", "increment", "shuffle", "validation_split", "model_name", "prefix", "label", "out")
-    + ("classes", "max_tasks", "cache_first_task", "save_weights", "tensorboard", "wandb")
-)
+# later tasks' key -> first task's key, which has the same value unless given
+FIRST = {key.like: name for name, key in KEYS.items() if key.like}
+OF_EXPERIMENTS = frozenset(having(KEYS, only="experiments"))
 # keys that the first task fixes: of the images, the network and its own schedule
-FIXED = frozenset(name for name, key in KEYS.items() if key.decides == "data")
-FIXED |= {"convnet_type", "consolidate", *FIRST.values()}
+FIXED = frozenset([*having(KEYS, decides="data"), *having(KEYS, fixed=True), *FIRST.values()])
 
 
 def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +53,7 @@ def saved_values(saved: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """The values of ``saved``, without those that followed from a key that is now ``given``."""
     values = saved.to_dict()
     following = {
-        "epochs": {"milestones", *saved.learner.epoch_keys[1:]},
+        "epochs": {*having(KEYS, within="epochs"), *saved.learner.epoch_keys[1:]},
         "optimizer": {name for defaults in registry.optimizer_defaults.values() for name in defaults},
         "memory_bytes": {"fixed_memory"},
     }

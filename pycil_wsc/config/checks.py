@@ -8,15 +8,16 @@ from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
 from pycil_wsc.errors import UserError, did_you_mean, shown
+from pycil_wsc.keys import having
 
 LONGEST_NAME = 255  # bytes in a file name
-NOT_BESIDE_TASKS = ("dataset", "classes", "shuffle", "init_cls", "increment")
 
 
 def check(config: Config) -> None:
     """Raise a :class:`UserError` if the keys of a class-incremental run do not fit together."""
-    for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
-        values, end = getattr(config, milestones), getattr(config, epochs)
+    for milestones, epochs in ((name, key.within) for name, key in KEYS.items() if key.within):
+        values = getattr(config, milestones)
+        end = getattr(config, epochs)
         if list(values) != sorted(values) or any(not 0 < value < end for value in values):
             raise UserError(
                 f"{milestones}: {list(values)} must be increasing and within the {end} epochs of '{epochs}'"
@@ -44,7 +45,7 @@ def check(config: Config) -> None:
     for name in config.tasks or [config.dataset]:
         if not name.startswith(("npz:", "folder:")):
             registry.datasets[name]
-    for name in NOT_BESIDE_TASKS if config.tasks else ():
+    for name in having(KEYS, instead="tasks") if config.tasks else ():
         if getattr(config, name) != KEYS[name].default:
             raise UserError(
                 f"{name}: cannot be combined with 'tasks', which define their own classes and order; leave it out"

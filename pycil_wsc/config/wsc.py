@@ -12,7 +12,7 @@ key = partial(keys.key, decides="later tasks")  # a consolidated first task (`fi
 class WSCOptions:
     """Options of Weight Space Consolidation. docs/wsc.md explains the choices that the paper leaves open."""
 
-    warmup: float = key(0.25, "share of a task's epochs before the reset", low=0, high=1)
+    warmup: float = key(0.25, "share of a task's epochs before the reset", low=0, high=1, affects="accuracy")
     trigger: str = key(
         "warmup",
         "what ends the warm-up: its share of the epochs (`warmup`), or a plateau of the `training_loss` or of the loss"
@@ -24,9 +24,15 @@ class WSCOptions:
         0.1, "`held_out`: share of each class's exemplars excluded from training, at least one", low=0, high=0.5
     )
     retain: float = key(
-        0.2, "share of the parameters that keep their weights at the reset (the paper's Q)", low=0, high=1
+        0.2,
+        "share of the parameters that keep their weights at the reset (the paper's Q)",
+        low=0,
+        high=1,
+        affects="accuracy",
     )
-    blend: float = key(0.5, "weight of the current weights in a reset parameter (the paper's alpha)", low=0, high=1)
+    blend: float = key(
+        0.5, "weight of the current weights in a reset parameter (the paper's alpha)", low=0, high=1, affects="accuracy"
+    )
     importance: str = key(
         "moment",
         "score that ranks the parameters: `moment`, `first_moment`, `second_moment`, `drift`, `fisher`, `hessian`",
@@ -35,7 +41,9 @@ class WSCOptions:
         None, "`fisher` and `hessian`: training samples used, drawn by `seed`; null: all", low=1
     )
     probes: int = key(1, "`hessian`: random vectors of Hutchinson's estimator", low=1)
-    betas: tuple[float, ...] = key((0.9, 0.999), "decay of the gradient's first and second moments", low=0, below=1)
+    betas: tuple[float, ...] = key(
+        (0.9, 0.999), "decay of the gradient's first and second moments", low=0, below=1, affects="accuracy"
+    )
     score_abs: bool = key(False, "use the first moment of the absolute gradient instead of the gradient's")
     rank_scope: str = key(
         "global", "rank over all parameters together (`global`) or within each `tensor`", choices=("global", "tensor")

@@ -1,7 +1,1 @@
-"""One short file per method. Every module of this package is imported here, so a new file registers itself."""
-
-import importlib
-import pkgutil
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+"""The methods: `base` has the training loop, and each method is a file that the registry finds in this folder."""

@@ -8,7 +8,19 @@ from typing import Any
 
 from pycil_wsc.config.checks import check_device_and_paths
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import RECORDED, RESULT, Key, declared, digest, key, plain, select, up_to_date, without_empty_groups
+from pycil_wsc.keys import (
+    RECORDED,
+    RESULT,
+    Key,
+    declared,
+    digest,
+    having,
+    key,
+    plain,
+    select,
+    up_to_date,
+    without_empty_groups,
+)
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
@@ -65,12 +77,16 @@ class Consolidation:
 
 
 @dataclass(frozen=True)
-class LLMConfig:
-    """The complete configuration of a run. Defaults are TRACE's unless another source is named."""
+class SharedOptions:
+    """Keys that runs of images have, too."""
 
-    prefix: str = key("trace", "name of the experiment, and of its folder below `out`", decides="name")
+    prefix: str = key("trace", "name of the experiment, and of its folder below `out`", decides="name", names="folder")
     seed: int = key(
-        1234, "seed of the order of items, random initial weights and adapters, and sampling", low=0, high=2**32 - 1
+        1234,
+        "seed of the order of items, random initial weights and adapters, and sampling",
+        low=0,
+        high=2**32 - 1,
+        names="folder",
     )
     device: str = key(
         "auto", "`auto`, `cpu`, `cuda`, `mps` or `xpu`, or one of these with a number", decides="rounding"
@@ -90,10 +106,11 @@ class LLMConfig:
         decides="files",
     )
 
-    model: str = key(
-        "meta-llama/Llama-3.2-1B-Instruct",
-        f"a folder, a name on the Hugging Face Hub, or `{TINY}`: random weights, with the sizes below",
-    )
+
+@dataclass(frozen=True)
+class TinyModel:
+    """The sizes of a small random model."""
+
     hidden_size: int = key(64, f"width of `{TINY}`", low=1)
     layers: int = key(2, f"layers of `{TINY}`", low=1)
     heads: int = key(4, f"attention heads of `{TINY}`", low=1)
@@ -101,7 +118,17 @@ class LLMConfig:
     mlp_size: int = key(192, f"width of the feed-forward part of `{TINY}`", low=1)
     vocab_size: int = key(2048, f"tokens of `{TINY}`'s byte-level BPE, trained on the tasks' training data", low=260)
 
-    data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format")
+
+@dataclass(frozen=True)
+class LLMOptions:
+    """The keys ``llm.*``. Defaults are TRACE's unless another source is named."""
+
+    model: str = key(
+        "meta-llama/Llama-3.2-1B-Instruct",
+        f"a folder, a name on the Hugging Face Hub, or `{TINY}`: random weights, with the sizes below",
+        names="folder",
+    )
+    data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format", names="folder")
     tasks: tuple[str, ...] = key(TRACE, "the tasks, in order")
     epochs: tuple[int, ...] | None = key(
         None, "epochs of each task; null: the task's default (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
@@ -116,30 +143,45 @@ class LLMConfig:
     pool: str | None = key("Lima", "folder of general items, all of which are in every replay epoch, or null")
     pool_items: int | None = key(None, "use only the first so many items of the pool; null: all", low=1)
 
-    method: str = key("wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS)
+    method: str = key("wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS, names="folder")
     replay_ratio: float = key(
-        0.1, "share of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)", low=0, high=1
+        0.1,
+        "share of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)",
+        low=0,
+        high=1,
+        names="folder",
     )
     replay_choice: str = key(
         "head", "items to replay: the first of a task (`head`), as in TRACE, or `random`", choices=("head", "random")
     )
     replay_epochs: int = key(1, "number of replay epochs, after the task's own epochs", low=1)
-    average: str = key("mean", "`avg_online`: running `mean`, or `ema`", choices=("mean", "ema"))
+    average: str = key(
+        "mean", "`avg_online`: running `mean`, or `ema`", choices=("mean", "ema"), read_by=("avg_online",)
+    )
     ema_decay: float = key(
-        0.5, "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)", low=0, below=1
+        0.5,
+        "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)",
+        low=0,
+        below=1,
+        read_by=("avg_online",),
     )
     slerp_weight: float = key(
-        0.5, "`slerp`: position of the result between the merged model (0) and the new one (1)", low=0, high=1
+        0.5,
+        "`slerp`: position of the result between the merged model (0) and the new one (1)",
+        low=0,
+        high=1,
+        read_by=("slerp",),
     )
     slerp_on: str = key(
         "weights",
         "interpolate `weights`, or `task_vectors`, their differences from the initial weights",
         choices=("weights", "task_vectors"),
+        read_by=("slerp",),
     )
     task_arithmetic_scale: float = key(
-        0.3, "factor of the sum of task vectors (Ilharco et al.); tune it at 20 % memory"
+        0.3, "factor of the sum of task vectors (Ilharco et al.); tune it at 20 % memory", read_by=("task_arithmetic",)
     )
-    magmax_scale: float = key(0.5, "factor of MagMax's task vector (Marczak et al.)")
+    magmax_scale: float = key(0.5, "factor of MagMax's task vector (Marczak et al.)", read_by=("magmax",))
 
     batch_size: int = key(256, "items per optimiser step, over all processes", low=1)
     lr: float = key(1e-5, "AdamW's learning rate, constant", low=0)
@@ -202,6 +244,12 @@ class LLMConfig:
         30.0, "`torchrun`: how long a process waits for the others within a run", low=0.01, decides="speed"
     )
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0, decides="speed")
+
+
+@dataclass(frozen=True)
+class LLMConfig(LLMOptions, TinyModel, SharedOptions):
+    """The complete configuration of a run."""
+
     wsc: Consolidation = field(default_factory=Consolidation)
 
     kind = "llm"
@@ -239,26 +287,16 @@ class LLMConfig:
     @property
     def run_folder(self) -> Path:
         """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of other changed keys>]``"""
-        usual = resolve({name: value for name, value in self.to_dict().items() if name in IN_FOLDER_NAME}).identity()
+        usual = resolve(
+            {name: value for name, value in self.to_dict().items() if name in having(KEYS, names="folder")}
+        ).identity()
         what = re.sub(r"[^\w.]+", "-", f"{self.data}-{self.model}").strip("-")[-80:]
         seed = f"seed{self.seed}{digest(self.identity(), usual)}"
         return Path(self.out, self.prefix, what, self.method, f"r{self.replay_ratio:g}", seed)
 
 
-SHARED = ("prefix", "seed", "device", "precision", "threads", "data_root", "out", "save_weights")  # without "llm."
-KEYS = {name: each for name, each in declared(LLMConfig).items() if name in SHARED}
-KEYS |= {name: each for name, each in declared(LLMConfig, "llm.").items() if name.removeprefix("llm.") not in SHARED}
+KEYS = {**declared(SharedOptions), **declared(TinyModel, "llm."), **declared(LLMOptions, "llm.")}
 KEYS |= declared(Consolidation, "wsc.")
-OF_METHODS = {  # the methods that read a key
-    "llm.average": ("avg_online",),
-    "llm.ema_decay": ("avg_online",),
-    "llm.slerp_weight": ("slerp",),
-    "llm.slerp_on": ("slerp",),
-    "llm.task_arithmetic_scale": ("task_arithmetic",),
-    "llm.magmax_scale": ("magmax",),
-}
-SIZES = ("hidden_size", "layers", "heads", "kv_heads", "mlp_size", "vocab_size")  # of `tiny-llama`
-IN_FOLDER_NAME = ("prefix", "seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio")
 
 
 def resolve(flat: Mapping[str, Any]) -> LLMConfig:
@@ -268,11 +306,11 @@ def resolve(flat: Mapping[str, Any]) -> LLMConfig:
         if name not in KEYS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, KEYS)}")
     values = {name: each.check(given.get(name, each.default)) for name, each in KEYS.items()}
-    for name, methods in OF_METHODS.items():  # what the method does not read is not part of the run's identity
-        if values["llm.method"] not in methods:
-            values[name] = KEYS[name].default
+    for name, each in KEYS.items():  # what the method does not read is not part of the run's identity
+        if each.read_by and values["llm.method"] not in each.read_by:
+            values[name] = each.default
     if values["llm.model"] != TINY:
-        values |= {f"llm.{name}": KEYS[f"llm.{name}"].default for name in SIZES}
+        values |= {name: each.default for name, each in declared(TinyModel, "llm.").items()}
     if values["llm.method"] in ("zero_shot", "finetune"):
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}

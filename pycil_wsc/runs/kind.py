@@ -16,6 +16,7 @@ from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.datasets import Dataset, load_dataset, path_of, sized
 from pycil_wsc.data.image_files import image_status
 from pycil_wsc.data.image_map import decoded
+from pycil_wsc.data.options import AugmentationOptions
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import joined
@@ -24,7 +25,7 @@ from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.validation import hold_out
 from pycil_wsc.engine.processes import announcements
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.keys import SAME
+from pycil_wsc.keys import SAME, declared
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
 from pycil_wsc.report import read_result
@@ -35,7 +36,6 @@ from pycil_wsc.runs.run import Run
 from pycil_wsc.studies.records import unrecorded
 
 T = TypeVar("T")
-AUGMENTATION = ("augmentation", "padding", "flip", "brightness")
 
 
 @register_kind(registry.DEFAULT_KIND)
@@ -133,7 +133,9 @@ def as_configured(dataset: Dataset, config: Config) -> Dataset:
 
     For a timm model, the default size, the normalisation and the interpolation are those of its pre-training.
     """
-    changes: dict[str, Any] = {name: value for name in AUGMENTATION if (value := getattr(config, name)) is not None}
+    changes: dict[str, Any] = {
+        name: value for name in declared(AugmentationOptions) if (value := getattr(config, name)) is not None
+    }
     if dataset.info.crop == "resized" and (unused := [name for name in ("padding", "brightness") if name in changes]):
         raise UserError(f"{unused[0]}: has no effect on image files, which get random resized crops; leave the key out")
     if is_timm(config.convnet_type):

@@ -27,13 +27,6 @@ from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.runs.planning import plan_of
 
 WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA graph), then timed
-IRRELEVANT = {  # keys that do not affect the time of a step, in addition to those that decide names and files
-    *("seed", "shuffle", "memory_size", "memory_per_class", "memory_bytes", "exemplars", "validation_split"),
-    *("nme", "momentum"),
-    *("init_lr", "init_milestones", "init_lr_decay", "init_weight_decay", "scheduler"),
-    *("lrate", "milestones", "lrate_decay", "weight_decay"),
-    *("wsc.retain", "wsc.blend", "wsc.betas", "wsc.warmup"),
-}
 
 
 def measurer(for_training: Callable[[Dataset, Config], Dataset]) -> Callable[[Config, Dataset], float]:
@@ -56,7 +49,8 @@ def measurer(for_training: Callable[[Dataset, Config], Dataset]) -> Callable[[Co
 
 
 def _is_relevant(name: str, config: Config) -> bool:
-    return name not in IRRELEVANT and config.keys[name].decides not in ("name", "files")
+    key = config.keys[name]
+    return key.affects == "time" and key.decides not in ("name", "files")
 
 
 def _measured(config: Config, dataset: Dataset) -> list[float]:

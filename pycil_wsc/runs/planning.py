@@ -11,12 +11,11 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
+from pycil_wsc.keys import declared
 from pycil_wsc.learners.base import configured_backbone
 from pycil_wsc.networks.nets import check_features
+from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.seeding import derived_seed
-
-# keys that decide whether a backbone can be built and used
-OF_BACKBONES = ("convnet_type", "convnet_options", "pretrained", "grad_checkpointing", "freeze")
 
 
 def planned_images(config: Config, manager: TaskSequence) -> int:
@@ -53,7 +52,7 @@ def check_backbone(config: Config, image_size: int) -> None:
 
     It is built once for all runs of a process that share it, without downloading weights.
     """
-    values = {name: getattr(config, name) for name in OF_BACKBONES}
+    values = {name: getattr(config, name) for name in ("convnet_options", *declared(BackboneOptions))}
     wanted = config.learner, image_size, json.dumps(values, sort_keys=True)
     if wanted not in _buildable:
         with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,158 @@
+"""The keys of data sets, tasks, images and exemplars."""
+
+from dataclasses import dataclass
+
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.keys import key
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The data set, and how it is split into tasks."""
+
+    dataset: str = key(
+        "cifar100",
+        "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`",
+        decides="data",
+        names="folder",
+        only="experiments",
+        instead="tasks",
+    )
+    tasks: tuple[str, ...] = key(
+        (),
+        "data sets to learn in this order, one per task, instead of `dataset`, `classes`, `shuffle`, `init_cls` and"
+        " `increment`: `folder:PATH` or `npz:PATH`. Classes are identified by name and may recur in later tasks;"
+        " a longer list extends a finished run",
+        decides="data",
+        only="experiments",
+    )
+    shuffle: bool = key(
+        True,
+        "shuffle the class order by `seed`, as PyCIL does",
+        decides="data",
+        only="experiments",
+        affects="accuracy",
+        instead="tasks",
+    )
+    init_cls: int = key(
+        10, "classes of the first task", low=1, decides="data", names="folder", only="experiments", instead="tasks"
+    )
+    increment: int = key(
+        10, "classes of each later task", low=1, decides="data", names="folder", only="experiments", instead="tasks"
+    )
+    max_tasks: int | None = key(
+        None,
+        "for trials: learn only the first so many tasks; null: all",
+        low=1,
+        decides="later tasks",
+        only="experiments",
+    )
+    classes: tuple[int | str, ...] = key(
+        (),
+        "for trials: learn only these classes of the data set, by number or name; empty: all",
+        decides="data",
+        only="experiments",
+        instead="tasks",
+    )
+    validation_split: float = key(
+        0.0,
+        "share of each class's training samples held out by `seed` and used as test set instead of the original one",
+        low=0,
+        high=0.5,
+        only="experiments",
+        affects="accuracy",
+    )
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """The exemplars that are kept for replay."""
+
+    memory_size: int = key(
+        2000,
+        "total number of exemplars if `fixed_memory` is false",
+        low=0,
+        decides="later tasks",
+        names="folder",
+        affects="accuracy",
+    )
+    memory_per_class: int = key(
+        20,
+        'exemplars per class if `fixed_memory` is true; `"all"` keeps every image',
+        low=0,
+        decides="later tasks",
+        names="folder",
+        affects="accuracy",
+    )
+    fixed_memory: bool = key(
+        True,
+        "keep `memory_per_class` exemplars of each class; `false`: divide `memory_size` among the classes",
+        decides="later tasks",
+        names="folder",
+    )
+    memory_bytes: int | None = key(
+        None,
+        "total size of the exemplars in bytes (of pixels or, on average, of files), instead of the keys above",
+        low=0,
+        decides="later tasks",
+        names="folder",
+        affects="accuracy",
+    )
+    exemplars: str = key(
+        "herding",
+        "how exemplars are chosen: `herding`, `random` or `reservoir`",
+        choices=ExemplarMemory.strategies,
+        decides="later tasks",
+        affects="accuracy",
+    )
+
+
+@dataclass(frozen=True)
+class AugmentationOptions:
+    """The augmentation of training images. A value other than null replaces the data set's."""
+
+    augmentation: str = key(
+        "pycil",
+        "augmentation of training images: `pycil` (arrays: padded crop and brightness; image files: random resized "
+        "crop) or `timm` (random resized crop and RandAugment)",
+        choices=("pycil", "timm"),
+        decides="data",
+    )
+    padding: int | None = key(
+        None,
+        "arrays: zero padding of the random crop; null: as the data set defines",
+        low=0,
+        high=1024,
+        decides="data",
+    )
+    flip: bool | None = key(
+        None, "flip training images horizontally at random; null: as the data set defines", decides="data"
+    )
+    brightness: float | None = key(
+        None,
+        "arrays: brightness jitter, factors in 1 +- this value; null: as the data set defines",
+        low=0,
+        high=10,
+        decides="data",
+    )
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Where images are, and how they are read."""
+
+    data_root: str = key("data", "folder of the data sets", decides="files")
+    image_size: int | None = key(
+        None,
+        "side of the network's input images; null: that of the data set or timm model",
+        low=8,
+        high=4096,
+        decides="data",
+    )
+    cache_images: bool | str = key(
+        False,
+        "cache image files, resized to the test transform's short side, in `data_root`/resized: as JPEG copies "
+        "(`true`), or decoded and mapped into memory (`memory`) or held on the GPU if they fit (`device`)",
+        choices=(False, True, "memory", "device"),
+    )
+    num_workers: int = key(4, "processes that decode image files", low=0, high=1024, decides="speed")
