@@ -123,12 +123,16 @@ def requirements(name):
     return own.union(*(requirements(line.removeprefix("-r ")) for line in lines if line.startswith("-r ")))
 
 
-def declared(wheel, extra=None):
-    """What the wheel says it needs: always, or more with an extra."""
+def metadata(wheel):
+    """What the wheel says of itself: header lines, and the README as payload."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
-        lines = message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
-    every = [Requirement(line) for line in lines]
+        return message_from_bytes(archive.read(name))
+
+
+def declared(wheel, extra=None):
+    """What the wheel says it needs: always, or more with an extra."""
+    every = [Requirement(line) for line in metadata(wheel).get_all("Requires-Dist", [])]
     chosen = [each for each in every if (each.marker.evaluate({"extra": extra or ""}) if each.marker else not extra)]
     return {Requirement(str(each).split(";")[0]) for each in chosen}
 
@@ -141,6 +145,23 @@ def test_the_requirements_files_are_what_the_wheel_declares(wheel):
         name = path.stem.removeprefix("requirements-")
         needed = declared(wheel, EXTRA_OF.get(name, name))
         assert needed and needed <= requirements(path.name) <= always | declared(wheel, "dev") | needed, path.name
+
+
+def test_the_wheel_and_the_readme_agree_on_the_licence(wheel):
+    """As long as no licence is given, both say so."""
+    given = any(ROOT.glob("LICEN[CS]E*"))
+    assert given != (metadata(wheel)["License-Expression"] == "LicenseRef-None-Given-Yet")
+    assert given != ("No licence has been given yet." in metadata(wheel).get_payload())
+
+
+def test_the_workflow_runs_the_oldest_and_the_newest_python_of_the_metadata(wheel):
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    named = [line.rpartition(" ")[2] for line in metadata(wheel).get_all("Classifier")]
+    named.sort(key=lambda version: tuple(map(int, version.split("."))))
+    assert metadata(wheel)["Requires-Python"] == f">={named[0]}"
+    assert workflow["jobs"]["run"]["strategy"]["matrix"]["python"] == [named[0], named[-1]]
+    assert {"run": "bash .ci/run"} in workflow["jobs"]["run"]["steps"]
 
 
 @pytest.mark.slow
