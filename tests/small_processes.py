@@ -19,7 +19,7 @@ def in_two_processes(work, *arguments, seconds=60, check=True):
     ``work`` is a function of a module. Processes that take longer than ``seconds`` are killed, and the test fails.
     """
     used = ["peft", "pycil_wsc.llm.trainer"] if "transformers" in sys.modules else []  # so the processes start at once
-    SERVER.set_forkserver_preload(["torch.distributed.fsdp", "pycil_wsc.launch.together", *used])
+    SERVER.set_forkserver_preload(["torch.distributed.fsdp", "pycil_wsc.launch.torchrun", *used])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     parent = [SERVER.Pipe(duplex=False) for _ in range(2)]
     processes = [

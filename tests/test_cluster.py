@@ -4,12 +4,12 @@ with a shared output folder or without.
 
 import json
 import multiprocessing
-import socket
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -20,10 +20,10 @@ from test_task_lists import MONTHS, listed, month
 from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import write_atomically
 from pycil_wsc.launch import ray_cluster
-from pycil_wsc.launch.attempt import Datasets, Job, attempt
-from pycil_wsc.launch.elastic import attempt_in_processes
-from pycil_wsc.launch.overview import Mailbox
+from pycil_wsc.launch.attempt import SUBMITTED, Datasets, Job, attempt
+from pycil_wsc.launch.workers import attempt_in_processes
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}
@@ -76,7 +76,7 @@ def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, 
     undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
     if not shared:
-        monkeypatch.setattr(ray_cluster.Cluster, "_mark", lambda self, out: str(tmp_path / "nobody sees this"))
+        monkeypatch.setattr(ray_cluster, "write_atomically", unmarked)
     killer = threading.Thread(target=kill_when, args=(2, 2 if shared else 0, settings, nodes, second), daemon=True)
     killer.start()
     assert main(["--config", write(tmp_path, settings), "--ray", nodes.address]) == 0
@@ -91,19 +91,15 @@ def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, 
         assert (folder / "metrics.jsonl").exists() and (folder / "log.txt").exists()
     logs = "".join((folder / "log.txt").read_text() for folder in results(settings))
     assert not shared or "resumes " in logs, "the dead node's run went on elsewhere"
-    assert not list(Path(settings["out"]).rglob(".shared-*"))
+    assert not list(Path(settings["out"]).rglob(SUBMITTED))
     assert main(["--config", write(tmp_path, settings)]) == 0
     assert "8 of 8 runs finished before" in capsys.readouterr().out
 
 
-class Local:
-    """A mailbox whose ``put`` is called as Ray's actors are."""
-
-    def __init__(self):
-        self.box, self.put = Mailbox(), self
-
-    def remote(self, message):
-        self.box.put(message)
+def unmarked(path, *arguments, **keys):
+    """Write a file, but not the mark by which a node finds out that it sees the driver's folder."""
+    if path.name != SUBMITTED:
+        write_atomically(path, *arguments, **keys)
 
 
 def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings, tmp_path, monkeypatch):
@@ -122,14 +118,14 @@ def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings,
     with pytest.raises(Stopped):
         attempt(Job(1, 1, config), Datasets(), stop)
     monkeypatch.chdir(tmp_path)
-    mailbox = Local()
+    progress = Queue()
     outcome, files = ray_cluster.work_on_node(
         Job(1, 1, config),
         str(tmp_path),
-        str(tmp_path / "unseen"),
+        "a mark that it does not see",
         ray_cluster.read_files(config.run_folder),
         1,
-        mailbox,
+        progress,
     )
     assert not (config.run_folder / "result.json").exists(), "it worked elsewhere"
     ray_cluster.deliver(config, files)
@@ -139,18 +135,17 @@ def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings,
     assert outcome.result["curve"] == undisturbed["curve"] and not (config.run_folder / "checkpoint.pt").exists()
     log = (config.run_folder / "log.txt").read_text()
     assert "task 2/3 resumes with train epoch 1/4" in log and log.count("task 1/3 train epoch 1/3") == 1
-    assert [line.line[:8] for _, line in mailbox.box.take() if line.line] == [
-        "task 2/3",  # resumes
-        "task 2/3",
-        "task 3/3",
-    ] and mailbox.box.take() == []
+    told = [progress.get_nowait() for _ in range(progress.qsize())]
+    assert [line.line[:8] for number, line in told if line.line] == ["task 2/3", "task 2/3", "task 3/3"]
+    assert "resumes" in next(line.line for number, line in told if line.line) and {number for number, _ in told} == {1}
 
 
 def test_a_node_that_sees_the_folder_writes_there(settings, tmp_path, monkeypatch):
-    config, mark = resolve(settings | {"model_name": "finetune"}), tmp_path / "mark"
-    mark.touch()
+    config = resolve(settings | {"model_name": "finetune"})
+    write_atomically(config.run_folder / SUBMITTED, "the mark")
     monkeypatch.chdir(tmp_path)
-    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), str(mark), {}, 1, Local())
+    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), "the mark", {}, 1, Queue())
+    assert not (config.run_folder / SUBMITTED).exists()
     assert (
         files == {} and json.loads((config.run_folder / "result.json").read_text())["curve"] == outcome.result["curve"]
     )
@@ -170,7 +165,7 @@ def test_what_only_an_unfinished_run_has_goes_with_its_result(settings):
     """Among it the mark of a run that is done again."""
     config = resolve(settings)
     config.run_folder.mkdir(parents=True)
-    names = {".redone", "failed.json", "progress.json", "checkpoint.pt"}
+    names = {".redone", SUBMITTED, "failed.json", "progress.json", "checkpoint.pt"}
     for name in names:
         (config.run_folder / name).touch()
     ray_cluster.deliver(config, {"log.txt": b"stopped"})
@@ -185,8 +180,8 @@ def test_the_result_of_a_longer_list_of_tasks_replaces_that_of_a_shorter_one(tmp
     shorter, config = (resolve(listed(tmp_path, tasks[:count], **keys)) for count in (1, 2))
     attempt(Job(1, 1, shorter), Datasets(), print)
     monkeypatch.chdir(tmp_path)
-    files, unseen = ray_cluster.read_files(config.run_folder), str(tmp_path / "unseen")
-    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), unseen, files, 1, Local())
+    files = ray_cluster.read_files(config.run_folder)
+    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), "unseen", files, 1, Queue())
     ray_cluster.deliver(config, files)
     result = json.loads((config.run_folder / "result.json").read_text())
     assert result["curve"] == outcome.result["curve"] and len(result["curve"]) == 2
@@ -215,39 +210,6 @@ def test_an_address_without_a_cluster_is_one_line(settings, tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: --ray 127.0.0.1:1: no cluster there")
 
 
-def test_what_is_not_ray_is_told_from_it_at_once(settings, tmp_path, capsys, monkeypatch):
-    """A server that greets, and one that only listens."""
-    pytest.importorskip("ray", reason="needs Ray: pip install -r requirements-cluster.txt")
-    monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        for greeting in (b"220 mail.example.org ESMTP\r\n", b""):
-            threading.Thread(target=lambda text=greeting: greet(server, text), daemon=True).start()
-            assert main(["--config", write(tmp_path, settings), "--ray", address]) == 2
-            error = capsys.readouterr().err
-            assert error.startswith(f"error: --ray {address}: no cluster there (") and error.count("\n") == 1
-
-
-def greet(server, text):
-    connection, _ = server.accept()
-    connection.sendall(text)
-    connection.recv(100)
-    time.sleep(1)
-
-
-def test_marks_of_a_killed_driver_are_removed_and_those_of_a_living_one_kept(tmp_path):
-    (tmp_path / ".shared-dead").touch()
-    one, other = (ray_cluster.Cluster.__new__(ray_cluster.Cluster) for _ in range(2))
-    one.marks, other.marks = {}, {}
-    mark = Path(one._mark(str(tmp_path)))
-    assert [path.name for path in tmp_path.iterdir()] == [mark.name]
-    other._mark(str(tmp_path))
-    assert mark.exists() and len(list(tmp_path.iterdir())) == 2
-    one.__exit__()
-    other.__exit__()
-    assert not list(tmp_path.iterdir())
-
-
 # ---- several processes for each run ----------------------------------------------------------------------------------
 
 CALM = {  # a schedule on which the rounding of two processes stays rounding
@@ -262,6 +224,13 @@ CALM = {  # a schedule on which the rounding of two processes stays rounding
     "milestones": [],
     "threads": 1,
 }
+
+
+def test_this_machine_gives_each_run_two_processes(settings, tmp_path, undisturbed):
+    assert main(["--config", write(tmp_path, settings | CALM), "--gpus-per-run", "2"]) == 0
+    ((folder, result),) = results(settings).items()
+    assert agrees_with_one_process(result, undisturbed) and "2 processes" in (folder / "log.txt").read_text()
+    assert not multiprocessing.active_children()
 
 
 def agrees_with_one_process(result, undisturbed):
@@ -281,7 +250,8 @@ def test_ray_gives_each_run_two_processes(settings, tmp_path, undisturbed, capsy
     try:
         assert main(["--config", path, "--ray", nodes.address, "--gpus-per-run", "3"]) == 2
         reason = "no node of the cluster has 3 GPUs or CPU cores (the largest has 2)"
-        assert capsys.readouterr().err == f"error: --gpus-per-run 3: {reason}\n" and not results(settings)
+        assert capsys.readouterr().err.splitlines()[-1] == f"error: --gpus-per-run 3: {reason}"
+        assert not results(settings)
         assert main(["--config", path, "--ray", nodes.address, "--gpus-per-run", "2"]) == 0
     finally:
         nodes.shutdown()
@@ -316,12 +286,11 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
     outcome = attempt_in_processes(job, 2, 1, kill)
     folder = job.config.run_folder
     assert outcome.failure.startswith("process 2 of 2 died (SIGKILL)") and outcome.again
-    assert json.loads((folder / "failed.json").read_text())["reason"] == outcome.failure
     assert not multiprocessing.active_children() and not (folder / "result.json").exists()
     outcome = attempt_in_processes(replace(job, attempt=2), 2, 1, lambda progress: None)
     assert agrees_with_one_process(outcome.result, undisturbed)
     assert "resumes with train epoch" in (folder / "log.txt").read_text()
-    assert not (folder / "failed.json").exists() and not multiprocessing.active_children()
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
@@ -338,7 +307,8 @@ def test_what_the_first_process_says_of_a_failure_is_the_outcome(changes, reason
     "options, reason",
     [
         (["--ray", "--gpus-per-run", "0"], "--gpus-per-run 0: must be at least 1"),
-        (["--gpus-per-run", "2"], "--gpus-per-run 2: needs --ray; without Ray, torchrun --nproc-per-node 2"),
+        (["--gpus-per-run", "2", "--workers", "2"], "--workers 2: runs cannot share GPUs with --gpus-per-run 2"),
+        (["--gpus-per-run", "2", "--device", "cuda"], "device: 'cuda' is not available"),
         (["--ray", "--gpus-per-run", "2", "--workers", "3"], "--workers 3: runs cannot share GPUs with"),
         (["--ray", "--gpus-per-run", "9"], "batch_size: 8 images are too few for the 9 processes that share them"),
     ],
@@ -353,6 +323,12 @@ def test_wrong_use_of_several_gpus_is_one_line_before_anything_starts(options, r
 def test_a_run_has_the_cores_of_its_gpus():
     """Nodes that have too few GPUs do not count."""
     nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 64.0, "GPU": 8.0}, {"CPU": 32.0, "GPU": 8.0}, {"CPU": 128.0}]
-    assert ray_cluster.usable(nodes, 4) == nodes[1:3] and ray_cluster.usable(nodes[3:], 4) == nodes[3:]
+    assert ray_cluster.shares(nodes, 1, 4) == (4.0, 4.0, 64)  # of the third: 32 cores for 8 GPUs
+    assert ray_cluster.shares(nodes, 2, 1) == (2.0, 0.5, 64)
+    assert ray_cluster.shares(nodes[3:], 1, 4) == (1.0, 0, 128) and ray_cluster.shares(nodes[3:], 2, 1) == (
+        64.0,
+        0,
+        128,
+    )
     with pytest.raises(UserError, match="no node of the cluster has 9 GPUs .the largest has 8."):
-        ray_cluster.usable(nodes, 9)
+        ray_cluster.shares(nodes, 1, 9)

@@ -10,7 +10,7 @@ import torch
 from small_processes import in_two_processes
 
 from pycil_wsc import devices
-from pycil_wsc.engine.processes import announcements
+from pycil_wsc.engine.processes import exchange, from_first, rank_and_count
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_A_PROCESS_OF_ITS_OWN = """
@@ -59,10 +59,11 @@ def test_without_proc_the_peak_is_in_the_units_of_the_operating_system(platform,
 
 
 def exchanged():
-    processes = announcements()
-    return [processes.exchange([word, processes.rank]) for word in ("first", "second", "third")]
+    rank, _ = rank_and_count()
+    words = ("first", "second", "third")
+    return [(exchange((word, rank)), from_first((word, rank))) for word in words]
 
 
 def test_processes_exchange_as_many_messages_as_they_like():
-    expected = [[[word, 0], [word, 1]] for word in ("first", "second", "third")]
+    expected = [([(word, 0), (word, 1)], (word, 0)) for word in ("first", "second", "third")]
     assert in_two_processes(exchanged) == [expected, expected]

@@ -84,11 +84,6 @@ def test_a_record_that_cannot_be_written_costs_nothing(tmp_path):
     assert len(told) == 1
 
 
-def test_of_several_processes_the_first_prints_the_status(settings, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert main(["--config", write(tmp_path, settings), "--status"]) == 0 and not capsys.readouterr().out
-
-
 def test_the_status_reads_no_data(settings, tmp_path, capsys):
     path = write(tmp_path, settings | {"dataset": "npz:/nowhere/at/all.npz"})
     assert main(["--config", path, "--status"]) == 0

@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -24,10 +23,11 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.errors import UserError
-from pycil_wsc.launch import together, workers
-from pycil_wsc.launch.attempt import Job, failed
+from pycil_wsc.launch import torchrun, workers
+from pycil_wsc.launch.attempt import Job, Outcome
 from pycil_wsc.launch.overview import Overview
-from pycil_wsc.launch.sweep import Schedule, set_aside, sweep
+from pycil_wsc.launch.schedule import Schedule, set_aside
+from pycil_wsc.launch.sweep import sweep
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
@@ -95,22 +95,22 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
     settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 60, "model_name": "replay"}
     killed = []
 
-    def receive_and_kill(worker):
-        """The worker dies within a later task, after the checkpoint of an epoch."""
-        message = receive(worker)
-        if not killed and isinstance(message, Progress) and message.position.startswith("task 2/3"):
-            killed.append(worker.job.config.run_folder)
-            while not re.search(r"task [23]/3 train epoch ([2-9]|[1-5]\d)/60.*\n\Z", log_of_killed()):
-                assert not (killed[0] / "result.json").exists(), "its run has ended before"
-                time.sleep(0.005)
-            os.kill(worker.process.pid, signal.SIGKILL)
-        return message
+    def receive_and_kill(run):
+        """The process dies within a later task, after the checkpoint of an epoch."""
+        for message in messages(run):
+            if not killed and isinstance(message, Progress) and message.position.startswith("task 2/3"):
+                killed.append(run.job.config.run_folder)
+                while not re.search(r"task [23]/3 train epoch ([2-9]|[1-5]\d)/60.*\n\Z", log_of_killed()):
+                    assert not (killed[0] / "result.json").exists(), "its run has ended before"
+                    time.sleep(0.005)
+                os.kill(run.processes[0].pid, signal.SIGKILL)
+            yield message
 
     def log_of_killed():
         return (killed[0] / "log.txt").read_text()
 
-    receive = workers.Worker.receive
-    monkeypatch.setattr(workers.Worker, "receive", receive_and_kill)
+    messages = workers.RunInProcesses.messages
+    monkeypatch.setattr(workers.RunInProcesses, "messages", receive_and_kill)
     assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 1
     captured = capsys.readouterr()
     assert captured.out.count("FAILED: its process died (SIGKILL); will be tried once more") == 1
@@ -120,17 +120,18 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
     assert re.search(r"task [23]/3 resumes with train epoch", log_of_killed())
 
 
-def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_path, capsys, monkeypatch):
+def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_path, capsys, monkeypatch, forked):
     """In this one a CUDA error would return at each later call."""
     tried = []
 
     def attempt_here(job, data, on_progress):
         tried.append(job.number)
-        return failed(job, "AcceleratorError: CUDA error: an illegal memory access was encountered")
+        failure = "AcceleratorError: CUDA error: an illegal memory access was encountered"
+        return Outcome(failure=failure, again=True)
 
     monkeypatch.setattr("pycil_wsc.launch.sweep.attempt", attempt_here)
-    monkeypatch.setattr("pycil_wsc.devices.used", lambda: True)
-    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "convnet_type": "resnet8"})]) == 0
+    monkeypatch.setattr("pycil_wsc.launch.sweep.devices.used", lambda: True)
+    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "threads": 1})]) == 0
     assert tried == [1] and len(results(settings)) == 3
     assert capsys.readouterr().out.count("illegal memory access was encountered; will be tried once more") == 1
 
@@ -278,17 +279,17 @@ def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
 def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys, monkeypatch, forked):
     """It appears after planning: a file takes the place of the second run's folder. The first would run for long."""
     settings |= {"model_name": "replay", "seed": [1, 2], "init_epoch": 3000}
-    start, started, replaced = workers.Worker.start, [], []
+    start, started, replaced = workers.RunInProcesses.__init__, [], []
 
-    def replace_folder_and_start(worker, job):
+    def replace_folder_and_start(run, job, *arguments, **keys):
         if job.config.seed == 2:
             replaced.append(job.config.run_folder)
             replaced[0].parent.mkdir(parents=True, exist_ok=True)
             replaced[0].write_text("")
-        start(worker, job)
-        started.append(worker.process)
+        start(run, job, *arguments, **keys)
+        started.extend(run.processes)
 
-    monkeypatch.setattr(workers.Worker, "start", replace_folder_and_start)
+    monkeypatch.setattr(workers.RunInProcesses, "__init__", replace_folder_and_start)
     assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 2
     captured = capsys.readouterr()
     (folder,) = replaced
@@ -304,7 +305,7 @@ def test_a_sweep_leaves_no_file_open(settings, tmp_path):
     settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
     assert main(["--config", write(tmp_path, settings)]) == 0  # what is opened once for all runs
     before = len(os.listdir("/proc/self/fd"))
-    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3]})]) == 0
+    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "threads": 1})]) == 0
     assert main(["--config", write(tmp_path, settings | {"seed": [4, 5], "init_lr": 1e30})]) == 1
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -335,10 +336,9 @@ def test_a_run_does_not_inherit_the_threads_of_the_one_before(settings, threads_
 
 
 def test_nor_does_a_process_that_follows_runs(settings, threads_used, monkeypatch):
-    messages = [{"kind": config.kind, "config": config.to_dict()} for config in one_thread_then_any(settings)]
-    first = SimpleNamespace(listen=lambda: messages, exchange=lambda message: [message])
-    monkeypatch.setattr(together, "announcements", lambda: first)
-    assert together.take_part_in_runs() == 0
+    announced = iter([*one_thread_then_any(settings), None])
+    monkeypatch.setattr(torchrun, "from_first", lambda message: next(announced))
+    torchrun.follow()
     assert threads_used == [1, 2] and torch.get_num_threads() == 2
 
 

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -25,6 +26,7 @@ from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import load_tensors
+from pycil_wsc.launch.torchrun import together
 from pycil_wsc.learners.scoring import _score_by_data
 from pycil_wsc.runs.run import Run
 
@@ -320,3 +322,45 @@ def test_wrong_use_is_one_line_before_anything_starts(changes, reason, tmp_path)
     first, second = in_two_processes(complaint, *paths)
     assert first[0] == second[0] == 2 and not (tmp_path / "runs").exists()
     assert first[1].startswith(f"error: {reason}") and first[1].count("\n") == 1 and not second[1]
+
+
+def told_to(*commands):
+    """As :func:`complaint`, where each process has options of its own."""
+    with contextlib.redirect_stderr(io.StringIO()) as stream:
+        code = commanded(*commands[int(os.environ["RANK"])])
+    return code, stream.getvalue()
+
+
+def test_processes_that_are_asked_for_different_things_do_not_wait_for_each_other(tmp_path):
+    run = ["--config", write(tmp_path, swept(tmp_path / "runs", small_data(tmp_path / "data.npz")))]
+    first, second = in_two_processes(told_to, run, [*run, "--status"])
+    assert first[0] == second[0] == 2 and not (tmp_path / "runs").exists()
+    assert first[1].startswith("error: torchrun: process 2 of 2 has another command than the first")
+    (code, _), _ = in_two_processes(told_to, *2 * [[*run, "--status"]])
+    assert code == 0
+
+
+def test_processes_do_not_outlive_torchrun(monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "test", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    fork = multiprocessing.get_context("fork")
+    alive, held = fork.Pipe(duplex=False)
+
+    def agent():
+        process = fork.Process(target=together, args=("run", [], work))
+        process.start()
+        process.join()
+
+    def work():
+        held.send("at work")
+        time.sleep(1000)
+
+    torchrun = fork.Process(target=agent)
+    torchrun.start()
+    held.close()
+    assert alive.recv() == "at work"
+    torchrun.kill()
+    torchrun.join()
+    assert alive.poll(60), "the process lives on"
+    with pytest.raises(EOFError):
+        alive.recv()

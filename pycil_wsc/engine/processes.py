@@ -2,11 +2,11 @@
 
 import functools
 import itertools
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -31,56 +31,50 @@ def rank_and_count() -> tuple[int, int]:
     return (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if launched() else (0, 1)
 
 
-# ---- between runs: through the rendezvous store --------------------------------------------------------------------
+# ---- between runs: through the rendezvous store, without a timeout ---------------------------------------------------
 
 
-class Announcements:
-    """The first process announces each run before it begins; the others wait for it without a timeout.
+def exchange(message: T) -> list[T]:
+    """The messages of all processes, by rank. All processes must call this; they wait for each other."""
+    rank, count = rank_and_count()
+    if count == 1:
+        return [message]
+    store = distributed.PrefixStore(f"exchange {next(_exchanges)}", _rendezvous())
+    store.set(str(rank), pickle.dumps(message))
+    store.wait([str(other) for other in range(count)], IDLE)
+    return [pickle.loads(store.get(str(other))) for other in range(count)]
 
-    A message is any JSON value. Collectives would time out, because between runs only the first process works.
+
+def from_first(message: T) -> T:
+    """The first process's ``message``, in every process. The first does not wait for the others."""
+    rank, count = rank_and_count()
+    if count == 1:
+        return message
+    store = distributed.PrefixStore(f"from first {next(_messages)}", _rendezvous())
+    if rank == 0:
+        store.set("message", pickle.dumps(message))
+    store.wait(["message"], IDLE)
+    return pickle.loads(store.get("message"))
+
+
+def in_all(work: Callable[[], T]) -> T:
+    """Call ``work`` in every process. A :class:`UserError` that it raises in one is raised in all.
+
+    Otherwise that process would go on to the next run, and its tensors would meet those of another run in the others.
     """
-
-    def __init__(self) -> None:
-        self.rank, self.count = rank_and_count()
-        self._numbers, self._awaited, self._exchanged = itertools.count(), itertools.count(), itertools.count()
-
-    def announce(self, message: Any) -> None:
-        """Send a message to the processes that :meth:`listen`; None ends their loops."""
-        if self.count > 1 and self.rank == 0:
-            self._store().set(str(next(self._numbers)), json.dumps(message))
-
-    def listen(self) -> Iterator[Any]:
-        """Yield the messages in order, until None."""
-        for number in self._numbers:
-            self._store().wait([str(number)], IDLE)
-            if (message := json.loads(self._store().get(str(number)))) is None:
-                return
-            yield message
-
-    def await_first(self) -> None:
-        """Wait until the first process has called this too."""
-        store, name = distributed.PrefixStore("awaited", self._store()), str(next(self._awaited))
-        if self.rank == 0:
-            store.set(name, "")
-        store.wait([name], IDLE)
-
-    def exchange(self, message: Any) -> list[Any]:
-        """The messages of all processes, by rank. All processes must call this; they wait for each other."""
-        if self.count == 1:
-            return [message]
-        store = distributed.PrefixStore(f"exchange {next(self._exchanged)}", self._store())
-        store.set(str(self.rank), json.dumps(message))
-        store.wait([str(rank) for rank in range(self.count)], IDLE)
-        return [json.loads(store.get(str(rank))) for rank in range(self.count)]
-
-    def _store(self) -> distributed.Store:
-        return distributed.PrefixStore("announcements", _rendezvous())
+    value, error = None, None
+    try:
+        value = work()
+    except UserError as raised:
+        error = raised
+    for other in exchange(error):
+        if other:
+            raise other
+    return cast(T, value)
 
 
-@functools.cache
-def announcements() -> Announcements:
-    """The announcements of this process."""
-    return Announcements()
+_exchanges = itertools.count()
+_messages = itertools.count()
 
 
 @functools.cache
@@ -175,29 +169,16 @@ class Processes:
             distributed.broadcast_object_list(box, src=0)
         return box[0]
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def from_first(self, work: Callable[[], T]) -> T | None:
         """Call ``work`` in the first process and return its result in every process.
 
         A :class:`UserError` is raised in every process too. The others wait without a timeout.
         """
-        if self.count == 1:
-            return work()
-        answer: Any = None
-        if self.first:
-            try:
-                answer = work(), None
-            except UserError as error:
-                answer = None, error
-        self.await_first()
-        value, error = self.broadcast(answer)
-        if error:
-            raise error
-        return value
+        return self.broadcast(self.in_all(lambda: work() if self.first else None))
 
-    def await_first(self) -> None:
-        """Wait, without a timeout, until the first process has called this too."""
-        if self.count > 1:
-            announcements().await_first()
+    def in_all(self, work: Callable[[], T]) -> T:
+        """:func:`in_all`, for these processes."""
+        return in_all(work) if self.count > 1 else work()
 
     def copy_from_first_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy the first process's values into ``tensors``."""

@@ -15,16 +15,17 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
-from pycil_wsc.engine.processes import announcements
+from pycil_wsc.engine.processes import from_first, in_all
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.launch.status import RECORD, recorded
 from pycil_wsc.report import read_result
 from pycil_wsc.runs.first_task import REDONE
-from pycil_wsc.runs.progress import close_log, log_closed_after, open_log
+from pycil_wsc.runs.progress import Progress, close_log, log_closed_after, open_log
 
 TRACEBACK_LINES = 20
-UNFINISHED = ("failed.json", RECORD, REDONE)  # files that only an unfinished run has, of any kind
+SUBMITTED = ".submitted"  # by which a cluster's node finds out whether it sees the driver's files
+UNFINISHED = ("failed.json", RECORD, REDONE, SUBMITTED)  # files that only an unfinished run has, of any kind
 
 
 @dataclass(frozen=True)
@@ -58,79 +59,7 @@ class Outcome:
     failure: str = ""
     again: bool = False  # another attempt may succeed
     error: str = ""
-
-
-def attempt(job: Job, data: "Datasets", on_progress: Callable[[Any], None] | None) -> Outcome:
-    """Execute a run. One process at a time works in a run's folder; a finished run is not trained again.
-
-    ``data`` is a :class:`Datasets`; ``on_progress`` is called with every :class:`pycil_wsc.runs.progress.Progress`.
-    """
-    folder, kind = job.config.run_folder, registry.kinds[job.config.kind]
-    try:
-        with locked(folder, wait=job.wait):
-            dataset = data.of(job.config)
-            result = finished(job.config, dataset)
-            if not result:
-                free_memory()
-                (folder / "failed.json").unlink(missing_ok=True)  # of an earlier attempt
-                followed = recorded(on_progress, folder, kind.plan(job.config, dataset))
-                announcements().announce({"kind": job.config.kind, "config": job.config.to_dict()})
-                with log_closed_after(folder):
-                    result = kind.execute(job.config, dataset, followed)
-            # a process killed right after writing its result leaves these files
-            for name in (*UNFINISHED, *kind.leftovers(job.config)):
-                (folder / name).unlink(missing_ok=True)
-        return Outcome(result=result)
-    except Timeout:
-        return Outcome()
-    except (TrainingDiverged, WrongPlan, UnusableRun) as error:
-        return failed(job, str(error), again=False)
-    except UserError as error:
-        return Outcome(error=str(error))
-    except Exception as error:
-        message = " ".join(str(error).split())
-        return failed(job, f"{type(error).__name__}: {message} (traceback in log.txt)", error=error)
-
-
-def free_memory() -> None:
-    """Free what earlier runs of this process, failed ones above all, have left on its accelerator."""
-    if devices.used():
-        gc.collect()
-        devices.release_memory()
-
-
-def failed(job: Job, reason: str, again: bool = True, error: Exception | None = None) -> Outcome:
-    """Record a failed attempt in ``failed.json`` and, with the traceback of ``error``, in the log."""
-    folder, trace = job.config.run_folder, "".join(traceback.format_exception(error)) if error else ""
-    record = {"reason": reason, "traceback": trace.splitlines()[-TRACEBACK_LINES:], "attempt": job.attempt}
-    record |= {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": commit()}
-    try:
-        open_log(folder).error("attempt %d failed: %s\n%s", job.attempt, reason, trace)
-        write_json(folder / "failed.json", record)
-    except UserError as unwritable:
-        return Outcome(error=str(unwritable))
-    finally:
-        close_log(folder)
-    return Outcome(failure=reason, again=again)
-
-
-def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
-    """The ``result.json`` of a finished run, or None.
-
-    Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
-    earlier versions have no fingerprint of their data; they are accepted.
-    """
-    path = config.run_folder / "result.json"
-    if not path.exists() or registry.kinds[config.kind].extends(config):
-        return None
-    result = read_result(path)
-    if resolve_recorded(result["config"], path).identity() != config.identity():
-        raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
-    if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
-        raise UnusableRun(
-            f"{path}: was made with other data ({difference}); move it away to run this with the present data"
-        )
-    return result
+    trace: str = ""  # of the failure
 
 
 class Datasets:
@@ -147,3 +76,96 @@ class Datasets:
     def of(self, config: Any) -> Any:
         """The data of the run with this ``config``."""
         return self._loader(config.kind)(config)
+
+
+def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None] | None) -> Outcome:
+    """Execute a run. One process at a time works in a run's folder; a finished run is not trained again."""
+    config, folder, kind = job.config, job.config.run_folder, kind_of(job.config)
+    try:
+        with locked(folder, wait=job.wait):
+            dataset = data.of(config)
+            result = finished(config, dataset)
+            if not result:
+                free_memory()
+                (folder / "failed.json").unlink(missing_ok=True)  # of an earlier attempt
+                followed = recorded(on_progress, folder, kind.plan(config, dataset))
+                result = execute(from_first(config), data, followed)
+            remove_unfinished(config)
+        return Outcome(result=result)
+    except Timeout:
+        return Outcome()
+    except (TrainingDiverged, WrongPlan, UnusableRun) as error:
+        return Outcome(failure=str(error))
+    except UserError as error:
+        return Outcome(error=str(error))
+    except Exception as error:
+        return failed(error)
+
+
+def execute(config: Any, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
+    """Train and test the run in all processes, each of which calls this; returns its result.
+
+    Afterwards its log is closed, and torch has as many threads as before.
+    """
+    dataset = in_all(lambda: data.of(config))
+    with log_closed_after(config.run_folder):
+        return kind_of(config).execute(config, dataset, on_progress)
+
+
+def failed(error: Exception) -> Outcome:
+    """The outcome of an attempt that ended with an unexpected ``error``."""
+    message = " ".join(str(error).split())
+    return Outcome(
+        failure=f"{type(error).__name__}: {message} (traceback in log.txt)",
+        again=True,
+        trace="".join(traceback.format_exception(error)),
+    )
+
+
+def record_failure(job: Job, outcome: Outcome) -> None:
+    """Write a failed attempt to ``failed.json`` and to the log. Raises a :class:`UserError` if that is not possible."""
+    folder = job.config.run_folder
+    record = {"reason": outcome.failure, "traceback": outcome.trace.splitlines()[-TRACEBACK_LINES:]}
+    record |= {"attempt": job.attempt, "time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": commit()}
+    try:
+        open_log(folder).error("attempt %d failed: %s\n%s", job.attempt, outcome.failure, outcome.trace)
+        write_json(folder / "failed.json", record)
+    finally:
+        close_log(folder)
+
+
+def remove_unfinished(config: Any) -> None:
+    """Remove what only an unfinished run has: a process that is killed right after writing its result leaves it."""
+    for name in (*UNFINISHED, *kind_of(config).leftovers(config)):
+        (config.run_folder / name).unlink(missing_ok=True)
+
+
+def kind_of(config: Any) -> registry.Kind:
+    """The kind of a run."""
+    return registry.kinds[config.kind]
+
+
+def free_memory() -> None:
+    """Free what earlier runs of this process, failed ones above all, have left on its accelerator."""
+    if devices.used():
+        gc.collect()
+        devices.release_memory()
+
+
+def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
+    """The ``result.json`` of a finished run, or None.
+
+    Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
+    earlier versions have no fingerprint of their data; they are accepted.
+    """
+    path = config.run_folder / "result.json"
+    if not path.exists() or kind_of(config).extends(config):
+        return None
+    result = read_result(path)
+    if resolve_recorded(result["config"], path).identity() != config.identity():
+        raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
+    if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
+        raise UnusableRun(
+            f"{path}: was made with other data ({difference}); move it away to run this with the present data"
+        )
+    return result

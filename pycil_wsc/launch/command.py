@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pycil_wsc.errors import one_line
+from pycil_wsc.errors import UserError, one_line
 from pycil_wsc.launch.interrupts import interrupt, on_signals
 from pycil_wsc.output import best_effort_output
 
@@ -22,7 +22,8 @@ EXAMPLES = """examples:
   python main.py --config exps/wsc.json --workers 4               four runs at a time on this machine
   python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
   python main.py --config exps/wsc.json --ray --gpus-per-run 8    each run on eight GPUs of a Ray cluster
-  torchrun --nproc-per-node 8 main.py --config exps/wsc.json      each run on eight GPUs
+  python main.py --config exps/wsc.json --gpus-per-run 8          each run on eight GPUs of this machine
+  torchrun --nproc-per-node 8 main.py --config exps/wsc.json      the same, also on several machines
 The same command started again resumes what was stopped and skips what is finished.
 """
 
@@ -103,8 +104,8 @@ def _add_where_to_run(group):
         "--gpus-per-run",
         type=int,
         metavar="N",
-        help="with --ray: train each run on N GPUs of one node, in N processes as torchrun does; "
-        "on a cluster without GPUs, in N processes on the CPU",
+        help="train each run on N GPUs of this machine, or with --ray of one node, in N processes as torchrun does; "
+        "without GPUs, in N processes on the CPU",
     )
 
 
@@ -144,7 +145,10 @@ def _leave(number: int, frame: Any) -> None:
 
 def _run(args: argparse.Namespace, as_program: bool) -> int:
     from pycil_wsc.config.loading import load, parse_override  # imported late: --help does not need torch
-    from pycil_wsc.launch.sweep import dry_run, sweep
+    from pycil_wsc.engine.processes import launched
+    from pycil_wsc.launch.status import status
+    from pycil_wsc.launch.sweep import Where, dry_run, sweep
+    from pycil_wsc.launch.torchrun import together
 
     overrides: dict[str, Any] = dict(map(parse_override, args.set))
     overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
@@ -153,29 +157,22 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     if as_program:
         on_signals(interrupt)
 
-    if args.status:
-        from pycil_wsc.launch.status import status
+    where = Where(args.workers, args.ray, args.gpus_per_run)
 
-        return status(configs) if _is_first() else 0
+    def work() -> int:
+        if args.status:
+            return status(configs)
+        return dry_run(configs, where, args.measure) if args.dry_run else sweep(configs, where, args.redo)
 
-    def task() -> int:
-        if args.dry_run:
-            return dry_run(configs, args.workers, args.ray, args.measure, args.gpus_per_run)
-        return sweep(configs, args.workers, args.ray, args.redo, args.gpus_per_run)
-
-    return _together(configs, task, args) if "TORCHELASTIC_RUN_ID" in os.environ else task()
-
-
-def _together(configs: Sequence[Any], task: Callable[[], int], args: argparse.Namespace) -> int:
-    """Call ``task()`` in the processes that ``torchrun`` started."""
-    from pycil_wsc.errors import UserError
-    from pycil_wsc.launch.together import together
-
-    if args.workers or args.ray is not None or args.gpus_per_run:
+    if not launched():
+        return work()
+    if where != Where():
         raise UserError(
-            "torchrun: its processes train one run after another together; for --workers or --ray use python"
+            "torchrun: its processes train one run after another together; for --workers, --ray or --gpus-per-run use "
+            "python"
         )
-    return together(configs, lambda: _exit_code(task))
+    command = "status" if args.status else "dry run" if args.dry_run else "run"
+    return together(command, configs, lambda: _exit_code(work))
 
 
 def _exit_code(task: Callable[[], int]) -> int:
@@ -183,8 +180,6 @@ def _exit_code(task: Callable[[], int]) -> int:
 
     With several processes, only the first on each machine prints it.
     """
-    from pycil_wsc.errors import UserError
-
     try:
         return task()
     except UserError as error:

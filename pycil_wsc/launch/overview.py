@@ -111,17 +111,3 @@ class Overview:
 
     def _bar(self, layout, total=None):
         return tqdm(total=total, leave=False, bar_format=layout, dynamic_ncols=True)
-
-
-class Mailbox:
-    """Stores the progress of runs on other machines until it is fetched."""
-
-    def __init__(self) -> None:
-        self.messages = []
-
-    def put(self, message: Any) -> None:
-        self.messages.append(message)
-
-    def take(self) -> list[Any]:
-        messages, self.messages = self.messages, []
-        return messages

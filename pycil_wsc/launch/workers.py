@@ -1,4 +1,4 @@
-"""Parallel runs on one machine, in worker processes that live as long as the sweep."""
+"""Runs in processes of their own on this machine: several runs at a time, or several processes for each."""
 
 from __future__ import annotations
 
@@ -7,49 +7,64 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.distributed import TCPStore
 
 from pycil_wsc import devices
+from pycil_wsc.engine.processes import from_first
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.launch.torchrun import follow
 from pycil_wsc.runs.progress import Progress
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
-START_METHOD = "spawn"  # a fork would inherit threads and the CUDA context
+START_METHOD = "forkserver"  # a fork would inherit threads and the CUDA context; the server imports torch only once
+DEATH_SECONDS = 1.0  # for which a failure of one process waits for the death of another that may be its cause
 
 
-def run_in_processes(schedule: Any, count: int) -> None:
-    """Execute the runs of ``schedule``, ``count`` at a time.
-
-    If a worker dies, its run counts as failed, and the worker is replaced.
-    """
+def run_in_processes(schedule: Any, workers: int, processes: int = 1) -> None:
+    """Execute the runs of ``schedule``, so many at a time, each in so many new ``processes``."""
     schedule.data.forget()
-    workers = [Worker(number, max(1, cores() // count)) for number in range(count)]
+    threads = max(1, cores() // (workers * processes))
+    idle, busy = list(range(workers)), []
     try:
-        while busy := hand_out(schedule, workers):
-            ready = connection.wait([worker.pipe for worker in busy], timeout=1)
-            for worker in busy:
-                if worker.pipe in ready or not worker.process.is_alive():
-                    message = worker.receive()
+        while True:
+            while idle and (job := schedule.next()):
+                busy.append(RunInProcesses(job, processes, threads, slot=idle.pop(0)))
+            if not busy:
+                return
+            connection.wait([place for run in busy for place in run.sources()], timeout=1)
+            for run in list(busy):
+                for message in run.messages():
                     if isinstance(message, Progress):
-                        schedule.overview.progress(worker.job, message)
+                        schedule.overview.progress(run.job, message)
                     else:
-                        schedule.ended(worker.end(message), message)
+                        run.stop()
+                        busy.remove(run)
+                        idle.append(run.slot)
+                        schedule.ended(run.job, message)
             schedule.overview.draw()
     finally:
-        for worker in workers:
-            worker.stop()
+        for run in busy:
+            run.stop()
 
 
-def hand_out(schedule: Any, workers: list[Worker]) -> list[Worker]:
-    """Give a run to each idle worker while there are any left; returns the busy workers."""
-    for worker in workers:
-        if worker.job is None and (job := schedule.next()):
-            worker.start(job)
-    return [worker for worker in workers if worker.job]
+def attempt_in_processes(job: Job, count: int, threads: int, on_progress: Callable[[Progress], None]) -> Outcome:
+    """One attempt at a run in ``count`` new processes; ``on_progress`` is called with what the first reports."""
+    run = RunInProcesses(job, count, threads)
+    try:
+        while True:
+            connection.wait(run.sources())
+            for message in run.messages():
+                if isinstance(message, Outcome):
+                    return message
+                on_progress(message)
+    finally:
+        run.stop()
 
 
 def cores() -> int:
@@ -57,75 +72,137 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Worker:
-    """The handle of a worker process, which executes one run after another."""
+class RunInProcesses:
+    """One attempt at a run, in ``count`` new processes with ``threads`` threads each. They end with this process.
 
-    def __init__(self, number: int, threads: int) -> None:
-        self.number, self.threads = number, threads
-        self.process: Any = None  # the multiprocessing process, while it lives
-        self.job: Any = None  # the current Job, if any
+    Several processes have one of the GPUs each, and share the run as under ``torchrun``. If one of them dies, the
+    attempt has failed. A single process has the GPU that is number ``slot`` of those on this machine, counted round.
+    """
 
-    def start(self, job: Job) -> None:
-        """Start a run."""
-        self.job = job
-        if self.process is None:
-            self._spawn()
-        with contextlib.suppress(OSError):  # the process died; receive() reports it
-            self.pipe.send(job)
+    def __init__(self, job: Job, count: int, threads: int, slot: int = 0) -> None:
+        self.job, self.slot = job, slot
+        context: Any = multiprocessing.get_context(START_METHOD)
+        context.set_forkserver_preload(["torch", "pycil_wsc.runs.kind", __name__])
+        pipes = [context.Pipe(duplex=False) for _ in range(count)]
+        ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
+        self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None
+        self.pipes = [receiver for receiver, _ in pipes]
+        self.processes = []
+        for rank, (_, sender) in enumerate(pipes):
+            place = Place(rank, count, self.store.port if self.store else 0, threads, slot)
+            arguments = job, place, sender, ending, multiprocessing.get_start_method()
+            self.processes.append(context.Process(target=work, args=arguments))
+        with signals_blocked():
+            for process in self.processes:
+                process.start()
+        for connected in (ending, *(sender for _, sender in pipes)):
+            connected.close()
 
-    def receive(self) -> Progress | Outcome:
-        """The worker's next message: a :class:`Progress`, or the :class:`Outcome` of its run."""
-        with contextlib.suppress(EOFError, OSError):
-            if self.pipe.poll():
-                return self.pipe.recv()
-        self.process.join()
-        code = self.process.exitcode
-        return failed(self.job, f"its process died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
+    def sources(self) -> list[Any]:
+        """What becomes ready when there are new :meth:`messages`."""
+        return [*self.pipes, *(process.sentinel for process in self.processes)]
 
-    def end(self, outcome: Outcome) -> Job:
-        """Mark the worker as idle; returns its job.
-
-        After a failure, the process is replaced, because a CUDA error may have corrupted it.
-        """
-        job, self.job = self.job, None
-        if outcome.failure:
-            self.stop()
-        return job
+    def messages(self) -> Iterator[Progress | Outcome]:
+        """What the processes have reported since the last call. The last message of all is an :class:`Outcome`."""
+        codes = self._exit_codes()  # before reading: what a process has sent is there when it has ended
+        outcome = None
+        while outcome is None and (message := received(self.pipes[0])):
+            if isinstance(message, Outcome):
+                outcome = message
+            else:
+                yield message
+        if outcome is None:
+            outcome = self._death(codes)
+        elif outcome.again and len(self.processes) > 1:
+            connection.wait([*self.pipes[1:], *(process.sentinel for process in self.processes[1:])], DEATH_SECONDS)
+            outcome = self._death(self._exit_codes(), outcome) or outcome
+        if outcome:
+            yield outcome
 
     def stop(self) -> None:
-        """Stop the process and its data loaders at once. Its run can resume from its last checkpoint."""
-        if self.process is not None:
-            self.pipe.close()
-            self.life.close()
-            self.process.join(1)
-            self.process.kill()  # in case it is still starting, or stuck
-            self.process.join()
-            self.process = None
+        """End the processes and their data loaders at once. The run can resume from its last checkpoint."""
+        self.life.close()
+        for process in self.processes:
+            process.join(1)
+            process.kill()  # in case it is still starting, or stuck
+            process.join()
+        for pipe in self.pipes:
+            pipe.close()
 
-    def _spawn(self):
-        context = multiprocessing.get_context(START_METHOD)
-        self.pipe, theirs = context.Pipe()
-        ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
-        self.process = context.Process(
-            target=work, args=(theirs, ending, self.number, self.threads, multiprocessing.get_start_method())
-        )
-        resource_tracker.ensure_running()  # started later, it would unblock the signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # inherited by the worker: only we handle Ctrl-C
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        ending.close()
+    def _exit_codes(self) -> list[int | None]:
+        return [process.exitcode for process in self.processes]
+
+    def _death(self, codes: list[int | None], outcome: Outcome | None = None) -> Outcome | None:
+        """The failure of a process other than the first, or the death of any, if there is one.
+
+        ``codes``: the exit codes of those that have ended; ``outcome``: what the first process told of its own failure,
+        of which the other's may be the cause.
+        """
+        for rank, code in enumerate(codes):
+            told = received(self.pipes[rank]) if rank else None
+            died = code is not None and (code != 0 or rank == 0) and not (outcome and rank == 0)
+            if not told and not died:
+                continue
+            name = f"process {rank + 1} of {len(codes)}" if len(codes) > 1 else "its process"
+            reason = f"{name}: {told.failure}" if told else f"{name} died ({ending_of(code or 0)})"
+            if outcome:
+                reason += f"; process 1: {outcome.failure}"
+            return Outcome(failure=reason, again=True, trace=(told or outcome or Outcome()).trace)
+        return None
 
 
-def work(pipe: Connection, ending: Connection, number: int, threads: int, start_method: str) -> None:
-    """The main function of a worker process: execute each run received through ``pipe``, and send back progress and
-    outcomes.
-    """
+def received(pipe: Connection) -> Any:
+    """The next message, or None if there is none at present, or no more at all."""
+    try:
+        return pipe.recv() if pipe.poll() else None
+    except (EOFError, OSError):
+        return None
+
+
+def ending_of(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Processes that are started within do not see Ctrl-C and SIGTERM, which only this process handles."""
+    resource_tracker.ensure_running()  # started within, it would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# ---- in the new processes --------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """The place of a process among the ``count`` of its run, which meet at ``port``."""
+
+    rank: int
+    count: int
+    port: int
+    threads: int
+    slot: int
+
+    def take(self) -> None:
+        """Set this process up."""
+        torch.set_num_threads(self.threads)
+        if self.count > 1:
+            os.environ |= {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": str(self.count)}
+            os.environ |= {"LOCAL_WORLD_SIZE": str(self.count), "MASTER_ADDR": "localhost"}
+            os.environ |= {"MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+            os.environ["TORCHELASTIC_RUN_ID"] = "pycil_wsc"
+        else:
+            devices.take_turns(self.slot)
+
+
+def work(job: Job, place: Place, pipe: Connection, ending: Connection, start_method: str) -> None:
+    """The main function of a process: the first attempts the run, the others follow it."""
     multiprocessing.set_start_method(start_method, force=True)  # data loaders start as in the main process
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
-    devices.take_turns(number)
+    place.take()
 
     def send(message):
         try:
@@ -133,11 +210,16 @@ def work(pipe: Connection, ending: Connection, number: int, threads: int, start_
         except OSError:
             os._exit(1)  # the parent is gone
 
-    data = Datasets()
-    with contextlib.suppress(EOFError):
-        while job := pipe.recv():
-            torch.set_num_threads(threads)
-            send(attempt(job, data, send))
+    if place.rank:
+        try:
+            follow()
+        except Exception as error:
+            send(failed(error))
+        return
+    outcome = attempt(job, Datasets(), send)
+    if not outcome.again:
+        from_first(None)  # otherwise the others may be in the middle of the run: the parent ends them
+    send(outcome)
 
 
 def end_with(pipe: Connection) -> None:

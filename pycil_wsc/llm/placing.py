@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.errors import UserError
 from pycil_wsc.llm.model import trained_parameters
 
 T = TypeVar("T")
@@ -64,16 +63,7 @@ class Replicated:
 
     def _loaded(self, load: Load, empty: bool) -> Any:
         """``load(empty)``. If it fails in one process, all raise its error, before any of them waits for it."""
-        model, error = None, None
-        try:
-            model = load(empty)
-        except UserError as raised:
-            error = raised
-        self.processes.await_first()  # it may read the weights for longer than the timeout
-        for each in self.processes.gather([error], self.processes.count):
-            if each:
-                raise each
-        return model
+        return self.processes.in_all(lambda: load(empty))  # which may read the weights for longer than the timeout
 
     def _own(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter

@@ -40,19 +40,20 @@ def ignore_older(folder: Path) -> None:
 def shared(run: Any, dataset: Dataset) -> Iterator["Entry"]:
     """The entry of ``run``'s first task, locked by this process: while one trains it, others that need it wait."""
     path = Path(run.config.out, "first_tasks", f"{key(run, dataset)}.pt")
+    with run.processes.in_all(lambda: _lock(run, path)):
+        yield Entry(path, run.folder / REDONE) if run.processes.first else Entry(None)
+
+
+def _lock(run: Any, path: Path) -> contextlib.AbstractContextManager:
+    """Let no other command train the first task: a context, empty in all processes but the first."""
     if not run.processes.first:
-        run.processes.await_first()
-        yield Entry(None)
-        return
+        return contextlib.nullcontext()
     lock = f".{path.name}.lock"
     try:
-        held = locked(path.parent, lock, wait=False)
+        return locked(path.parent, lock, wait=False)
     except Timeout:
         run.bar.say("waiting for the first task, which another run is training")
-        held = locked(path.parent, lock)
-    with held:
-        run.processes.await_first()
-        yield Entry(path, run.folder / REDONE)
+        return locked(path.parent, lock)
 
 
 class Entry:

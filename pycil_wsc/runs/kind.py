@@ -4,8 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +22,8 @@ from pycil_wsc.data.stream import joined
 from pycil_wsc.data.subset import only
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.validation import hold_out
-from pycil_wsc.engine.processes import announcements
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.engine.processes import in_all
+from pycil_wsc.errors import UserError
 from pycil_wsc.keys import SAME, declared
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
@@ -34,8 +33,6 @@ from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.planning import check_backbone, planned_images
 from pycil_wsc.runs.run import Run
 from pycil_wsc.studies.records import unrecorded
-
-T = TypeVar("T")
 
 
 @register_kind(registry.DEFAULT_KIND)
@@ -86,7 +83,7 @@ class ClassIncremental(Kind):
 
     def execute(self, config: Config, data: Dataset, on_progress: Callable[[Any], None]) -> dict[str, Any]:
         complete, images = with_memory_size(config, known_images(data)), for_training(data, config)
-        return built_in_all(config.run_folder, lambda: Run(complete, images, on_progress)).execute()
+        return in_all(lambda: Run(complete, images, on_progress)).execute()
 
     def headline(self, result: Mapping[str, Any]) -> str:
         on = " on held-out training data" if result.get("tested_on") == "validation" else ""
@@ -107,25 +104,6 @@ class ClassIncremental(Kind):
 
     def unrecorded(self, config: Config) -> list[str]:
         return unrecorded(config)
-
-
-def built_in_all(folder: Path, build: Callable[[], T]) -> T:
-    """``build()``, which prepares the run in ``folder``, called in every process.
-
-    An :class:`UnusableRun` that it raises in one process, as where a download fails, is raised in all: otherwise that
-    process would go on to the next run, and its tensors would meet those of another run in the others.
-    """
-    built, problem = None, ""
-    try:
-        built = build()
-    except UnusableRun as error:
-        problem = str(error)
-    everyone = announcements().exchange([str(folder), problem])
-    if len({name for name, _ in everyone}) > 1:
-        raise RuntimeError(f"the processes work on different runs: {', '.join(name for name, _ in everyone)}")
-    if problems := [problem for _, problem in everyone if problem]:
-        raise UnusableRun(problems[0])
-    return cast(T, built)
 
 
 def as_configured(dataset: Dataset, config: Config) -> Dataset:

@@ -1,0 +1,148 @@
+"""The queue of a sweep's runs: finished ones are skipped, stopped ones resumed, failed ones tried once more."""
+
+import contextlib
+import os
+import shutil
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import Timeout
+
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.files import REPLACED, locked
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, kind_of, record_failure, remove_unfinished
+from pycil_wsc.launch.overview import Overview
+from pycil_wsc.launch.status import has_result
+from pycil_wsc.runs import first_task
+
+
+class Schedule:
+    """The queue of runs, with ``results`` and the reasons of ``failures`` by run folder.
+
+    New runs come first, in their order; then failed ones, once more; then those that another process was working on.
+    The queue is empty until :meth:`start`. Before, each run's data and model are checked, and no file is changed.
+
+    Args:
+        configs: the configurations.
+        redo: do finished runs again.
+
+    Raises:
+        UserError: a run cannot be trained, as with a wrong path.
+    """
+
+    def __init__(self, configs: Sequence[Any], redo: bool = False) -> None:
+        self.data = Datasets()
+        self.results: dict[Path, dict[str, Any]] = {}
+        self.failures: dict[Path, str] = {}
+        self.fresh: deque[Job] = deque()
+        self.retries: deque[Job] = deque()
+        self.locked_elsewhere: deque[Job] = deque()
+        self.overview = Overview()
+        self.jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
+        self.redo = redo
+        for job in self.jobs:
+            self.overview.add(job, kind_of(job.config).plan(job.config, self.data.of(job.config)))
+        for job in self.jobs:
+            if redo or not is_finished(job.config):
+                kind_of(job.config).check_model(job.config, self.data.of(job.config))
+
+    def start(self) -> None:
+        """Queue the runs that are not finished."""
+        if self.redo:
+            set_aside([job.config for job in self.jobs])
+        for job in self.jobs:
+            if is_finished(job.config):
+                self._skip(job)
+            else:
+                self.fresh.append(job)
+        if self.results:
+            self.overview.say(f"{len(self.results)} of {len(self.jobs)} runs finished before")
+
+    def next(self) -> Job | None:
+        """The next job, or None if there is none at present: a run in progress may fail and come back."""
+        queue = self.fresh or self.retries or self.locked_elsewhere
+        return queue.popleft() if queue else None
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        """Record the end of an attempt."""
+        folder = job.config.run_folder
+        if outcome.error:
+            raise UserError(outcome.error)
+        if outcome.result:
+            self.results[folder] = outcome.result
+            self.overview.ended(job, "done", kind_of(job.config).headline(outcome.result))
+            return
+        if not outcome.failure:
+            self.locked_elsewhere.append(replace(job, wait=True))
+            self.overview.ended(job, "waiting", "another process is working on it")
+            return
+        record_failure(job, outcome)
+        if outcome.again and job.attempt == 1:
+            self.retries.append(replace(job, attempt=2))
+            self.overview.ended(job, "retry", f"FAILED: {outcome.failure}; will be tried once more")
+        else:
+            self.failures[folder] = outcome.failure
+            self.overview.ended(job, "failed", f"FAILED: {outcome.failure}")
+
+    def _skip(self, job: Job) -> None:
+        """Take the result of a finished run, if this run would accept it."""
+        try:
+            with locked(job.config.run_folder, wait=False):
+                result = finished(job.config, self.data.of(job.config))
+                remove_unfinished(job.config)
+        except Timeout:
+            self.ended(job, Outcome())
+            return
+        except UnusableRun as error:
+            self.ended(job, Outcome(failure=str(error)))
+            return
+        if result is None:  # another command has set it aside since
+            self.fresh.append(job)
+            return
+        self.results[job.config.run_folder] = result
+        self.overview.skip(job)
+        if lacking := kind_of(job.config).unrecorded(job.config):
+            self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
+
+
+def is_finished(config: Any) -> bool:
+    """Whether the folder of a run has its result, and not that of a shorter run."""
+    return has_result(config.run_folder) and not kind_of(config).extends(config)
+
+
+def set_aside(configs: Sequence[Any]) -> None:
+    """Set aside the result of every finished run, so that it is repeated: ``result.json`` becomes ``result.old.json``.
+
+    Its other records are removed, which would be taken for those of the new run. No run reuses an existing first task;
+    runs that share one train it once. A run that another process is working on is left alone.
+
+    Raises a :class:`UserError` if a folder is write-protected, before any is changed.
+    """
+    for config in configs:
+        if config.run_folder.exists() and not os.access(config.run_folder, os.W_OK | os.X_OK):
+            raise UserError(f"--redo: {config.run_folder} is write-protected; make it writable")
+    for config in configs:
+        folder = config.run_folder
+        try:
+            with contextlib.suppress(Timeout), locked(folder, wait=False):
+                first_task.ignore_older(folder)
+                if has_result(folder):  # first the checkpoint, from which the run would resume at its end
+                    _remove_records(config)
+                    os.replace(folder / "result.json", folder / REPLACED)
+        except OSError as error:
+            raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None
+
+
+def _remove_records(config: Any) -> None:
+    """Remove the checkpoint of a run and what it wrote beside its result and its log."""
+    kind, folder = kind_of(config), config.run_folder
+    (folder / kind.checkpoint).unlink(missing_ok=True)
+    for pattern in kind.records:
+        for path in folder.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
