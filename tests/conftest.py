@@ -14,7 +14,8 @@ import small_runs  # noqa: E402
 from small_llm import small_settings  # noqa: E402
 from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
-torch.set_num_threads(1)  # the networks are tiny: more threads would be slower
+torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on each core
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
 
 
 @pytest.fixture
