@@ -7,7 +7,18 @@ from structure import ROOT, annotated, functions, imports, modules, within
 
 LEAVES = [
     f"pycil_wsc.{name}"
-    for name in ("errors", "registry", "keys", "files", "nested", "seeding", "allocator", "devices", "output")
+    for name in (
+        "errors",
+        "registry",
+        "keys",
+        "files",
+        "state",
+        "old_formats",
+        "seeding",
+        "allocator",
+        "devices",
+        "output",
+    )
 ]
 ROOMS = ["data", "networks", "engine", "learners", "config", "runs", "launch"]  # each may import the rooms before it
 
@@ -18,6 +29,8 @@ def rooms_up_to(room):
 
 ALLOWED = {  # what a module may import of the package; the longest matching name counts. Nothing imports pycil_wsc.llm
     **dict.fromkeys(LEAVES, ["pycil_wsc.errors", "pycil_wsc.allocator"]),
+    "pycil_wsc.state": ["pycil_wsc.errors", "pycil_wsc.files"],
+    "pycil_wsc.old_formats": ["pycil_wsc.errors", "pycil_wsc.state"],
     **{f"pycil_wsc.{room}": [*LEAVES, "pycil_wsc.consolidation", *rooms_up_to(room)] for room in ROOMS},
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
     "pycil_wsc.plugins": ["pycil_wsc.consolidation", "pycil_wsc.plugins"],

@@ -1,6 +1,5 @@
 """`pycil_wsc.Learner`: tasks learned one by one from Python."""
 
-import json
 import logging
 import multiprocessing
 import os
@@ -14,9 +13,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from damage import each_with_a_bit_flipped
 from PIL import Image
-from small_runs import Killed, killed_at
+from small_runs import killed_at
 from test_task_lists import MONTHS, NAMES, TEMPLATES, month, photos, run, weights
 
 import pycil_wsc
@@ -350,124 +348,17 @@ def test_exemplars_take_at_most_the_bytes_they_may(budget, months):
     assert learner.history[0]["exemplars"] == with_files // 2 * 2
 
 
-def test_what_is_saved_outlives_the_images_where_they_are_copied(tmp_path):
-    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1}
-    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["bee", "cat"], 2)]
-    learner = learned(tasks[0], **keys)
-    learner.save(tmp_path / "names")
-    learner.save(tmp_path / "shelf", copy_images=True)
-    learner.learn(tasks[1])
-    shutil.rmtree(tmp_path / "january")
-    os.rename(tmp_path / "shelf", tmp_path / "elsewhere")
-    other = Learner.load(tmp_path / "elsewhere", quiet=True)
-    other.learn(tasks[1])
-    ours, theirs = (each._state["learner"]["network.head.weight"] for each in (learner, other))
-    assert torch.equal(ours, theirs) and other._held.train.images[0].startswith(
-        str(tmp_path / "elsewhere" / "exemplars")
-    )
-    with pytest.raises(UserError, match="no longer exists, one of 8 missing files of exemplars; restore them"):
-        Learner.load(tmp_path / "names", quiet=True).learn(tasks[1])
-
-
-def test_saved_month_by_month_in_one_folder_the_copied_exemplars_stay_with_their_labels(tmp_path):
-    """The originals are gone; a learner that is not saved goes on with the copies too."""
-    keys = {"image_size": 16, "num_workers": 0, "epochs": 1, "init_epoch": 1, "memory_bytes": 6 * 16 * 16 * 3}
-    learner = learned(photos(tmp_path / "0", ["cat", "ant"], 0), **keys)
-    learner.save(tmp_path / "shelf", copy_images=True)
-    for number, names in enumerate((["bee"], ["dog", "cat"], ["bee"]), 1):
-        shutil.rmtree(tmp_path / str(number - 1))
-        learner = Learner.load(tmp_path / "shelf", quiet=True)
-        learner.learn(photos(tmp_path / str(number), names, number))
-        before = labelled(learner)
-        learner.save(tmp_path / "shelf", copy_images=number != 3)
-        assert labelled(learner) == before == labelled(Learner.load(tmp_path / "shelf", quiet=True))
-    assert all(path.startswith(str(tmp_path)) for path in learner._held.train.images)
-
-
-def labelled(learner):
-    """The exemplars: name of the class, and content of the file."""
-    split = learner._held.train
-    return sorted((learner.classes[c], Path(path).read_bytes()) for c, path in zip(split.targets, split.images))
-
-
 def test_a_task_that_cannot_be_written_is_learned_again_not_twice(months, tmp_path):
     learner = learned(months[0], out=tmp_path / "work")
     with patch.object(shelves, "write", side_effect=OSError("disk full")), pytest.raises(OSError):
         learner.learn(months[1])
     assert len(learner.history) == 1
     learner.learn(months[1])
-    assert len(learner.history) == 2 and (tmp_path / "work" / "task2" / "learner.json").exists()
+    assert len(learner.history) == 2 and (tmp_path / "work" / "task2" / "learner.safetensors").exists()
     assert_same(learner, learned(*months[:2]))
 
 
-# ---- the folder ------------------------------------------------------------------------------------------------------
-
-
-def test_the_folder_has_safetensors_json_and_exemplars_alone(shelf):
-    assert {path.name for path in shelf.iterdir()} == {
-        *("learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy")
-    }
-    assert np.load(shelf / "exemplars.npy", allow_pickle=False).shape == (8, 8, 8, 3)
-    for name in ("learner.json", "exemplars.json"):
-        json.loads((shelf / name).read_text(), parse_constant=lambda constant: pytest.fail(constant))
-
-
-@pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
-def test_a_folder_that_is_not_whole_is_one_line(name, shelf):
-    path = shelf / name
-    content = path.read_bytes()
-    for damaged in (content[: len(content) // 2], b"", b"[]"):
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match="shelf: is not a complete saved learner"):
-            Learner.load(shelf)
-    path.unlink()
-    with pytest.raises(UserError, match="shelf: (no saved learner there|cannot be read)"):
-        Learner.load(shelf)
-
-
-@pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
-def test_a_flipped_bit_of_a_saved_learner_is_noticed_or_does_no_harm(name, january, shelf):
-    learner, _ = january
-    noticed = 0
-    for _ in each_with_a_bit_flipped(shelf / name, 12):
-        try:
-            assert_same(Learner.load(shelf), learner)
-        except UserError as error:
-            assert "is not a complete saved learner" in str(error) or "another version" in str(error)
-            noticed += 1
-    assert noticed > 6
-
-
-def test_saving_replaces_a_saved_learner_and_nothing_else(months, tmp_path):
-    learner = learned(months[0])
-    learner.save(tmp_path / "shelf")
-    learner.learn(months[1])
-    learner.save(tmp_path / "shelf")
-    assert_same(Learner.load(tmp_path / "shelf"), learner)
-    with pytest.raises(UserError, match="is not empty and holds no saved learner"):
-        learner.save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.npz", "1.npz", "2.npz", "shelf"]
-
-
-@pytest.mark.parametrize("renames", [1, 2])
-def test_a_kill_while_a_saved_learner_is_replaced_loses_neither(renames, months, shelf, monkeypatch):
-    older = Learner.load(shelf)
-    learner = Learner.load(shelf)
-    learner.learn(months[1])
-    rename, left = os.rename, [renames]
-
-    def rename_and_die(source, target):
-        left[0] -= 1
-        if not left[0]:
-            raise Killed
-        rename(source, target)
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("pycil_wsc.classifier.shelf.os.rename", rename_and_die)
-        learner.save(shelf)
-    assert_same(Learner.load(shelf), older)
-    learner.save(shelf)
-    assert_same(Learner.load(shelf), learner)
+# ---- keys at load ----------------------------------------------------------------------------------------------------
 
 
 def test_a_learner_saved_with_keys_of_another_version_is_one_line(shelf, monkeypatch):

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torchvision.transforms import InterpolationMode
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
@@ -21,6 +22,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.runs import weights
 
+LARGEST_SIDE = 1 << 16  # of an image, in pixels
 Images = np.ndarray | torch.Tensor | list[str]
 
 
@@ -111,7 +113,12 @@ def checked_info(saved: dict[str, Any]) -> DatasetInfo:
     """The :class:`DatasetInfo` with the ``saved`` values; raises an exception if they are invalid."""
     info, number = DatasetInfo(**saved), (int, float)
     fits = isinstance(info.classes, tuple) and all(isinstance(name, str) for name in info.classes)
-    fits &= type(info.image_size) is int and info.image_size > 0 and info.crop in ("pad", "resized")
+    fits &= info.crop in ("pad", "resized") and info.interpolation in [mode.value for mode in InterpolationMode]
+    for side in (info.image_size, info.stored_size or info.image_size):
+        fits &= type(side) is int and 0 < side <= LARGEST_SIDE
+    for name in ("padding", "brightness", "flip", "augmentation"):
+        value = getattr(info, name)
+        fits &= value is not None and KEYS[name].check(value) == value
     for triple in (info.mean, info.std):
         fits &= len(triple) == 3 and all(type(value) in number and math.isfinite(value) for value in triple)
     if not fits or not all(info.std):

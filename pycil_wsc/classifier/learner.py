@@ -17,7 +17,16 @@ from pycil_wsc import registry
 from pycil_wsc.classifier import shelf
 from pycil_wsc.classifier.bar import Bar
 from pycil_wsc.classifier.inference import Classifier, Images, rebuilt
-from pycil_wsc.classifier.settings import FIRST, OF_EXPERIMENTS, configured, of_learner, refuse_changes, saved_values
+from pycil_wsc.classifier.settings import (
+    FIRST,
+    OF_EXPERIMENTS,
+    configured,
+    folder_of,
+    of_learner,
+    refuse_changes,
+    saved_values,
+)
+from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.sources import Source, read_source
@@ -63,9 +72,11 @@ class Learner:
         given = of_learner(keys)
         given |= {first: given[later] for later, first in FIRST.items() if later in given and first not in given}
         self.config: Config = registry.kinds[registry.DEFAULT_KIND].resolve(given | {"model_name": name})
-        self.out, self.quiet = Path(out) if out is not None else None, quiet
+        self.out = None if out is None else folder_of("out", out)
+        self.quiet = quiet
         self._held: Dataset | None = None  # the exemplars
         self._state: dict[str, Any] | None = None  # state of the run after its last task
+        self._hashes: dict[str, str] = {}  # the SHA-256 of the exemplars' files
         self._model: Classifier | None = None
 
     @property
@@ -95,11 +106,8 @@ class Learner:
             UserError: if the images are invalid, or the method cannot learn them.
             TrainingDiverged: if the loss, the weights or the test logits are no longer finite; the task is not learned.
         """
-        if self._held and (missing := shelf.missing(self._held)):
-            raise UserError(
-                f"{missing[0]}: no longer exists, one of {len(missing)} missing files of exemplars; restore them, or "
-                "save the learner with copy_images=True before the images are removed"
-            )
+        if self._held:
+            shelf.check_exemplars(self._held, self._hashes)
         part = as_configured(read_source(source, self.config.data_root), self.config)
         part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
         stream = extended(self._held, part)
@@ -107,15 +115,16 @@ class Learner:
         config = with_memory_size(config, stream.train.images)
         with self._folder() as folder:
             saved = folder / f"task{len(config.tasks)}"
-            if (saved / "learner.json").exists():
+            if shelf.exists(saved):
                 self._restore(saved, config, stream)
             else:
-                held, state = self._train(work := folder / f".{saved.name}", config, stream)
+                work = folder / f".{saved.name}"
+                learned = self._train(work, config, stream)
                 if self.out is not None:
-                    shelf.write(work, self._to_save(config.tasks, held, state))
+                    shelf.write(work, learned)
                     (work / CHECKPOINT).unlink(missing_ok=True)
                 os.rename(work, saved)
-                self._set_state(config, held, state)  # last, so that a retry after an error learns this task again
+                self._set_state(learned)  # last, so that a retry after an error learns this task again
         return self.history[-1]
 
     @contextlib.contextmanager
@@ -132,8 +141,8 @@ class Learner:
         with lock:
             yield self.out
 
-    def _train(self, folder, config, stream):
-        """Train on the last task of ``stream``, with checkpoints in ``folder``; returns the exemplars and the state."""
+    def _train(self, folder: Path, config: Config, stream: Dataset) -> SavedLearner:
+        """Train on the last task of ``stream``, with checkpoints in ``folder``."""
         if self.out is None:
             config = dataclasses.replace(config, checkpoint_seconds=LARGEST_NUMBER)
         config = dataclasses.replace(config, cache_first_task=False)
@@ -148,7 +157,7 @@ class Learner:
         state = run.state(end_of(run.manager.tasks[-1]))
         memory = state["learner"]["_extra_state"]["memory"]
         memory["classes"] = {c: numbers[indices].tolist() for c, indices in run.learner.memory.classes.items()}
-        return held, state
+        return SavedLearner(self._values(config.tasks), held, state, shelf.hashes_of(held, self._hashes))
 
     def _restore(self, saved, config, stream):
         """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``."""
@@ -159,13 +168,14 @@ class Learner:
             raise UserError(f"{saved}: was learned from another learner; choose another folder 'out'")
         if difference := changed(found.held.fingerprint, stream.fingerprint):
             raise UserError(f"{saved}: was learned from other images ({difference}); choose another folder 'out'")
-        self._set_state(config, found.held, found.state)
+        self._set_state(found._replace(config={"tasks": config.tasks}))
         if not self.quiet:
             print(f"task {len(config.tasks)} was learned before: loaded from {saved}", flush=True)
 
-    def _set_state(self, config, held, state):
-        self.config = dataclasses.replace(self.config, tasks=config.tasks)
-        self._held, self._state, self._model = held, state, None
+    def _set_state(self, learned: SavedLearner) -> None:
+        self.config = dataclasses.replace(self.config, tasks=tuple(learned.config["tasks"]))
+        self._held, self._state, self._hashes = learned.held, learned.state, learned.hashes
+        self._model = None
 
     # ---- prediction --------------------------------------------------------------------------------------------------
 
@@ -210,22 +220,21 @@ class Learner:
     # ---- saving ------------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, copy_images: bool = False) -> None:
-        """Save the learner in ``folder`` (safetensors, JSON and exemplars), replacing a learner saved there before.
+        """Save the learner in ``folder`` (``learner.safetensors``), replacing a learner saved there before.
+
+        Other files in the folder stay as they are. Who loads it meanwhile gets the old learner or the new one, and of
+        several processes that save at once the last one prevails.
 
         ``copy_images``: also copy the exemplars' image files, so that the learner can be trained further without the
         originals.
         """
-        folder = Path(folder)
-        if folder.exists() and not (folder / "learner.json").exists() and (folder.is_file() or any(folder.iterdir())):
-            raise UserError(f"{folder}: is not empty and holds no saved learner; choose another folder")
+        folder = folder_of("folder", folder)
         if self._held is None or self._state is None:
             raise UserError("nothing has been learned yet; call learn first")
+        learned = SavedLearner(self._values(self.config.tasks), self._held, self._state, self._hashes)
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-                new = Path(temporary, "new")
-                shelf.write(new, self._to_save(self.config.tasks, self._held, self._state), copy_images, folder)
-                shelf.replace_folder(new, folder)
+            with locked(folder):
+                shelf.write(folder, learned, copy_images)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
 
@@ -240,20 +249,27 @@ class Learner:
         Raises:
             UserError: if there is no complete learner, or a key is invalid or other than what the first task has fixed.
         """
-        given, found = of_learner(keys), shelf.read(Path(folder))
-        learner = cls.__new__(cls)
+        folder, given = folder_of("folder", folder), of_learner(keys)
+        found = shelf.read(folder)
         try:
             saved = configured(found.config, tasks=())
         except UserError as error:
             raise UserError(f"{folder}: was saved by another version of pycil_wsc ({error}); use that one") from None
         refuse_changes(saved, given)
-        learner.config = configured(saved_values(saved, given) | given, tasks=tuple(found.config["tasks"]))
-        learner.out, learner.quiet = Path(out) if out is not None else None, quiet
-        learner._held, learner._state, learner._model = found.held, found.state, None
+        learner = cls(saved.model_name, out=out, quiet=quiet)
+        learner.config = configured(saved_values(saved, given) | given, tasks=())
+        learner._set_state(found)
+        try:
+            learner._classifier()
+        except UserError:
+            raise
+        except Exception as error:  # the checksums match, but another version or program wrote the file
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{folder}: is not a complete saved learner ({reason}); save or copy it again") from None
         return learner
 
-    def _to_save(self, tasks, held, state) -> shelf.SavedLearner:
+    def _values(self, tasks: tuple[str, ...]) -> dict[str, Any]:
+        """The configuration's values to save, of a learner of ``tasks``."""
         omitted = OF_EXPERIMENTS - {"model_name"}
-        config = {name: value for name, value in self.config.to_dict().items() if name not in omitted}
-        config["tasks"] = list(tasks)
-        return shelf.SavedLearner(config, held, state)
+        values = {name: value for name, value in self.config.to_dict().items() if name not in omitted}
+        return values | {"tasks": list(tasks)}

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from pycil_wsc import registry
 from pycil_wsc.config.loading import flatten
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
+from pycil_wsc.data.datasets import path_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import having, plain
 
@@ -26,6 +28,14 @@ def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
     if wrong := sorted(OF_EXPERIMENTS & given.keys()):
         raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
     return given
+
+
+def folder_of(name: str, path: Any) -> Path:
+    """``path`` as the path of a folder; raises a :class:`UserError`, which begins with ``name``, if it is none."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise UserError(f"{name}: {path!r} is not the name of a folder; give a string or a path")
+    return path_of(name, text)
 
 
 def from_python(value: Any) -> Any:

@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.nested import packed, unpacked
+from pycil_wsc.state import packed, unpacked
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state``, of which :func:`~pycil_wsc.nested.packed` says what it may contain."""
+    """Write ``state``, of which :func:`~pycil_wsc.state.packed` says what it may contain."""
     tensors: dict[str, Tensor] = {}
     header = json.dumps(packed(state, tensors))
     partial = path.with_name(f".{path.name}.partial")

@@ -1,0 +1,126 @@
+"""A nested state in one file: its tensors as safetensors, everything else as JSON beside them.
+
+Checkpoints, shared first tasks, weights and saved learners are such files. They are replaced atomically, they carry a
+checksum, because safetensors takes damaged tensors as they are, and nothing in them is executed when they are read.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from pycil_wsc.files import write_atomically
+
+# mark values that JSON lacks, such as {TENSOR: the tensor's name}
+TENSOR, CHANNELS_LAST, TUPLE, PAIRS, FLOAT = "$tensor", "$channels_last", "$tuple", "$pairs", "$float"
+JSON = "$json"  # the tensor that holds the JSON: a header of safetensors has at most 100 MB
+FORMAT = "pycil_wsc state 1"
+
+
+def save_state(path: str | Path, state: Any) -> None:
+    """Write ``state``, of which :func:`packed` says what it may contain, atomically and durably.
+
+    Raises a :class:`~pycil_wsc.errors.UserError` if the file cannot be written; the previous one is then intact.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(packed(state, tensors)).encode()
+    tensors = _on_their_own(tensors)
+    tensors[JSON] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    metadata = {"format": FORMAT, "sha256": _digest(tensors)}
+    write_atomically(path, safetensors.torch.save(tensors, metadata))
+
+
+def load_state(path: str | Path) -> Any:
+    """Read what :func:`save_state` wrote; its tensors are on the CPU.
+
+    Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is damaged or of another kind.
+    """
+    content = Path(path).read_bytes()
+    try:
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"it is of the format {metadata['format']!r}")
+        tensors = safetensors.torch.load(content)
+        if metadata["sha256"] != _digest(tensors):
+            raise ValueError("its checksum is wrong")
+        return unpacked(json.loads(tensors[JSON].numpy().tobytes()), tensors.__getitem__)
+    except (MemoryError, ValueError):
+        raise
+    except Exception as error:  # files of other programs raise many kinds of errors
+        raise ValueError(type(error).__name__) from None
+
+
+def _on_their_own(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``tensors`` on the CPU, those that share memory as copies, as safetensors requires."""
+    separate, storages = {}, set()
+    for name, tensor in tensors.items():
+        tensor = tensor.cpu()
+        storage = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return separate
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The SHA-256 of the tensors: their names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def packed(value: Any, tensors: dict[str, torch.Tensor], place: str = "") -> Any:
+    """Convert ``value`` to JSON values and move its tensors to ``tensors``, named by their places, such as
+    ``network.fc.weight``.
+
+    ``value``: tensors, numbers, strings, booleans and None, in dicts, lists and tuples, nested at will. Raises a
+    TypeError for anything else.
+    """
+    if isinstance(value, torch.Tensor):
+        name = place if place not in tensors else f"{place}#{len(tensors)}"  # {"a.b": ...} beside {"a": {"b": ...}}
+        return _packed_tensor(value.detach(), tensors, name)
+    if isinstance(value, dict):
+        inner = {key: packed(item, tensors, f"{place}.{key}".lstrip(".")) for key, item in value.items()}
+        return inner if all(isinstance(key, str) for key in inner) else {PAIRS: [[k, v] for k, v in inner.items()]}
+    if isinstance(value, (list, tuple)):
+        items = [packed(item, tensors, f"{place}.{number}".lstrip(".")) for number, item in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{place}: a {type(value).__name__} cannot be saved; a state is tensors and JSON values")
+
+
+def _packed_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], name: str) -> dict[str, Any]:
+    """Move ``tensor`` to ``tensors`` and return its mark, which tells its memory format."""
+    last = tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+    tensors[name] = tensor.permute(0, 2, 3, 1) if last else tensor.contiguous()
+    return {TENSOR: name, CHANNELS_LAST: True} if last else {TENSOR: name}
+
+
+def unpacked(value: Any, tensor_of: Callable[[str], Any]) -> Any:
+    """What :func:`packed` converted, with ``tensor_of(name)`` for each tensor."""
+    if isinstance(value, list):
+        return [unpacked(item, tensor_of) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        tensor = tensor_of(value[TENSOR])
+        return tensor.permute(0, 3, 1, 2) if value.get(CHANNELS_LAST) else tensor
+    if TUPLE in value:
+        return tuple(unpacked(item, tensor_of) for item in value[TUPLE])
+    if PAIRS in value:
+        return {key: unpacked(item, tensor_of) for key, item in value[PAIRS]}
+    if FLOAT in value:
+        return float(value[FLOAT])
+    return {key: unpacked(item, tensor_of) for key, item in value.items()}

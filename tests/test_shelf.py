@@ -1,0 +1,380 @@
+"""Saved learners: what a folder holds, what a save replaces, and what is refused."""
+
+import copy
+import functools
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from damage import each_with_a_bit_flipped
+from PIL import Image
+from small_runs import Killed
+from test_learner import assert_same, learned, months
+from test_task_lists import MONTHS, month, photos
+
+from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.errors import UserError
+from pycil_wsc.state import load_state, save_state
+
+__all__ = ["months"]
+pytestmark = pytest.mark.usefixtures("undrawn")
+QUICK = {"epochs": 1, "init_epoch": 1}
+OF_FILES = {"image_size": 16, "num_workers": 0, **QUICK}
+OLD = Path(__file__).parent / "old_formats"  # written by version 0.2.0 at commit 3c19aa9
+
+
+@pytest.fixture(scope="module")
+def january(tmp_path_factory):
+    """A learner of the first month, and the folder that it is saved in."""
+    folder = tmp_path_factory.mktemp("january")
+    learner = learned(month(folder / "0.npz", MONTHS[0], 0))
+    learner.save(folder / "shelf")
+    return learner, folder / "shelf"
+
+
+@pytest.fixture
+def shelf(january, tmp_path):
+    """The test's own copy of the saved learner."""
+    return shutil.copytree(january[1], tmp_path / "shelf")
+
+
+def names(folder):
+    """What is in ``folder``, apart from the lock."""
+    return sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != ".lock"
+    )
+
+
+# ---- what a save replaces --------------------------------------------------------------------------------------------
+
+
+def test_a_saved_learner_is_one_file(shelf):
+    assert names(shelf) == ["learner.safetensors"]
+
+
+def test_saving_again_replaces_the_learner_and_leaves_all_else_as_it_is(tmp_path):
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **OF_FILES)
+    learner.save(tmp_path / "shelf", copy_images=True)
+    may = photos(tmp_path / "shelf" / "may", ["bee"], 2)
+    for name in ("notes.txt", "exemplars/notes.txt", "weights.safetensors"):
+        (tmp_path / "shelf" / name).write_text("not the learner's")
+    foreign = set(names(tmp_path / "shelf" / "may"))
+    learner.learn(may)
+    learner.save(tmp_path / "shelf", copy_images=True)
+    kept = names(tmp_path / "shelf")
+    assert {f"may/{name}" for name in foreign} <= set(kept)
+    assert {"notes.txt", "exemplars/notes.txt", "weights.safetensors", "learner.safetensors"} <= set(kept)
+    os.rename(tmp_path / "shelf", tmp_path / "elsewhere")
+    assert labelled(Learner.load(tmp_path / "elsewhere")) == labelled(learner, moved=(tmp_path, "shelf", "elsewhere"))
+
+
+def test_a_folder_with_other_files_takes_a_learner(months, tmp_path):
+    learner = learned(months[0], **QUICK)
+    learner.save(tmp_path)
+    assert_same(Learner.load(tmp_path), learner)
+    assert names(tmp_path) == ["0.npz", "1.npz", "2.npz", "learner.safetensors"]
+
+
+def test_a_link_to_a_saved_learner_stays_a_link(months, shelf, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(shelf)
+    learner = Learner.load(link, quiet=True, epochs=1)
+    learner.learn(months[1])
+    learner.save(link)
+    assert link.is_symlink() and sorted(os.listdir(tmp_path)) == ["0.npz", "1.npz", "2.npz", "link", "shelf"]
+    assert_same(Learner.load(shelf), learner)
+
+
+def test_copies_that_are_loaded_through_a_link_are_not_removed(tmp_path):
+    learned(photos(tmp_path / "january", ["cat", "ant"], 1), **OF_FILES).save(tmp_path / "shelf", copy_images=True)
+    (tmp_path / "link").symlink_to("shelf")
+    learner = Learner.load(tmp_path / "link")
+    learner.save(tmp_path / "shelf")
+    assert labelled(Learner.load(tmp_path / "shelf")) == labelled(learner) != []
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_killed_at_any_moment_a_save_loses_neither_learner_and_the_next_one_leaves_nothing_behind(copied, tmp_path):
+    first = photos(tmp_path / "january", ["cat", "ant"], 1)
+    learned(first, **OF_FILES).save(tmp_path / "shelf", copy_images=True)
+    older = Learner.load(tmp_path / "shelf", quiet=True)
+    learner = Learner.load(tmp_path / "shelf", quiet=True, memory_per_class=2)
+    learner.learn(photos(tmp_path / "february", ["bee", "cat"], 2))
+    learner.save(shutil.copytree(tmp_path / "shelf", tmp_path / "undisturbed"), copy_images=copied)
+    expected = names(tmp_path / "undisturbed")
+    killed = 0
+    for moment in range(100):
+        folder = shutil.copytree(tmp_path / "shelf", tmp_path / f"killed-{moment}")
+        alive = _dies_at(moment, functools.partial(learner.save, folder, copy_images=copied))
+        found = Learner.load(folder, quiet=True)
+        assert labelled(found) == labelled(older if len(found.history) == 1 else learner)
+        if alive:
+            break
+        killed += 1
+        learner.save(folder, copy_images=copied)
+        assert names(folder) == expected
+    assert alive and killed >= (8 if copied else 3)
+
+
+def _dies_at(moment, function):
+    """Run ``function``, but die just before its change of the disk number ``moment``; returns whether it survived."""
+    count = [0]
+
+    def dying(original):
+        def call(*arguments, **keys):
+            if count[0] == moment:
+                raise Killed
+            count[0] += 1
+            return original(*arguments, **keys)
+
+        return call
+
+    with (
+        patch("os.replace", dying(os.replace)),
+        patch("os.fsync", dying(os.fsync)),
+        patch.object(Path, "unlink", dying(Path.unlink)),
+    ):
+        try:
+            function()
+        except Killed:
+            return False
+    return True
+
+
+def test_two_that_save_and_one_that_loads_never_meet_half_a_learner(tmp_path):
+    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["bee", "cat"], 2)]
+    one = learned(tasks[0], **OF_FILES)
+    two = learned(*tasks, **OF_FILES)
+    one.save(tmp_path / "shelf", copy_images=True)
+    context = multiprocessing.get_context("fork")
+    savers = [context.Process(target=_save_often, args=(each, tmp_path / "shelf")) for each in (one, two)]
+    for saver in savers:
+        saver.start()
+    loaded = set()
+    while any(saver.is_alive() for saver in savers):
+        loaded.add(len(Learner.load(tmp_path / "shelf").history))
+    for saver in savers:
+        saver.join()
+    assert [saver.exitcode for saver in savers] == [0, 0] and loaded == {1, 2}
+    last = Learner.load(tmp_path / "shelf")
+    assert all(Path(path).is_file() for path in last._held.train.images)
+
+
+def _save_often(learner, folder):
+    for _ in range(25):
+        learner.save(folder, copy_images=True)
+
+
+# ---- exemplars -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_outlives_the_images_where_they_are_copied(tmp_path):
+    keys = OF_FILES
+    tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["bee", "cat"], 2)]
+    learner = learned(tasks[0], **keys)
+    learner.save(tmp_path / "names")
+    learner.save(tmp_path / "shelf", copy_images=True)
+    learner.learn(tasks[1])
+    shutil.rmtree(tmp_path / "january")
+    os.rename(tmp_path / "shelf", tmp_path / "elsewhere")
+    other = Learner.load(tmp_path / "elsewhere", quiet=True)
+    other.learn(tasks[1])
+    ours, theirs = (each._state["learner"]["network.head.weight"] for each in (learner, other))
+    assert torch.equal(ours, theirs) and other._held.train.images[0].startswith(
+        str(tmp_path / "elsewhere" / "exemplars")
+    )
+    with pytest.raises(UserError, match="no longer exists, one of 8 missing files of exemplars; restore them"):
+        Learner.load(tmp_path / "names", quiet=True).learn(tasks[1])
+
+
+def test_saved_month_by_month_in_one_folder_the_copied_exemplars_stay_with_their_labels(tmp_path):
+    """The originals are gone; a learner that is not saved goes on with the copies too."""
+    keys = OF_FILES | {"memory_bytes": 6 * 16 * 16 * 3}
+    learner = learned(photos(tmp_path / "0", ["cat", "ant"], 0), **keys)
+    learner.save(tmp_path / "shelf", copy_images=True)
+    for number, names in enumerate((["bee"], ["dog", "cat"], ["bee"]), 1):
+        shutil.rmtree(tmp_path / str(number - 1))
+        learner = Learner.load(tmp_path / "shelf", quiet=True)
+        learner.learn(photos(tmp_path / str(number), names, number))
+        before = labelled(learner)
+        learner.save(tmp_path / "shelf", copy_images=number != 3)
+        assert labelled(learner) == before == labelled(Learner.load(tmp_path / "shelf", quiet=True))
+    assert all(path.startswith(str(tmp_path)) for path in learner._held.train.images)
+
+
+def labelled(learner, moved=None):
+    """The exemplars: name of the class, and content of the file.
+
+    ``moved``: a folder, and the old and new name of one in it.
+    """
+    split, found = learner._held.train, []
+    for label, path in zip(split.targets, split.images):
+        if moved:
+            parent, old, new = moved
+            path = path.replace(str(parent / old), str(parent / new))
+        found.append((learner.classes[label], Path(path).read_bytes()))
+    return sorted(found)
+
+
+def test_an_exemplar_that_is_another_image_now_is_refused_by_name(tmp_path):
+    cats, ants = tmp_path / "january" / "cat", tmp_path / "january" / "ant"
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **OF_FILES)
+    learner.save(tmp_path / "names")
+    learner.save(tmp_path / "copies", copy_images=True)
+    february = photos(tmp_path / "february", ["bee"], 2)
+    os.rename(cats, tmp_path / "swapped")
+    os.rename(ants, cats)
+    os.rename(tmp_path / "swapped", ants)
+    for each in (learner, Learner.load(tmp_path / "names", quiet=True)):
+        with pytest.raises(UserError, match=r"january/(cat|ant)/\d.png: is another image than the exemplar that was"):
+            each.learn(february)
+        with pytest.raises(
+            UserError, match=r"january/(cat|ant)/\d.png: is another image than the one that was learned"
+        ):
+            each.save(tmp_path / "later", copy_images=True)
+    first, *_, last = sorted((tmp_path / "copies" / "exemplars").iterdir())
+    last.write_bytes(first.read_bytes())
+    with pytest.raises(UserError, match=f"{last.name}: is another image than the exemplar that was learned; restore"):
+        Learner.load(tmp_path / "copies", quiet=True).learn(february)
+    assert len(learner.history) == 1
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_whole_is_one_line(shelf):
+    path = shelf / "learner.safetensors"
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"[]", content[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="shelf: is not a complete saved learner") as error:
+            Learner.load(shelf)
+        assert "\n" not in str(error.value)
+    path.unlink()
+    with pytest.raises(UserError, match="shelf: no saved learner there"):
+        Learner.load(shelf)
+
+
+def test_a_flipped_bit_of_a_saved_learner_is_noticed_or_does_no_harm(january, shelf):
+    learner, _ = january
+    noticed = 0
+    for _ in each_with_a_bit_flipped(shelf / "learner.safetensors", 40):
+        try:
+            assert_same(Learner.load(shelf), learner)
+        except UserError as error:
+            assert "is not a complete saved learner" in str(error)
+            noticed += 1
+    assert noticed > 36
+
+
+DROPPED = object()
+WRONG = [None, -1, 10**9, 0.5, "x", [None] * 3, {}, float("nan")]
+PLACES = [[], ["info"], ["exemplars"], ["config"], ["run"], ["run", "learner", "_extra_state"]]
+PLACES += [["run", "learner", "_extra_state", "memory"]]
+
+
+def test_a_forged_learner_is_one_line_or_does_no_harm(shelf, january):
+    """Each part in turn is left out or replaced, with a right checksum; what is loaded also learns or refuses to."""
+    path, images = shelf / "learner.safetensors", np.zeros((2, 8, 8, 3), np.uint8)
+    whole, refused = load_state(path), 0
+    february = (np.concatenate([images, images + 9]), ["dog", "cat", "dog", "cat"])
+
+    def at(state, place):
+        return functools.reduce(lambda part, key: part[key], place, state)
+
+    def attempt(state):
+        save_state(path, state)
+        try:
+            learner = Learner.load(shelf, quiet=True, epochs=1)
+            learner.predict(images)
+            learner.learn(february)
+        except UserError as error:
+            assert "\n" not in str(error)
+            return 1
+        return 0
+
+    for place in PLACES:
+        keys = list(at(whole, place))
+        for key in keys[:: max(1, len(keys) // 8)]:
+            for value in [DROPPED, *WRONG]:
+                state = copy.deepcopy(whole)
+                if value is DROPPED:
+                    del at(state, place)[key]
+                else:
+                    at(state, place)[key] = value
+                refused += attempt(state)
+    for place, value in FORGED:
+        state = copy.deepcopy(whole)
+        at(state, place[:-1])[place[-1]] = value
+        assert attempt(state), (place, value)
+    assert refused > 200
+    for value in WRONG:
+        save_state(path, value)
+        with pytest.raises(UserError, match="shelf: is not a complete saved learner"):
+            Learner.load(shelf)
+
+
+FORGED = [
+    (["seen"], [2, 10**9]),
+    (["seen"], [10**9]),
+    (["info", "padding"], 10**9),
+    (["info", "image_size"], 10**9),
+    (["info", "mean"], (0.5, 0.5, float("inf"))),
+    (["exemplars", "labels"], torch.full((8,), -1)),
+    (["exemplars", "labels"], torch.arange(8)),
+    (["exemplars", "tasks"], torch.full((8,), 7)),
+    (["exemplars", "pixels"], torch.zeros(8, dtype=torch.uint8)),
+    (["exemplars", "pixels"], torch.zeros(8, 8, 8, 3)),
+    (["data"], {"tasks": None}),
+    (["config", "tasks"], []),
+    (["run", "history"], []),
+]
+
+
+# ---- earlier versions ------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_of_format_1_predicts_learns_and_is_saved_in_the_present_format(months, tmp_path):
+    folder = shutil.copytree(OLD / "learner-arrays", tmp_path / "shelf")
+    (folder / "notes.txt").touch()
+    answers = np.load(OLD / "learner-arrays.npz")
+    learner = Learner.load(folder, quiet=True)
+    assert np.allclose(learner._classifier().logits(answers["images"]), answers["logits"], atol=1e-4)
+    assert learner.classes == ["cat", "ant"] and len(learner._held.train) == 4
+    learner.learn(months[1])
+    learner.save(folder)
+    assert names(folder) == ["learner.safetensors", "notes.txt"]
+    assert_same(Learner.load(folder), learner)
+
+
+def test_copied_exemplars_of_format_1_are_used_unchecked_and_kept(tmp_path):
+    folder = shutil.copytree(OLD / "learner-files", tmp_path / "shelf")
+    learner = Learner.load(folder, quiet=True)
+    before = labelled(learner)
+    assert [name for name, _ in before] == ["ant", "ant", "cat", "cat"]
+    learner.save(folder)
+    assert labelled(Learner.load(folder)) == before and len(names(folder)) == 1 + 4
+    Image.new("RGB", (32, 32)).save(learner._held.train.images[0])  # no hash is known
+    learner.learn(photos(tmp_path / "february", ["bee"], 2))
+    assert learner.classes == ["ant", "cat", "bee"]
+
+
+@pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
+def test_a_damaged_learner_of_format_1_is_one_line(name, tmp_path):
+    folder = shutil.copytree(OLD / "learner-arrays", tmp_path / "shelf")
+    noticed = 0
+    for _ in each_with_a_bit_flipped(folder / name, 12):
+        try:
+            Learner.load(folder)
+        except UserError as error:
+            assert "is not a complete saved learner" in str(error) or "another version" in str(error)
+            noticed += 1
+    assert noticed > 6
+    (folder / name).unlink()
+    with pytest.raises(UserError, match="shelf: (no saved learner there|cannot be read)"):
+        Learner.load(folder)
