@@ -334,7 +334,7 @@ def prepare_photos(monkeypatch):
 def check_photos(names, output):
     assert names["learner"].classes == ["goldfish", "trilobite", "bullfrog", "koala", "jellyfish", "tractor"]
     assert set(names["names"]) <= set(names["learner"].classes) and len(names["names"]) == 2
-    assert Path("shelf/weights.safetensors").is_file() and Path("work/task4/learner.json").is_file()
+    assert Path("shelf/learner.safetensors").is_file() and Path("work/task4/learner.safetensors").is_file()
     (result,) = (json.loads(path.read_text()) for path in Path("runs").rglob("result.json"))
     assert result["class_names"] == names["learner"].classes[:5]
 
