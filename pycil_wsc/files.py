@@ -12,9 +12,6 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from pycil_wsc.errors import UserError
 
-RESULT_SCHEMA = 1  # of result.json: increased when earlier versions would misread it
-REPLACED = "result.old.json"  # a result that was set aside to do its run again
-
 
 def write_atomically(path: str | Path, content: bytes | str, durable: bool = True) -> None:
     """Write ``content`` to ``path``. If the disk is full or the process dies, the previous file is unchanged.

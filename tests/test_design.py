@@ -20,7 +20,16 @@ LEAVES = [
         "output",
     )
 ]
-ROOMS = ["data", "networks", "engine", "learners", "config", "runs", "launch"]  # each may import the rooms before it
+ROOMS = [
+    "data",
+    "networks",
+    "engine",
+    "learners",
+    "config",
+    "results",
+    "runs",
+    "launch",
+]  # each may import the rooms before it
 
 
 def rooms_up_to(room):
@@ -40,12 +49,12 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
         *LEAVES,
         "pycil_wsc.consolidation",
         "pycil_wsc.studies",
-        "pycil_wsc.report",
         *rooms_up_to("runs"),
     ],
     "pycil_wsc.launch": [*LEAVES, "pycil_wsc.report", *rooms_up_to("launch")],
     "pycil_wsc.classifier": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("runs")],
-    "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.config.options"],
+    "pycil_wsc.results": [*LEAVES, "pycil_wsc.config.options", "pycil_wsc.results"],
+    "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.results"],
     "pycil_wsc.llm": [*LEAVES, "pycil_wsc.llm", "pycil_wsc.consolidation", *rooms_up_to("runs")],
     "pycil_wsc": ["pycil_wsc.classifier.inference", "pycil_wsc.classifier.learner"],  # lazily, see below
     "main": ["pycil_wsc.launch.command"],

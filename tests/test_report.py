@@ -19,7 +19,7 @@ from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.options import Options
-from pycil_wsc.report.runs import Record
+from pycil_wsc.results import Record
 
 # ---- the page and the figures ----------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ def drawn(*results):
     """``{slug: axes}`` of the figures of some results of one setting."""
     from pycil_wsc.report.figures import figures
 
-    ((group,), _) = group_runs([Record(result) for result in results])
+    ((group,), _) = group_runs([Record.of(result) for result in results])
     return {plot.slug: plot.figure.axes for plot in figures(group)}
 
 
@@ -124,7 +124,7 @@ def test_a_memory_of_all_images_has_a_place_of_its_own_beside_the_numbers():
 def test_the_notes_of_a_figure_count_the_runs_that_recorded_what_it_shows(slug):
     from pycil_wsc.report.figures import figures
 
-    records = [Record(synthetic.result("replay", 20, seed, classes=20)) for seed in range(5)]
+    records = [Record.of(synthetic.result("replay", 20, seed, classes=20)) for seed in range(5)]
     records[0].analyses.extend({"task": t, "share_new": 1.0, "dormant": {"share": 0.1}} for t in range(2))
     for record in records[1:]:
         del record.data["train_loss"]
@@ -174,7 +174,7 @@ def test_error_bars_over_the_retain_rate_show_the_chosen_spread(spread, half, na
         for seed in (1, 2)
         for rate in (0.2, 1)
     ]
-    ((group,), _) = group_runs([Record(result) for result in made], Options(spread=spread))
+    ((group,), _) = group_runs([Record.of(result) for result in made], Options(spread=spread))
     (plot,) = (plot for plot in figures(group) if plot.slug == "retain-rate")
     (bars,) = plot.figure.axes[0].collections
     assert [upper - lower for (_, lower), (_, upper) in bars.get_segments()] == pytest.approx([2 * half] * 2)
@@ -193,7 +193,7 @@ def test_axes_are_labelled_and_measured_quantities_have_units(made):
         "predicted class",
         "exemplars per class",
     }
-    for group in group_runs([Record(result) for result in made[1]])[0]:
+    for group in group_runs([Record.of(result) for result in made[1]])[0]:
         for plot in figures(group):
             labels = {label for axes in plot.figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())} - {""}
             assert len(labels) >= 2 and all(unit_of(label) for label in labels - plain), plot.slug
@@ -239,7 +239,7 @@ def test_brief_figures_show_accuracies():
     from pycil_wsc.report.figures import figures
 
     for memories, slugs in (((20,), ["curves", "bars"]), ((20, 40), ["curves", "accuracy-memory"])):
-        results = [Record(synthetic.result("replay", memory, losses=1, classes=20)) for memory in memories]
+        results = [Record.of(synthetic.result("replay", memory, losses=1, classes=20)) for memory in memories]
         assert [plot.slug for plot in figures(group_runs(results)[0][0], brief=True)] == slugs
 
 
@@ -257,7 +257,7 @@ def test_of_many_memory_sizes_the_smallest_and_the_largest_have_maps_and_the_oth
     from pycil_wsc.report.maps import matrix_maps
     from pycil_wsc.report.series import Series
 
-    results = [Record(synthetic.result("replay", memory, classes=20)) for memory in (20, 40, 60, 80, 1000)]
+    results = [Record.of(synthetic.result("replay", memory, classes=20)) for memory in (20, 40, 60, 80, 1000)]
     plots = list(matrix_maps(Series(group_runs(results)[0][0])))
     assert [plot.slug for plot in plots] == ["matrix-m20", "matrix-m1000"] and not any(plot.folded for plot in plots)
     assert plots[0].notes[-1] == "Not drawn: 40, 60, 80 exemplars per class; --all-figures draws them."

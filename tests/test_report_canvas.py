@@ -5,8 +5,8 @@ import synthetic
 
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import group_runs
-from pycil_wsc.report.runs import Record
 from pycil_wsc.report.style import drawing
+from pycil_wsc.results import Record
 
 METHODS = ("der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc", "icarl+wsc", "a" * 40)
 
@@ -15,7 +15,7 @@ METHODS = ("der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", 
 def test_every_text_lies_inside_the_canvas(memories):
     runs = [synthetic.result(name, memory, losses=1, classes=20) for name in METHODS for memory in memories]
     runs += [synthetic.result("wa", 20, losses=1, classes=20, milestones=[i, i + 9, 150]) for i in (2, 3, 4)]
-    (group,) = group_runs([Record(run) for run in runs])[0]
+    (group,) = group_runs([Record.of(run) for run in runs])[0]
     with drawing():
         for plot in figures(group):
             plot.figure.draw_without_rendering()

@@ -15,21 +15,19 @@ from pycil_wsc import registry, report
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.data.memory import ALL
-from pycil_wsc.files import REPLACED, RESULT_SCHEMA
 from pycil_wsc.keys import Key
 from pycil_wsc.report import __main__ as command
-from pycil_wsc.report import groups
 from pycil_wsc.report.groups import group_runs
-from pycil_wsc.report.identity import variants
 from pycil_wsc.report.names import clean, dataset_names, method_name
 from pycil_wsc.report.options import Options
-from pycil_wsc.report.runs import Record, find_runs
+from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
+from pycil_wsc.results.identity import OF_METHODS
 
 RESULTS = Path(__file__).parent.parent / "results"
 
 
 def record(method="replay", memory=20, seed=1993, **keys):
-    return Record(synthetic.result(method, memory, seed, losses=1, **keys))
+    return Record.of(synthetic.result(method, memory, seed, losses=1, **keys))
 
 
 # ---- the same run ----------------------------------------------------------------------------------------------------
@@ -65,20 +63,18 @@ def test_the_report_takes_for_the_same_run_what_the_engine_does(method):
     ]
     for other in others:
         pairs = [resolve(given | {k: v for k, v in other.items() if k == "fixed_memory"}), resolve(given | other)]
-        made = [Record({"config": config.to_dict(), "precision": "fp32"}) for config in pairs]
-        same = variants(made)
-        assert (pairs[0].identity() == pairs[1].identity()) == (same[made[0]] == same[made[1]]), other
+        made = [synthetic.result() | {"config": config.to_dict(), "precision": "fp32"} for config in pairs]
+        first, second = (Record.of(contents).identity for contents in made)
+        assert (pairs[0].identity() == pairs[1].identity()) == (first.variant == second.variant), other
 
 
 def test_a_key_added_later_has_in_older_results_the_value_that_runs_had_then(monkeypatch):
     """For any default: the declaration decides."""
     added = Key("init_lr", float, 0.9, "", "result", None, None, None, None, (), before=0.1)
-    monkeypatch.setattr("pycil_wsc.report.identity.KEYS", {**KEYS, "init_lr": added})
-    older, newer = record(), record()
-    newer.config["init_lr"] = 0.1
+    monkeypatch.setattr("pycil_wsc.results.earlier.KEYS", {**KEYS, "init_lr": added})
+    older, newer, changed = record(), record(init_lr=0.1), record(init_lr=0.9)
     assert [len(group.records) for group in group_runs([older, newer])[0]] == [1]
-    newer.config["init_lr"] = 0.9
-    assert sorted(group_runs([older, newer])[0][0].names([older, newer]).values()) == [
+    assert sorted(group_runs([older, changed])[0][0].names([older, changed]).values()) == [
         "replay init_lr=0.1",
         "replay init_lr=0.9",
     ]
@@ -110,7 +106,7 @@ def test_of_two_results_of_one_run_the_fuller_counts(tmp_path, undrawn):
 
 
 def test_of_two_results_of_one_run_the_one_with_more_analyses_counts():
-    one, two, three = (Record(synthetic.result("wsc", 20)) for _ in range(3))
+    one, two, three = (Record.of(synthetic.result("wsc", 20)) for _ in range(3))
     two.analyses.extend([{"task": 0, "share_new": 1.0, "drift": {}}, {"task": 1, "share_new": 0.5, "drift": {}}])
     three.analyses.extend([{"task": 0, "share_new": 1.0, "drift": {}}])
     ((group,), problems) = group_runs([one, two, three])
@@ -118,8 +114,8 @@ def test_of_two_results_of_one_run_the_one_with_more_analyses_counts():
 
 
 def test_the_precision_that_auto_was_identifies_a_run():
-    auto = Record(synthetic.result(precision="auto") | {"precision": "bf16"})
-    told = Record(auto.data | {"config": auto.config | {"precision": "bf16"}})
+    auto = Record.of(synthetic.result(precision="auto") | {"precision": "bf16"})
+    told = Record.of(auto.data | {"config": auto.config | {"precision": "bf16"}})
     assert [len(group.records) for group in group_runs([auto, told])[0]] == [1]
 
 
@@ -139,7 +135,7 @@ WHOLE = {"data": {"train": 50_000}, "class_names": [str(number) for number in ra
 def test_a_memory_of_all_images_is_not_that_of_as_many_exemplars():
     """500 images per class. Only where both exist does the name say which it is."""
     made = [(memory, seed) for memory in (20, 500, ALL) for seed in (1, 2)]
-    records = [Record(synthetic.result("replay", memory, seed, losses=1) | WHOLE) for memory, seed in made]
+    records = [Record.of(synthetic.result("replay", memory, seed, losses=1) | WHOLE) for memory, seed in made]
     assert [record.memory for record in records[2:]] == [500] * 4
     ((group,), problems) = group_runs(records)
     assert not problems and len(group.records) == 6
@@ -200,9 +196,7 @@ VARIED = {"batch_size": [64, 128], "epochs": [4, 70], "wsc.retain": [0.2, 0.5], 
 def test_no_cell_of_any_table_has_a_seed_twice(runs):
     records = []
     for method, memory, seed, keys in runs:
-        made = record(method, memory, seed)
-        made.config.update({name: VARIED[name][i] for name, i in keys.items()})
-        records.append(made)
+        records.append(record(method, memory, seed, **{name: VARIED[name][i] for name, i in keys.items()}))
     found, doubles = group_runs(records)
     assert len({member for group in found for member in group.records}) + len(doubles) == len(records)
     for group in found:
@@ -214,7 +208,7 @@ def test_no_cell_of_any_table_has_a_seed_twice(runs):
 def test_data_of_another_content_are_another_setting_and_the_same_under_another_path_are_not():
     def of(path, content, seed):
         made = synthetic.result(seed=seed, dataset=path)
-        return Record(made | ({"data": {"train": 9, "test": 3, "sha256": content}} if content else {}))
+        return Record.of(made | ({"data": {"train": 9, "test": 3, "sha256": content}} if content else {}))
 
     moved = [of("npz:/a/pets.npz", "1" * 16, 1), of("npz:/b/pets.npz", "1" * 16, 2)]
     assert len(group_runs(moved)[0]) == 1
@@ -275,7 +269,7 @@ def test_a_row_that_differs_in_more_than_the_studys_subject_is_never_bold(tmp_pa
 
 def test_the_keys_that_methods_have_defaults_of_their_own_for_do_not_part_comparisons():
     own = {name for defaults in registry.learner_defaults.values() for name in defaults if name in KEYS}
-    assert own - set(groups.SCHEDULE) <= groups.METHOD_KEYS
+    assert own <= OF_METHODS
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -492,9 +486,9 @@ def test_a_loop_of_links_is_named(tmp_path, capsys, undrawn):
 
 def test_a_run_writes_the_schema_that_the_report_reads(undisturbed):
     folder, result = undisturbed(model_name="replay")
-    assert result["schema"] == RESULT_SCHEMA and report.read_result(folder / "result.json")["curve"] == result["curve"]
+    assert result["schema"] == SCHEMA and report.read_result(folder / "result.json")["curve"] == result["curve"]
 
 
 def test_a_result_of_a_newer_version_says_so(tmp_path, undrawn):
     synthetic.write(tmp_path, synthetic.result(), synthetic.result(seed=2) | {"schema": 99})
-    assert "schema 99, supported: 1 to 1); update pycil_wsc" in report.write_report(tmp_path).read_text()
+    assert "schema 99, supported: 1 to 2); update pycil_wsc" in report.write_report(tmp_path).read_text()

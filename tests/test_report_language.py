@@ -11,11 +11,10 @@ from test_report import ODD
 
 from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.keys import RESULT
-from pycil_wsc.llm.config import KEYS, METHODS
-from pycil_wsc.report.language import NOT_DECISIVE, language_figures, language_groups
-from pycil_wsc.report.runs import Record
+from pycil_wsc.llm.config import METHODS
+from pycil_wsc.report.language import language_figures, language_groups
 from pycil_wsc.report.style import line_styles
+from pycil_wsc.results import Record
 
 TASKS = ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
 
@@ -73,7 +72,7 @@ def test_runs_with_adapters_are_named_by_their_rank_and_not_by_the_rate_that_goe
     full, adapted = made_up(), made_up()
     full["config"] |= {"llm.lr": 1e-4, "llm.lora_rank": 0}
     adapted["config"] |= {"llm.lr": 1e-3, "llm.lora_rank": 8}
-    ((group,), _) = language_groups([Record(full, "full"), Record(adapted, "adapted")])
+    ((group,), _) = language_groups([Record.of(full), Record.of(adapted)])
     (plot, *_) = language_figures(group)
     labels = " ".join(text.get_text() for text in plot.figure.findobj(Text))
     assert "llm.lora_rank=8" in labels and "llm.lr" not in labels
@@ -175,7 +174,7 @@ def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path):
 def test_titles_of_panels_and_the_legend_do_not_overlap():
     from pycil_wsc.report.style import drawing
 
-    runs = [Record(made_up(method, ratio)) for method in ("finetune", "avg_offline") for ratio in (0.0, 0.2)]
+    runs = [Record.of(made_up(method, ratio)) for method in ("finetune", "avg_offline") for ratio in (0.0, 0.2)]
     ((group,), _) = language_groups(runs)
     with drawing():
         curves = next(iter(language_figures(group))).figure
@@ -192,11 +191,6 @@ def test_settings_that_differ_have_rows_of_their_own():
     plain["config"] |= {"wsc.covers": "replay"}
     text = report.result_table([plain, other])
     assert "wsc wsc.covers=replay 20" in text and "wsc wsc.covers=all 20" in text
-
-
-def test_the_report_takes_for_the_same_run_what_the_engine_does():
-    shown = {"seed", "llm.data", "llm.model", "llm.method", "llm.replay_ratio"}  # as rows, columns or groups
-    assert NOT_DECISIVE - {"label"} == {name for name, key in KEYS.items() if key.decides not in RESULT} | shown
 
 
 def test_runs_with_the_tasks_in_another_order_have_tables_of_their_own(tmp_path, undrawn):

@@ -13,10 +13,10 @@ from synthetic import HERE, lines_of
 
 from pycil_wsc import report
 from pycil_wsc.config.options import KEYS
-from pycil_wsc.report import groups, identity
+from pycil_wsc.report import groups
 from pycil_wsc.report.formats import to_latex
-from pycil_wsc.report.runs import Record
 from pycil_wsc.report.tables import Cell, Column, Row, Table
+from pycil_wsc.results import Record, duplicates
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
 PAPER = json.loads((Path(report.__file__).parent / "paper.json").read_text())
@@ -440,25 +440,25 @@ def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_
 def test_runs_with_other_options_of_the_backbone_are_rows_of_their_own():
     made = [synthetic.result(seed=seed, **keys) for keys in ({}, {"convnet_options__width": 4}) for seed in (1, 2)]
     assert rows_of(*made) == ["replay", "replay convnet_options.width=4"]
-    kept, problems = identity.distinct(identity.variants(Record(result) for result in made))
+    kept, problems = duplicates.distinct(duplicates.variants(Record.of(result) for result in made))
     assert (len(kept), problems) == (4, [])
 
 
 def test_methods_with_other_options_of_the_backbone_are_not_compared():
     narrow = {"convnet_options__width": 4}
     made = [synthetic.result(method, **keys) for keys in ({}, narrow) for method in ("replay", "icarl")]
-    (found, _) = groups.group_runs([Record(result) for result in made])
+    (found, _) = groups.group_runs([Record.of(result) for result in made])
     assert [{record.config.get("convnet_options.width") for record in group.records} for group in found] == [
         {None},
         {4},
     ]
-    ((apart,), _) = groups.group_runs([Record(made[0]), Record(made[3])])
+    ((apart,), _) = groups.group_runs([Record.of(made[0]), Record.of(made[3])])
     assert sorted(apart.variants_of) == ["icarl", "replay"]  # each by itself
 
 
 def test_what_the_papers_method_has_goes_without_saying():
     made = [synthetic.result("wsc", 20, **keys) for keys in ({}, {"wsc__reset": "revert"}, {"wsc__retain": 0.5})]
-    ((group,), _) = groups.group_runs([Record(result) for result in made])
+    ((group,), _) = groups.group_runs([Record.of(result) for result in made])
     assert list(group.names(group.records).values()) == ["wsc", "wsc wsc.reset=revert", "wsc wsc.retain=0.5"]
 
 

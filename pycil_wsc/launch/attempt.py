@@ -19,7 +19,7 @@ from pycil_wsc.engine.processes import from_first, in_all
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.launch.status import RECORD, recorded
-from pycil_wsc.report import read_result
+from pycil_wsc.results import RESULT, read_result
 from pycil_wsc.runs.first_task import REDONE
 from pycil_wsc.runs.progress import Progress, close_log, log_closed_after, open_log
 
@@ -158,7 +158,7 @@ def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
     Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
     earlier versions have no fingerprint of their data; they are accepted.
     """
-    path = config.run_folder / "result.json"
+    path = config.run_folder / RESULT
     if not path.exists() or kind_of(config).extends(config):
         return None
     result = read_result(path)

@@ -12,10 +12,10 @@ from typing import Any
 from filelock import Timeout
 
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.files import REPLACED, locked
+from pycil_wsc.files import locked
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, kind_of, record_failure, remove_unfinished
 from pycil_wsc.launch.overview import Overview
-from pycil_wsc.launch.status import has_result
+from pycil_wsc.results import has_result, set_result_aside
 from pycil_wsc.runs import first_task
 
 
@@ -131,7 +131,7 @@ def set_aside(configs: Sequence[Any]) -> None:
                 first_task.ignore_older(folder)
                 if has_result(folder):  # first the checkpoint, from which the run would resume at its end
                     _remove_records(config)
-                    os.replace(folder / "result.json", folder / REPLACED)
+                    set_result_aside(folder)
         except OSError as error:
             raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import time
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from pycil_wsc import registry
-from pycil_wsc.errors import UserError
+from pycil_wsc.results import has_result
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
@@ -54,21 +53,6 @@ class State(NamedTuple):
 
     name: str
     line: str = ""
-
-
-def has_result(folder: Path) -> bool:
-    """Whether the folder of a run has a result."""
-    try:
-        (folder / "result.json").stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a symbolic link to itself, which the result will replace
-            return False
-        raise UserError(
-            f"{folder}: cannot be searched ({error.strerror}); make it accessible, or choose another folder with --out"
-        ) from None
-    return True
 
 
 def state_of(folder: Path, extended: bool = False) -> State:

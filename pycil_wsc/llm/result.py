@@ -1,4 +1,4 @@
-"""The contents of ``result.json`` of a language-model run."""
+"""The result of a language-model run."""
 
 from typing import Any
 
@@ -12,6 +12,8 @@ from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.merging import models_resident
 from pycil_wsc.llm.metrics import VERSIONS, summary
 from pycil_wsc.llm.training import Training
+from pycil_wsc.results.identity import language_identity
+from pycil_wsc.results.schema import LanguageResult
 
 
 def result_of(
@@ -21,31 +23,32 @@ def result_of(
     history: list[dict[str, Any]],
     clock: dict[str, float],
     peak_memory: int,
-) -> dict[str, Any]:
+) -> LanguageResult:
     """The result of a run, from the rows of ``metrics.jsonl``, its times in seconds, and its peak memory in bytes."""
     matrices = {version: [row[version] for row in history] for version in VERSIONS}
     scores = {version: summary(matrix) | {"matrix": matrix} for version, matrix in matrices.items()}
-    return {
-        "kind": "llm",
-        "config": config.recorded(),
-        "data": corpus.fingerprint,
-        "tasks": [task.name for task in corpus.tasks],
-        "metrics": [task.info.metric for task in corpus.tasks],
-        "avg_score": scores["trace"]["last_average"],
-        "scores": scores,
-        "chat_template": corpus.frame.chat,
-        "trivial": corpus.trivial,
-        "warnings": corpus.warnings,
+    values = config.recorded()
+    return LanguageResult(
+        config=values,
+        identity=language_identity(config.identity(), values),
+        data=corpus.fingerprint,
+        tasks=[task.name for task in corpus.tasks],
+        metrics=[task.info.metric for task in corpus.tasks],
+        avg_score=scores["trace"]["last_average"],
+        scores=scores,
+        chat_template=corpus.frame.chat,
+        trivial=corpus.trivial,
+        warnings=corpus.warnings,
+        peak_memory_bytes=peak_memory,
+        processes=training.placing.processes.count,
+        sharded=training.sharded,
+        device=device_name(training.device),
+        precision=training.precision,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        commit=commit(),
         **_cost(config, training, history[-1], clock, len(corpus.tasks)),
-        "peak_memory_bytes": peak_memory,
-        "processes": training.placing.processes.count,
-        "sharded": training.sharded,
-        "device": device_name(training.device),
-        "precision": training.precision,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "commit": commit(),
-    }
+    )
 
 
 def _cost(

@@ -31,6 +31,7 @@ from pycil_wsc.llm.model import positions
 from pycil_wsc.llm.result import result_of
 from pycil_wsc.llm.tokens import shuffled
 from pycil_wsc.llm.training import Training
+from pycil_wsc.results import write_result
 from pycil_wsc.runs.progress import INTERVAL, Progress, open_log, print_task
 
 Position = dict[str, Any]
@@ -69,9 +70,9 @@ class Run:
             position = START
         result = result_of(self.config, self.corpus, self.training, self.history, self.clock, self.peak_memory)
         if self.processes.first:
-            write_json(self.folder / "result.json", result)
+            write_result(self.folder, result)
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        return result
+        return result.contents()
 
     def _set_up(self) -> None:
         """Processes, device and model."""

@@ -15,9 +15,11 @@ from pycil_wsc.report.formats import to_text
 from pycil_wsc.report.groups import Group, group_runs
 from pycil_wsc.report.language import score_table
 from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.runs import Found, Record, find_runs, is_language_model, memory_text, read_result
+from pycil_wsc.report.runs import memory_text
 from pycil_wsc.report.stats import mean_and_error
 from pycil_wsc.report.tables import Cell, Column, Row, Table
+from pycil_wsc.results import Found, Record, find_runs, read_result
+from pycil_wsc.results.schema import is_language_model
 
 __all__ = ["Options", "accuracy_table", "find_runs", "mean_and_error", "read_result", "result_table", "write_report"]
 
@@ -33,7 +35,7 @@ def result_table(results: Iterable[dict[str, Any]]) -> str:
 
 def accuracy_table(results: Iterable[dict[str, Any]]) -> str:
     """Average accuracy by method (rows) and memory size (columns), with standard errors over seeds, as text."""
-    groups, _ = group_runs([Record(result) for result in results])
+    groups, _ = group_runs(map(Record.of, results))
     titled = len(groups) > 1
     texts = [_group_text(group, group.title if titled or group.setting.validation_split else "") for group in groups]
     return "\n\n".join(texts) or "No finished runs."

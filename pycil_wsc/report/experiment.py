@@ -8,7 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pycil_wsc.config.options import INCIDENTAL, in_file
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.runs import Record
 
@@ -43,8 +42,7 @@ def command(path: Path) -> str:
 
 
 def _settings(record: Record, memory: str) -> dict[str, Any]:
-    skipped = INCIDENTAL | {memory, "seed"}
-    return in_file({name: value for name, value in record.config.items() if name not in skipped})
+    return {name: value for name, value in record.decisive().items() if name not in (memory, "seed")}
 
 
 def _axis(values: Any) -> Any:

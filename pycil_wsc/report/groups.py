@@ -8,20 +8,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
 from pycil_wsc.errors import shown
 from pycil_wsc.report import paper
-from pycil_wsc.report.identity import MEMORY, Variant, distinct, variants
 from pycil_wsc.report.names import clean, dataset_names, method_name
 from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.report.runs import STUDIED, Problem, Record
+from pycil_wsc.results.duplicates import Variant, distinct, variants
 
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
 SCHEDULE = ("init_epoch", "epochs")
-# keys with method-specific defaults: runs of different methods that differ in them may still be compared
-METHOD_KEYS = {
-    *("init_milestones", "init_weight_decay", "milestones", "weight_decay", "scheduler", "nme"),
-}
 
 
 class Setting(NamedTuple):
@@ -218,7 +213,7 @@ def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison
     trained with certain values of these, all its runs form another group.
     """
     schedule = _schedules(records)
-    shared = {name for record in records for name in variant_of[record] if _is_shared(name)}
+    shared = {name for record in records for name in record.identity.shared if name not in Setting._fields}
     values = {name: {json.dumps(variant_of[record].get(name)) for record in records} for name in shared}
     order = dict.fromkeys(name for record in records for name in variant_of[record])
     varying = [name for name in order if name in shared and len(values[name]) > 1]
@@ -239,14 +234,6 @@ def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison
     alone = {record.method for key, found in members.items() if key not in together for record in found}
     rest = [record for record in records if record.method in alone]
     return [*groups, Comparison(rest, variants_of=sorted(alone, key=method_rank))] if rest else groups
-
-
-def _is_shared(name: str) -> bool:
-    """Whether runs that differ in this key cannot be compared, even if their methods differ."""
-    if name.startswith(BACKBONE_OPTION):
-        return True
-    own = name.startswith("wsc.") or name in METHOD_KEYS or name in MEMORY or name not in KEYS
-    return not own and name not in STUDIED and name not in SCHEDULE and name not in Setting._fields
 
 
 def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from pycil_wsc.report.formats import to_text
 from pycil_wsc.report.grids import paper_note, seeds_note
 from pycil_wsc.report.groups import distinct_names, number_slugs
-from pycil_wsc.report.identity import Variant, distinct
 from pycil_wsc.report.listings import build_tables
 from pycil_wsc.report.names import clean, method_name
 from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.report.paper import PAPER
 from pycil_wsc.report.runs import Problem, Record
 from pycil_wsc.report.tables import Cell, Column, Failed, Measure, Row, Table, measured
+from pycil_wsc.results.duplicates import Variant, distinct
 
 SCORE_MEASURES: Mapping[Column, Measure] = {
     Column("average"): lambda result: 100 * result["avg_score"],
@@ -42,38 +42,9 @@ COSTS: Mapping[Column, Measure] = {
     Column("tokens per second", 0): lambda result: result["tokens_per_second"],
     Column("padding (%)", 1): lambda result: 100 * result["padding"],
 }
-NOT_DECISIVE = {"seed", "prefix", "device", "threads", "data_root", "out", "save_weights", "label"} | {
-    f"llm.{name}"
-    for name in (
-        *("data", "model", "method", "replay_ratio", "micro_tokens", "padding", "packing", "eval_batch"),
-        *("attn_implementation", "gradient_checkpointing", "shard", "timeout_minutes", "checkpoint_minutes"),
-    )
-}
 NAMED_FIRST = "llm.lora_rank"  # by which runs are named, if they differ in it; the rate usually differs then, too
 # the paper's order, after the untrained model
 ORDER = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
-
-
-class LanguageRecord(Record):
-    @cached_property
-    def method(self) -> str:
-        return self.config["llm.method"]
-
-    @cached_property
-    def memory(self) -> float:
-        """The replayed share of each earlier task, in percent."""
-        percent = round(100 * self.config["llm.replay_ratio"], 6)
-        return int(percent) if percent == int(percent) else percent
-
-    @property
-    def curve(self) -> list[float]:
-        """The mean score on the tasks so far, after each task, in percent."""
-        return overall(self.data["scores"]["trace"]["matrix"])
-
-    @property
-    def average(self) -> float:
-        """The mean score after the last task, in percent."""
-        return 100 * self.data["avg_score"]
 
 
 class LanguageGroup:
@@ -139,9 +110,9 @@ def _rank(method: str) -> int:
 def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[LanguageGroup], list[Problem]]:
     """One :class:`LanguageGroup` per setting, and the duplicate results that were left out."""
     variants: dict[Record, Variant] = {}
-    for record in (LanguageRecord(record.data, record.path) for record in records):
-        values = sorted(record.config.items(), key=lambda item: item[0] != NAMED_FIRST)
-        variants[record] = Variant((name, value) for name, value in values if name not in NOT_DECISIVE)
+    for record in records:
+        values = sorted(record.identity.own.items(), key=lambda item: item[0] != NAMED_FIRST)
+        variants[record] = Variant(values)
     settings: dict[Any, list[Record]] = defaultdict(list)
     for record in variants:
         settings[record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])].append(record)
@@ -156,7 +127,7 @@ def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tu
 
 def score_table(results: Iterable[dict[str, Any]]) -> str:
     """The score table that a sweep prints, with the note on ±."""
-    tables = [_scores(group) for group in language_groups(map(Record, results))[0]]
+    tables = [_scores(group) for group in language_groups(map(Record.of, results))[0]]
     return "\n\n".join("\n".join([to_text(table), *seeds_note(table.rows, "standard error")]) for table in tables)
 
 

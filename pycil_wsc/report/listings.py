@@ -78,7 +78,7 @@ def cost(group: Group) -> Table:
 
 
 def _loaded_first_task(record: Record) -> bool:
-    return record.data.get("train_seconds_spent", record.data["train_seconds"]) != record.data["train_seconds"]
+    return record.data.get("train_seconds_spent") not in (None, record.data["train_seconds"])
 
 
 def _listing(group: Group, slug: str, title: str, reads: Mapping[Column, Measure], notes: tuple[str, ...]) -> Table:

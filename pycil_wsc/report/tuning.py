@@ -7,7 +7,6 @@ import statistics
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
-from pycil_wsc.config.options import INCIDENTAL, in_file
 from pycil_wsc.report.groups import Group, distinct_names
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
@@ -94,9 +93,9 @@ def winners(group: Group) -> dict[str, dict[str, Any]]:
     """
     configs = {}
     for method, (ranked, _) in trials(group).items():
-        config = ranked[0].records[0].config
-        chosen = {name: value for name, value in config.items() if name not in INCIDENTAL | {"validation_split"}}
-        configs[_file(method, group)] = {"prefix": "tuned"} | in_file(chosen)
+        chosen = ranked[0].records[0].decisive()
+        chosen.pop("validation_split")
+        configs[_file(method, group)] = {"prefix": "tuned"} | chosen
     return configs
 
 

@@ -27,7 +27,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.keys import SAME, declared
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.registry import Kind, register_kind
-from pycil_wsc.report import read_result
+from pycil_wsc.results import RESULT, read_result
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.planning import check_backbone, planned_images
@@ -92,7 +92,7 @@ class ClassIncremental(Kind):
     def extends(self, config: Config) -> bool:
         if not config.tasks:
             return False
-        path = config.run_folder / "result.json"
+        path = config.run_folder / RESULT
         try:
             recorded = resolve_recorded(read_result(path)["config"], path).identity()
         except UserError:  # reported when the result is needed

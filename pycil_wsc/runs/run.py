@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
@@ -21,15 +20,17 @@ from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.engine.environment import commit, deterministic
+from pycil_wsc.engine.environment import deterministic
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.processes import Processes, backend_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
-from pycil_wsc.files import RESULT_SCHEMA, save_tensors, write_atomically, write_json
+from pycil_wsc.files import save_tensors, write_atomically, write_json
+from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.planning import check_plan, plan_of
 from pycil_wsc.runs.progress import Progress, TaskBar, open_log, print_task
+from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.tensorboard import Scalars
 from pycil_wsc.runs.testing import accuracy_of, predictions
 from pycil_wsc.runs.weights_and_biases import WandB
@@ -85,11 +86,12 @@ class Run:
         self.learn()
         if self.config.save_weights is True and self.processes.first:
             weights.save(self.folder, self.learner)
-        result = self._result()
-        self._write(write_json, "result.json", result)
+        result = result_of(self)
+        if self.processes.first:
+            write_result(self.folder, result)
         if self.processes.first and not self.config.tasks:  # a longer list of tasks resumes from it
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        return result
+        return result.contents()
 
     def learn(self) -> None:
         """Train and test every task that is left."""
@@ -332,45 +334,6 @@ class Run:
         if task.num_seen == len(self.class_names):
             self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
         return line
-
-    def _result(self):
-        rows = self.history
-        matrix, curve = [row["cnn_tasks"] for row in rows], [row["cnn_top1"] for row in rows]
-        nme = [row.get("nme_top1") for row in rows]
-        return {
-            "schema": RESULT_SCHEMA,
-            "config": self.config.recorded(),
-            "tested_on": "validation" if self.dataset.validation_share else "test",
-            "curve": curve,
-            "avg_acc": metrics.average_accuracy(curve),
-            "last_acc": curve[-1],
-            "matrix": matrix,
-            "forgetting": metrics.forgetting(matrix),
-            "new_acc": metrics.new_task_accuracy(matrix),
-            "top5_curve": [row["cnn_top5"] for row in rows],
-            **{name: measure(rows) for name, measure in registry.metrics.items()},
-            "nme_curve": nme if None not in nme else None,
-            **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in self.learner.also_tested()},
-            "train_loss": [row["train_loss"] for row in rows],
-            "train_accuracy": [row["train_accuracy"] for row in rows],
-            "confusion": self.confusion,
-            "train_seconds": self.clock["train_seconds"],
-            "train_seconds_spent": self.clock["train_seconds"] - self.clock["saved_seconds"],
-            "total_seconds": self.clock["total_seconds"],
-            "images_trained": rows[-1]["images_trained"],
-            "train_flops": rows[-1]["train_flops"],
-            **{name: rows[-1][name] for name in self.learner.costs()},
-            "peak_memory_bytes": self.peak_memory,
-            "parameters": rows[-1]["parameters"],
-            "data": self.data,
-            "class_order": self.manager.class_order,
-            "class_names": self.class_names,
-            "device": device_name(self.device),
-            "processes": self.processes.count,
-            "precision": self.learner.precision,
-            "torch": torch.__version__,
-            "commit": commit(),
-        }
 
 
 def end_of(task: Task) -> dict[str, int]:

@@ -1,0 +1,35 @@
+"""Results of runs: what a ``result.json`` contains, which runs are the same, and how results are found and read."""
+
+from pycil_wsc.results.identity import ALL, Identity
+from pycil_wsc.results.schema import SCHEMA, ImageResult, LanguageResult, Result
+from pycil_wsc.results.store import (
+    REPLACED,
+    RESULT,
+    Found,
+    Problem,
+    Record,
+    find_runs,
+    has_result,
+    read_result,
+    set_result_aside,
+    write_result,
+)
+
+__all__ = [
+    "ALL",
+    "REPLACED",
+    "RESULT",
+    "SCHEMA",
+    "Found",
+    "Identity",
+    "ImageResult",
+    "LanguageResult",
+    "Problem",
+    "Record",
+    "Result",
+    "find_runs",
+    "has_result",
+    "read_result",
+    "set_result_aside",
+    "write_result",
+]

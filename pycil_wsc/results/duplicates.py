@@ -1,0 +1,71 @@
+"""Results of the same run, of which one is counted."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from pycil_wsc.results.store import Problem, Record
+
+
+class Variant(dict[str, Any]):
+    """The values that decide a run's result, except method, memory size and seed: ``{key: value}``."""
+
+    @cached_property
+    def frozen(self) -> tuple[tuple[str, str], ...]:
+        """The variant as a hashable. Cached, so read it only when the variant is complete."""
+        return tuple(sorted((name, json.dumps(value)) for name, value in self.items()))
+
+
+def variants(records: Iterable[Record]) -> dict[Record, Variant]:
+    """The :class:`Variant` of each record.
+
+    A memory of all images is part of the variant only if there is also a run whose memory is given as the same number.
+    """
+    found = {record: Variant(record.identity.variant) for record in records}
+    places = {(record.method, record.memory) for record in found if record.identity.keeps_all}
+    counted = {
+        (record.method, record.memory, record.identity.frozen)
+        for record in found
+        if not record.identity.keeps_all and (record.method, record.memory) in places
+    }
+    for record, variant in found.items():
+        if record.identity.keeps_all and (record.method, record.memory, record.identity.frozen) in counted:
+            variant["memory_per_class"] = "all"
+    return found
+
+
+def distinct(variants_of: Mapping[Record, Variant]) -> tuple[list[Record], list[Problem]]:
+    """Each run once, and the duplicates that were left out. Of several results of one run, the most complete is kept.
+
+    A contradiction between duplicates is reported: one of them is wrong, or the result depends on something that is not
+    in the configuration.
+    """
+    alike: dict[Any, list[Record]] = defaultdict(list)
+    for record, variant in variants_of.items():
+        alike[record.method, record.memory, record.seed, variant.frozen].append(record)
+    kept = [max(records, key=_completeness) for records in alike.values()]
+    others = [(record, counted) for counted, records in zip(kept, alike.values()) for record in records]
+    return kept, [(record.path, _same(record, counted)) for record, counted in others if record is not counted]
+
+
+def _completeness(record: Record) -> tuple[int, ...]:
+    """The number of values recorded in the analyses, the result and the configuration."""
+    contents = [*record.analyses, record.data, record.config]
+    *analyses, result, config = (sum(value is not None for value in content.values()) for content in contents)
+    return sum(analyses), result, config
+
+
+def _same(record: Record, counted: Record) -> str:
+    if record.curve == counted.curve:
+        return f"the same run as {counted.path}; counted once"
+    ours, theirs = (f"{result.average:.2f}" for result in (record, counted))
+    apart = [name for name in ("device", "torch", "commit") if record.data.get(name) != counted.data.get(name)]
+    other = f", and another {', '.join(apart)}" if apart else ""
+    return (
+        f"contradicts {counted.path}: the same configuration and seed{other}, but the average is {ours} here and "
+        f"{theirs} there; the other is counted, move one of them away"
+    )

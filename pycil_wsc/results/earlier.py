@@ -1,0 +1,52 @@
+"""Readers of earlier schemas. Schema 1 has no identity: it is derived here, once, when such a result is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from pycil_wsc.config.options import INCIDENTAL, KEYS
+from pycil_wsc.keys import plain
+from pycil_wsc.results.identity import Identity, image_identity, language_identity
+
+# the keys of language models that did not decide a result when schema 1 was written
+LANGUAGE_INCIDENTAL = {"prefix", "device", "threads", "data_root", "out", "save_weights", "label"} | {
+    f"llm.{name}"
+    for name in (
+        *("micro_tokens", "padding", "packing", "eval_batch", "attn_implementation", "gradient_checkpointing"),
+        *("shard", "timeout_minutes", "checkpoint_minutes"),
+    )
+}
+
+
+def first_schema(contents: Mapping[str, Any]) -> Identity:
+    """The identity of a run from its recorded configuration.
+
+    A key that the run's version did not have gets the value that applied before the key was added. The options of a
+    learner are taken as they were recorded.
+    """
+    config = contents["config"]
+    if contents.get("kind") == "llm":
+        return language_identity(_without(config, LANGUAGE_INCIDENTAL), config)
+    return image_identity(_without(with_earlier_values(config), INCIDENTAL | _unused_memory(config)), contents)
+
+
+def with_earlier_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` of an earlier version's keys, completed by the values that applied before the other keys were added.
+
+    The consolidation's keys are completed if the run consolidates.
+    """
+    consolidates = any(name.startswith("wsc.") for name in values)
+    before = {name: key.earlier for name, key in KEYS.items() if consolidates or not name.startswith("wsc.")}
+    return {**plain(before), **values}
+
+
+def _unused_memory(config: Mapping[str, Any]) -> set[str]:
+    """The memory keys without effect: the one that ``fixed_memory`` excludes, unless BiC's validation reads it."""
+    unused = {"memory_size" if config["fixed_memory"] else "memory_per_class"}
+    reads = {"pycil": "memory_size", "per_class": "memory_per_class"}.get(config.get("validation", ""))
+    return unused - {reads}
+
+
+def _without(values: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

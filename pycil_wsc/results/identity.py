@@ -1,0 +1,118 @@
+"""Which runs are the same, and which may be compared.
+
+A run writes its :class:`Identity` into its result when it ends. Readers compare identities and derive none, except for
+results of the first schema, which lack them (:mod:`pycil_wsc.results.earlier`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pycil_wsc.config.options import ALL, BACKBONE_OPTION, KEYS
+
+MEMORY = ("memory_per_class", "memory_size", "memory_bytes")
+NAMED = {"seed", "model_name", "consolidate", *MEMORY}  # fields of an identity of their own
+# what methods choose for themselves: two methods that differ in such a key may still be compared
+OF_METHODS = {
+    *("init_epoch", "init_milestones", "init_weight_decay", "epochs", "milestones", "weight_decay", "scheduler"),
+    *("nme", "exemplars", *MEMORY),
+}
+
+
+class Identity(BaseModel):
+    """What decides the result of a run. Two results with equal identities are those of the same run.
+
+    ``memory``: the number of exemplars, per class or in total; for a language model the replayed percentage of each
+    earlier task. ``keeps_all``: the memory has every image. ``shared``: the keys in which runs must agree to be
+    compared, whatever their method. ``own``: the keys that the method chooses.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    method: str
+    memory: int | float
+    seed: int
+    keeps_all: bool = False
+    shared: dict[str, Any]
+    own: dict[str, Any]
+
+    @cached_property
+    def variant(self) -> dict[str, Any]:
+        """The keys that decide the result, without the method, the size of the memory and the seed."""
+        return {**self.shared, **self.own}
+
+    @cached_property
+    def frozen(self) -> tuple[tuple[str, str], ...]:
+        """The variant as a hashable."""
+        return tuple(sorted((name, json.dumps(value)) for name, value in self.variant.items()))
+
+
+def image_identity(decisive: Mapping[str, Any], contents: Mapping[str, Any]) -> Identity:
+    """The identity of a class-incremental run, from the keys that decide the result and the result itself.
+
+    Of the ``contents``, the configuration, the precision and the numbers of images, classes and tasks are read.
+    """
+    config = contents["config"]
+    consolidated = config.get("consolidate") and config["model_name"] != "wsc"
+    active = "memory_per_class" if config["fixed_memory"] else "memory_size"
+    keeps_all = config["fixed_memory"] and config["memory_per_class"] == ALL
+    values = {name: value for name, value in decisive.items() if name not in NAMED}
+    # a learner may also read the memory key that `fixed_memory` leaves unused
+    values |= {name: decisive[name] for name in MEMORY[:2] if name != active and name in decisive}
+    values |= {"precision": contents.get("precision") or decisive["precision"]}  # the one that "auto" selected
+    values |= {"max_tasks": part_of(contents).get("max_tasks")}
+    own = {name for name in values if _is_own(name)}
+    return Identity(
+        method=config["model_name"] + "+wsc" * bool(consolidated),
+        memory=_images_per_class(contents) if keeps_all else config[active],
+        seed=config["seed"],
+        keeps_all=keeps_all,
+        shared={name: value for name, value in values.items() if name not in own},
+        own={name: value for name, value in values.items() if name in own},
+    )
+
+
+def _is_own(name: str) -> bool:
+    """Whether a method chooses this key: its own options, those of the consolidation and the keys above."""
+    own_option = name not in KEYS and not name.startswith(BACKBONE_OPTION)
+    return own_option or name in OF_METHODS or name.startswith("wsc.")
+
+
+def language_identity(decisive: Mapping[str, Any], config: Mapping[str, Any]) -> Identity:
+    """The identity of a language model's run, from the keys that decide the result and the configuration."""
+    percent = round(100 * config["llm.replay_ratio"], 6)
+    named = ("seed", "llm.method", "llm.replay_ratio")
+    shared = {name: decisive[name] for name in ("llm.data", "llm.model")}
+    own = {name: value for name, value in decisive.items() if name not in named and name not in shared}
+    return Identity(
+        method=config["llm.method"],
+        memory=int(percent) if percent == int(percent) else percent,
+        seed=config["seed"],
+        shared=shared,
+        own=own,
+    )
+
+
+def part_of(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that restrict a run to a part of its data. A ``max_tasks`` above the number of tasks does not."""
+    part = {name: value for name in ("max_tasks", "classes") if (value := contents["config"].get(name))}
+    if part.get("max_tasks", 0) > len(contents["curve"]):
+        del part["max_tasks"]
+    return part
+
+
+def _images_per_class(contents: Mapping[str, Any]) -> int:
+    """The mean number of training images of a class, or ``ALL`` if it is unknown."""
+    images, classes = (contents.get("data") or {}).get("train"), contents.get("class_names")
+    if not images or not classes or part_of(contents):  # of all classes, and of the learned ones
+        return ALL
+    mean = round(images / len(classes))
+    share = contents["config"].get("validation_split")
+    if not share:
+        return mean
+    return mean - min(max(1, round(share * mean)), mean - 1)  # as ``hold_out`` rounds

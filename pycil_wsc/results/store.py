@@ -1,0 +1,293 @@
+"""Finds, reads and writes the results of runs. Unusable files are reported and left unchanged."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pycil_wsc.config.options import in_file
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.files import write_json
+from pycil_wsc.results.identity import NAMED, Identity, part_of
+from pycil_wsc.results.schema import HUGE, LanguageResult, Numbers, Result, parse
+
+RESULT = "result.json"  # in a run's folder
+REPLACED = "result.old.json"  # a result that was set aside to do its run again
+Problem = tuple[Any, str]  # a path, and what is wrong with it
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A finished run: its result, the file's path, and the records of its analyses, a dict per task."""
+
+    result: Result
+    path: Path | None = None
+    analyses: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, contents: Any, path: Path | None = None) -> Record:
+        """The record with these contents of a result."""
+        return cls(parse(contents, path or RESULT)[0], path)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The contents of the result."""
+        return self.result.contents()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.data["config"]
+
+    @property
+    def identity(self) -> Identity:
+        assert self.result.identity is not None, "only while a result is being read"
+        return self.result.identity
+
+    @property
+    def method(self) -> str:
+        return self.identity.method
+
+    @property
+    def memory(self) -> float:
+        return self.identity.memory
+
+    @property
+    def seed(self) -> int:
+        return self.identity.seed
+
+    def decisive(self) -> dict[str, Any]:
+        """The keys of the configuration that decide the result, as in a JSON file that repeats the run."""
+        names = self.identity.variant.keys() | NAMED
+        return in_file({name: value for name, value in self.config.items() if name in names})
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The keys that restrict the run to a part of its data."""
+        return part_of(self.data)
+
+    @cached_property
+    def dataset(self) -> str:
+        """The name of the data set, or of the first of a stream of tasks."""
+        return (self.config.get("tasks") or [self.config["dataset"]])[0]
+
+    @cached_property
+    def split(self) -> tuple[int, int]:
+        """Numbers of classes of the first task and of each later one; (0, 0) for a stream of tasks."""
+        return (0, 0) if self.config.get("tasks") else (self.config["init_cls"], self.config["increment"])
+
+    @property
+    def curve(self) -> list[float]:
+        """Accuracy on all classes seen, or a language model's mean score on the tasks seen, after each task, in %."""
+        if isinstance(self.result, LanguageResult):
+            return [100 * sum(row) / len(row) for row in self.data["scores"]["trace"]["matrix"]]
+        return self.data["curve"]
+
+    @property
+    def average(self) -> float:
+        """The mean of an image run's curve, or a language model's mean score after the last task, in percent."""
+        if isinstance(self.result, LanguageResult):
+            return 100 * self.data["avg_score"]
+        return self.data["avg_acc"]
+
+
+@dataclass
+class Found:
+    """The contents of some folders: finished runs, unusable files with the reasons, and unfinished runs."""
+
+    records: list[Record] = field(default_factory=list)
+    language: list[Record] = field(default_factory=list)  # finished runs of language models
+    problems: list[Problem] = field(default_factory=list)
+    unfinished: list[Problem] = field(default_factory=list)  # (folder, tasks done)
+
+
+# ---- one result ------------------------------------------------------------------------------------------------------
+
+
+def write_result(folder: Path, result: Result) -> dict[str, Any]:
+    """Write ``result.json`` into the folder of its run; returns its contents."""
+    contents = result.contents()
+    write_json(folder / RESULT, contents)
+    return contents
+
+
+def read_result(path: str | Path) -> dict[str, Any]:
+    """The contents of a ``result.json``; raises ``UnusableRun`` if it is incomplete or of another version."""
+    contents = _parsed(Path(path))
+    parse(contents, path)
+    return contents
+
+
+def has_result(folder: Path) -> bool:
+    """Whether the folder of a run has a result."""
+    try:
+        (folder / RESULT).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a symbolic link to itself, which the result will replace
+            return False
+        raise UserError(
+            f"{folder}: cannot be searched ({error.strerror}); make it accessible, or choose another folder with --out"
+        ) from None
+    return True
+
+
+def set_result_aside(folder: Path) -> None:
+    """Rename the result in the folder of a run, which is then no longer finished."""
+    os.replace(folder / RESULT, folder / REPLACED)
+
+
+# ---- all results below some folders ----------------------------------------------------------------------------------
+
+
+def find_runs(places: Iterable[str | Path]) -> Found:
+    """Find the finished runs in ``places`` (files or folders): ``result.json``, and other ``*.json`` with a result.
+
+    A result that was replaced, ``result.old.json``, is left out unless it is itself one of the ``places``.
+    Does not raise an exception for any contents of a file.
+    """
+    found, seen = Found(), set()
+    for path in _files(places, found.problems):
+        try:
+            status = path.stat()
+        except (OSError, ValueError) as error:
+            found.problems.append((path, f"cannot be read ({_reason(error)})"))
+            continue
+        if (status.st_dev, status.st_ino) not in seen:  # skip other names of the same file
+            seen.add((status.st_dev, status.st_ino))
+            _add(path, found)
+    return found
+
+
+def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Path]:
+    def unreadable(error: OSError) -> None:
+        problems.append((error.filename, _reason(error)))
+
+    for place in map(Path, places):
+        if place.is_file():
+            yield place
+            continue
+        for parent, folders, names in os.walk(place, onerror=unreadable):
+            folders.sort()
+            present = set(names)
+            for name in sorted(present - {REPLACED}):
+                if name.endswith(".json") or name == "metrics.jsonl" and RESULT not in present:
+                    yield Path(parent, name)
+
+
+def _add(path: Path, found: Found) -> None:
+    if path.name == "metrics.jsonl":
+        lines, flaws = read_metrics(path)
+        found.problems += [(path, flaw) for flaw in flaws]
+        found.unfinished.append((path.parent, f"{len(lines)} task{'s' * (len(lines) != 1)} done"))
+        return
+    if path.suffix != ".json" or path.name == "config.json":
+        return
+    try:
+        contents = _parsed(path)
+        if path.name != RESULT and not (isinstance(contents, dict) and {"config", "curve"} & set(contents)):
+            return  # another kind of file
+        result, flaws = parse(contents, path)
+    except UnusableRun as error:
+        found.problems.append((path, str(error).removeprefix(f"{path}: ")))
+        return
+    found.problems += [(path, flaw) for flaw in flaws]
+    analyses_path = path.with_name("analyses.jsonl")
+    analyses, flaws = read_analyses(analyses_path) if path.name == RESULT else ([], [])
+    found.problems += [(analyses_path, flaw) for flaw in flaws]
+    records = found.language if isinstance(result, LanguageResult) else found.records
+    records.append(Record(result, path, analyses))
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UnusableRun(f"{path}: cannot be read ({_reason(error)}); make it readable") from None
+    except (ValueError, RecursionError):
+        raise UnusableRun(f"{path}: is not a complete result; delete it to run this again") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+# ---- the files with a line per task ----------------------------------------------------------------------------------
+
+Value = Annotated[float, Field(gt=-HUGE, lt=HUGE)]
+
+
+class TaskLine(BaseModel):
+    """The fields of a line of ``metrics.jsonl`` that readers rely on: of either kind of run."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    task: Value
+    cnn_top1: Value | None = None
+    trace: Numbers | None = None
+
+
+class AnalysisLine(BaseModel):
+    """The fields of a line of ``analyses.jsonl`` that readers rely on."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    task: Value
+    share_new: Value
+    gradients: dict[str, Any] = {}
+    drift: dict[str, Any] = {}
+    flatness: dict[str, Any] = {}
+    dormant: dict[str, Any] = {}
+
+
+def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The valid lines of a ``metrics.jsonl``, and the problems of the others."""
+
+    def check(line: Any) -> bool:
+        found = TaskLine.model_validate(line)
+        return found.cnn_top1 is not None or found.trace is not None
+
+    return _read_lines(Path(path), check, "no task or cnn_top1")
+
+
+def read_analyses(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The valid lines of an ``analyses.jsonl``, if it exists, and the problems of the others."""
+    if not Path(path).exists():
+        return [], []
+
+    def check(line: Any) -> bool:
+        AnalysisLine.model_validate(line)
+        return True
+
+    return _read_lines(Path(path), check, "no task, or an analysis that is not as expected")
+
+
+def _read_lines(path: Path, check: Callable[[Any], bool], lacking: str) -> tuple[list[dict[str, Any]], list[str]]:
+    lines, flaws = [], []
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        return lines, [f"cannot be read ({_reason(error)})"]
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            flaws.append(f"line {number} is incomplete; skipped")
+            continue
+        try:
+            fits = check(value)
+        except ValidationError:
+            fits = False
+        if fits:
+            lines.append(value)
+        else:
+            flaws.append(f"line {number} is of another version ({lacking}); skipped")
+    return lines, flaws
