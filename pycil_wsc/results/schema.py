@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
@@ -75,8 +75,28 @@ LanguageKeys = Keys(
         "seed": Count,
     },
 )
-for keys in (ImageKeys, LanguageKeys):
+
+
+class FingerprintKeys(Keys):
+    train: Positive
+
+
+class VersionScores(Keys):
+    matrix: Lists
+    last_average: Number
+    new_score: Number
+    forgetting: Number
+
+
+class Scores(Keys):
+    trace: VersionScores
+    fixed: VersionScores
+
+
+for keys in (ImageKeys, LanguageKeys, FingerprintKeys, VersionScores, Scores):
     keys.__pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[attr-defined]
+if TYPE_CHECKING:  # for type checkers they are what they are in JSON
+    ImageKeys = LanguageKeys = FingerprintKeys = Scores = dict[str, Any]
 
 
 class Result(BaseModel):
@@ -132,7 +152,7 @@ class ImageResult(Result):
     importance_bytes: Number | None = None
     importance_passes: Number | None = None
     parameters: Number | None = None
-    data: Fingerprint | None = None
+    data: Annotated[FingerprintKeys, WrapValidator(_as_given)] | None = None  # numbers of samples and a hash
     class_order: Any = None
     class_names: list[str] | None = None
 
@@ -193,26 +213,6 @@ class LanguageResult(Result):
         for version in ("trace", "fixed"):
             _check_triangle(scores[version]["matrix"], len(info.data.get("tasks", scores[version]["matrix"])))
         return scores
-
-
-class Fingerprint(BaseModel):
-    """The data of a run: numbers of samples and a hash."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    train: Positive
-
-
-class VersionScores(Keys):
-    matrix: Lists
-    last_average: Number
-    new_score: Number
-    forgetting: Number
-
-
-class Scores(Keys):
-    trace: VersionScores
-    fixed: VersionScores
 
 
 def _check_triangle(rows: list[list[float]], tasks: int) -> None:
