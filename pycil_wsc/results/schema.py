@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
-from typing_extensions import NotRequired
-from typing_extensions import TypedDict as Keys
+from typing_extensions import NotRequired, TypedDict
 
 from pycil_wsc.errors import UnusableRun, one_line
 from pycil_wsc.results.earlier import first_schema
@@ -40,63 +39,48 @@ Line = Annotated[list[Real], Field(min_length=1)]
 Numbers = Annotated[Line, WrapValidator(_as_given)]
 Lists = Annotated[list[Line], Field(min_length=1), WrapValidator(_as_given)]
 
-# The keys of a configuration that readers rely on; others are recorded, too.
-ImageKeys = Keys(
-    "ImageKeys",
-    {
-        "model_name": str,
-        "dataset": str,
-        "convnet_type": str,
-        "fixed_memory": bool,
-        "init_cls": Positive,
-        "increment": Positive,
-        "memory_per_class": Count,
-        "memory_size": Count,
-        "init_epoch": Count,
-        "epochs": Count,
-        "seed": Count,
-        "tasks": NotRequired[list[str] | None],
-        "validation_split": NotRequired[Share | None],
-        "exemplars": NotRequired[str | None],
-        "wsc.importance": NotRequired[str | None],
-        "wsc.reset": NotRequired[str | None],
-        "wsc.reset_every": NotRequired[str | int | None],
-        "wsc.average": NotRequired[bool | None],
-        "wsc.retain": NotRequired[Real | None],
-    },
-)
-LanguageKeys = Keys(
-    "LanguageKeys",
-    {
-        "llm.method": str,
-        "llm.data": str,
-        "llm.model": str,
-        "llm.replay_ratio": Annotated[float, Field(ge=0, lt=HUGE)],
-        "seed": Count,
-    },
-)
+if TYPE_CHECKING:  # for type checkers, these are what they are in JSON
+    ImageKeys = LanguageKeys = Fingerprint = Scores = dict[str, Any]
+else:
 
+    def keys(**declared: Any) -> Any:
+        """A dict that has these keys, ``__`` for a dot, and may have others; kept as it was written."""
+        kind = TypedDict("Keys", {name.replace("__", "."): value for name, value in declared.items()})
+        kind.__pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+        return Annotated[kind, WrapValidator(_as_given)]
 
-class FingerprintKeys(Keys):
-    train: Positive
-
-
-class VersionScores(Keys):
-    matrix: Lists
-    last_average: Number
-    new_score: Number
-    forgetting: Number
-
-
-class Scores(Keys):
-    trace: VersionScores
-    fixed: VersionScores
-
-
-for keys in (ImageKeys, LanguageKeys, FingerprintKeys, VersionScores, Scores):
-    keys.__pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[attr-defined]
-if TYPE_CHECKING:  # for type checkers they are what they are in JSON
-    ImageKeys = LanguageKeys = FingerprintKeys = Scores = dict[str, Any]
+    # what readers rely on in a configuration; all of its other keys are recorded, too
+    ImageKeys = keys(
+        model_name=str,
+        dataset=str,
+        convnet_type=str,
+        fixed_memory=bool,
+        init_cls=Positive,
+        increment=Positive,
+        memory_per_class=Count,
+        memory_size=Count,
+        init_epoch=Count,
+        epochs=Count,
+        seed=Count,
+        tasks=NotRequired[list[str] | None],
+        validation_split=NotRequired[Share | None],
+        exemplars=NotRequired[str | None],
+        wsc__importance=NotRequired[str | None],
+        wsc__reset=NotRequired[str | None],
+        wsc__reset_every=NotRequired[str | int | None],
+        wsc__average=NotRequired[bool | None],
+        wsc__retain=NotRequired[Real | None],
+    )
+    LanguageKeys = keys(
+        llm__method=str,
+        llm__data=str,
+        llm__model=str,
+        llm__replay_ratio=Annotated[float, Field(ge=0, lt=HUGE)],
+        seed=Count,
+    )
+    Fingerprint = keys(train=Positive)
+    VersionScores = keys(matrix=Lists, last_average=Number, new_score=Number, forgetting=Number)
+    Scores = keys(trace=VersionScores, fixed=VersionScores)
 
 
 class Result(BaseModel):
@@ -131,7 +115,7 @@ class ImageResult(Result):
     """
 
     kind: str = "class_incremental"
-    config: Annotated[ImageKeys, WrapValidator(_as_given)]
+    config: ImageKeys
     tested_on: Any = "test"
     curve: Numbers
     avg_acc: Number
@@ -152,7 +136,7 @@ class ImageResult(Result):
     importance_bytes: Number | None = None
     importance_passes: Number | None = None
     parameters: Number | None = None
-    data: Annotated[FingerprintKeys, WrapValidator(_as_given)] | None = None  # numbers of samples and a hash
+    data: Fingerprint | None = None  # numbers of samples and a hash
     class_order: Any = None
     class_names: list[str] | None = None
 
@@ -185,12 +169,12 @@ class LanguageResult(Result):
     """
 
     kind: str = "llm"
-    config: Annotated[LanguageKeys, WrapValidator(_as_given)]
+    config: LanguageKeys
     data: Any = None
     tasks: list[str]
     metrics: Any = None
     avg_score: Number
-    scores: Annotated[Scores, WrapValidator(_as_given)]
+    scores: Scores
     chat_template: Any = None
     trivial: Annotated[dict[str, dict[str, dict[str, Real]]], WrapValidator(_as_given)] | None = None
     warnings: list[str] | None = None
