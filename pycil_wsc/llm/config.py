@@ -287,9 +287,8 @@ class LLMConfig(LLMOptions, TinyModel, SharedOptions):
     @property
     def run_folder(self) -> Path:
         """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of other changed keys>]``"""
-        usual = resolve(
-            {name: value for name, value in self.to_dict().items() if name in having(KEYS, names="folder")}
-        ).identity()
+        named = having(KEYS, names="folder")
+        usual = resolve({name: value for name, value in self.to_dict().items() if name in named}).identity()
         what = re.sub(r"[^\w.]+", "-", f"{self.data}-{self.model}").strip("-")[-80:]
         seed = f"seed{self.seed}{digest(self.identity(), usual)}"
         return Path(self.out, self.prefix, what, self.method, f"r{self.replay_ratio:g}", seed)
