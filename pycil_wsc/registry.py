@@ -64,22 +64,37 @@ class Registry(UserDict):
 def _load_entry_points():
     """Load the modules that installed packages name as entry points, once in each process."""
     while _groups:  # popped before loading, which may itself look something up
-        _broken.extend([message for entry in entry_points(group=_groups.pop()) if (message := _loaded(entry))])
+        _load_group(_groups.pop())
     if _broken:
         raise UserError(_broken[0])
 
 
-def _loaded(entry):
-    """Load an entry point; returns a message if that fails."""
+def _load_group(group):
+    """Load the modules that the entry points of a group name; what fails is added to ``_broken``."""
     try:
-        entry.load()
+        found = list(entry_points(group=group))
     except Exception as error:
-        package = entry.dist.name if entry.dist else "?"
-        return (
-            f"entry point '{entry.name} = {entry.value}' of the package '{package}' cannot be loaded "
-            f"({type(error).__name__}: {error}); correct or uninstall that package"
-        )
-    return None
+        _broken.append(f"the metadata of an installed package is broken ({_reason(error)}); find it with 'pip check'")
+        return
+    for entry in found:
+        try:
+            entry.load()
+        except BaseException as error:  # a module may also end the program, or raise KeyboardInterrupt
+            _broken.append(
+                f"entry point '{entry.name} = {entry.value}' of the package '{_package_of(entry)}' cannot be loaded "
+                f"({_reason(error)}); correct or uninstall that package"
+            )
+
+
+def _package_of(entry):
+    try:
+        return entry.dist.name or "?"
+    except Exception:  # without a name in its metadata, or without metadata
+        return "?"
+
+
+def _reason(error):
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _modules_named(name: str) -> list[str]:

@@ -406,6 +406,7 @@ BAD = {
     "not valid JSON": '{"seed": 1,}',
     "not valid JSON (maximum recursion depth exceeded": "[" * 100_000,
     "999... (5005 characters)' is not auto, cpu": {"device": "cuda:" + "9" * 5000},
+    "device: 'cuda:\u0663' is not auto, cpu": {"device": "cuda:\u0663"},  # a digit, but not one of torch's
     "999... (5000 characters)' is not auto, cpu": {"device": "9" * 5000},
     "0... (401 characters) is too large": {"device": 10**400},
     "has a name of 300 bytes; the limit is 255": {"prefix": "a" * 300},

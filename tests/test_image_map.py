@@ -211,6 +211,16 @@ def test_a_full_disk_and_a_broken_file_are_one_line(dataset, tmp_path, monkeypat
     assert not list(tmp_path.rglob("decoded-*.npz"))
 
 
+@pytest.mark.parametrize("kind", ["uint8", "npz"])
+def test_a_folder_in_the_place_of_a_cached_file_is_one_line(kind, dataset, tmp_path):
+    decoded(dataset, tmp_path, 0, False)
+    (file,) = tmp_path.rglob(f"decoded-*.{kind}")
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(UserError, match=f"cache_images: {file} is a folder"):
+        decoded(dataset, tmp_path, 0, False)
+
+
 def test_an_image_that_vanished_is_named(dataset, tmp_path):
     os.unlink(dataset.train.images[3])
     with pytest.raises(UserError, match="3.png: No such file or directory; replace the image, or remove it"):

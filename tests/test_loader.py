@@ -120,6 +120,14 @@ def test_crops_of_files_follow_the_seed_whatever_the_workers(folder):
     assert sorted(epochs[2][1].tolist()) == list(range(10)) and not torch.equal(epochs[1][0], epochs[2][0])
 
 
+def test_there_are_no_more_workers_than_cores(folder, monkeypatch, recwarn):
+    """torch would warn of them."""
+    monkeypatch.setattr("pycil_wsc.data.parallel.cores", lambda: 2)
+    source = open_source(folder.info, folder.train, torch.device("cpu"), 1024)
+    assert source.loader.num_workers == 2 and not recwarn
+    assert open_source(folder.info, folder.train, torch.device("cpu"), 1).loader.num_workers == 1
+
+
 def test_workers_live_from_epoch_to_epoch(folder):
     source = FolderSource(folder.info, folder.train, CPU, 2)
     workers = []

@@ -10,6 +10,8 @@ import pytest
 import synthetic
 from small_runs import ROOT, Command, results, wait_until, write
 
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.launch.attempt import Datasets, Job, attempt
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import __main__ as report_command
 
@@ -35,6 +37,15 @@ def no_errors():
     """``2>&-``"""
     os.close(2)
     sys.stderr = None
+
+
+@FULL
+def test_a_log_on_a_full_disk_costs_the_run_nothing(settings, tmp_path, capsys):
+    config = resolve(settings | SHORT | {"seed": 1})
+    config.run_folder.mkdir(parents=True)
+    (config.run_folder / "log.txt").symlink_to("/dev/full")
+    assert attempt(Job(1, 1, config), Datasets(), None).result
+    assert not capsys.readouterr().err, "neither does it say so at each line"
 
 
 @pytest.mark.parametrize("redirect", [nobody_reads, pytest.param(nothing_fits, marks=FULL), no_errors])

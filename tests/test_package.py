@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import zipfile
 from email import message_from_bytes
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
@@ -232,6 +232,33 @@ def test_a_broken_entry_point_is_named_each_time_and_hides_no_other(monkeypatch,
         with pytest.raises(UserError, match="entry point 'broken = broken_extension' of the package"):
             registry.learners["replay"]
     assert sys.modules["sound_extension"].loaded
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise KeyboardInterrupt"])
+def test_an_entry_point_that_ends_the_program_is_named(code, monkeypatch, tmp_path):
+    (tmp_path / "ending_extension.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("ending", "ending_extension", "pycil_wsc")
+    with pytest.raises(UserError, match="'ending = ending_extension' of the package '.' cannot be loaded .(Sys|Keyb)"):
+        look_up_with(lambda group: [entry], monkeypatch)
+
+
+@pytest.mark.parametrize("content, line", [(b"\xff", "the metadata of an"), (b"[pycil_wsc]\nx = \n", "'x = '")])
+def test_a_package_whose_metadata_are_broken_is_one_line(content, line, monkeypatch, tmp_path):
+    folder = tmp_path / "broken.dist-info"
+    folder.mkdir()
+    (folder / "entry_points.txt").write_bytes(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=line):
+        look_up_with(entry_points, monkeypatch)
+
+
+def look_up_with(entry_points, monkeypatch):
+    """Look a learner up in a process that has not done so before."""
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_groups", ["pycil_wsc"])
+    monkeypatch.setattr(registry, "_broken", [])
+    registry.learners["replay"]
 
 
 def test_the_command_is_main_py():

@@ -16,14 +16,16 @@ from pycil_wsc.runs.progress import Progress
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys, monkeypatch):
+def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys, monkeypatch, undisturbed):
+    _, result = undisturbed(model_name="replay")
+    capsys.readouterr()
     now = round(time.time())
     monkeypatch.setattr(status.time, "time", lambda: now)
     path = write(tmp_path, settings | {"model_name": "replay", "seed": [1, 2, 3, 4, 5]})
     folders = [config.run_folder for config in load(path)]
     for folder in folders:
         folder.mkdir(parents=True)
-    (folders[0] / "result.json").write_text("{}")
+    (folders[0] / "result.json").write_text(json.dumps(result))
     record = {"position": "task 3/10 main epoch 12/70", "seconds_left": 3600, "time": now - 60}
     for folder in folders[1:3]:
         (folder / "progress.json").write_text(json.dumps(record))
@@ -37,6 +39,23 @@ def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys, 
         f"failed   {folders[3]}  the loss became nan",
         "done 1/5, running 1, waiting 2, failed 1",
     ]
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"schema": 1, "config": {'])
+def test_a_result_that_is_none_is_said_to_be(content, settings, tmp_path, capsys):
+    """A folder in its place, an empty file, a truncated one."""
+    path = write(tmp_path, settings | {"model_name": "replay"})
+    (config,) = load(path)
+    file = config.run_folder / "result.json"
+    file.mkdir(parents=True)
+    if content is not None:
+        file.rmdir()
+        file.write_bytes(content)
+    assert main(["--config", path, "--status"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"failed   {config.run_folder}  {file}: ")
+    assert last == "done 0/1, running 0, waiting 0, failed 1"
+    assert main(["--config", path]) == 1, "the run says so too"
 
 
 def test_a_run_records_where_it_stands_and_a_finished_one_leaves_no_record(settings, tmp_path, capsys, monkeypatch):

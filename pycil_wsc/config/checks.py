@@ -110,7 +110,7 @@ def check_device_and_paths(config: Any, described: str = "") -> None:
     All kinds of runs have these keys. Whether this machine has the device is asked of torch, before the first run.
     ``described``: further forms of ``device``, in words.
     """
-    if not re.fullmatch(r"[a-z]\w*(:\d{1,4})?", config.device):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*(:[0-9]{1,4})?", config.device):
         names = "auto, cpu, cuda, mps or xpu, or one of these with a number"
         raise UserError(f"device: '{shown(config.device)}' is not {names}{described}")
     if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):

@@ -36,7 +36,7 @@ def our_values(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _first_device(device: Any) -> Any:
     """Convert PyCIL's ``["0", "1"]``, ``[0]`` or ``[-1]`` to one device name; anything else is returned unchanged."""
     first: Any = device[0] if isinstance(device, list) and device else device
-    if re.fullmatch(r"-?\d{1,4}", str(first)):
+    if re.fullmatch(r"-?[0-9]{1,4}", str(first)):
         return "cpu" if int(first) < 0 else f"gpu:{int(first)}"
     return first
 

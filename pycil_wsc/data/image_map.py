@@ -89,7 +89,10 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
     name = f"decoded-{listed.hexdigest()[:8]}"
     path, index = folder / f"{name}.uint8", folder / f"{name}.npz"
     with locked(folder):
-        if (known := _read(index, path, key)) is None:
+        known = _read(index, path, key)
+        if known is None:
+            if folders := [file for file in (path, index) if file.is_dir()]:
+                raise UserError(f"cache_images: {folders[0]} is a folder, where a file is to be written; move it away")
             index.unlink(missing_ok=True)  # it will no longer match the file of images
             with process_pool(workers, len(paths)) as pool:
                 sizes = _sizes(paths, side, pool)

@@ -24,6 +24,7 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data import augment, crops
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.image_map import ImageMap
+from pycil_wsc.data.parallel import at_most_one_per_core
 from pycil_wsc.data.rand_augment import rand_augment
 from pycil_wsc.data.types import DatasetInfo, Split
 from pycil_wsc.devices import free_memory
@@ -59,7 +60,7 @@ def open_source(info: DatasetInfo, split: Split, device: torch.device, num_worke
         return ArraySource(info, split, device)
     if split.decoded and split.on_device and fits(split.decoded, device):
         return DeviceSource(info, split.decoded, device)
-    return FolderSource(info, split, device, num_workers)
+    return FolderSource(info, split, device, at_most_one_per_core(num_workers))
 
 
 class Source:

@@ -155,4 +155,6 @@ class ImageOptions:
         "(`true`), or decoded and mapped into memory (`memory`) or held on the GPU if they fit (`device`)",
         choices=(False, True, "memory", "device"),
     )
-    num_workers: int = key(4, "processes that decode image files", low=0, high=1024, decides="speed")
+    num_workers: int = key(
+        4, "processes that decode image files, at most one per core", low=0, high=1024, decides="speed"
+    )

@@ -1,6 +1,7 @@
 """Work on many image files in processes."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,11 +17,21 @@ CHUNK = 64  # items that a process takes at a time; to start processes for fewer
 START_METHOD = "spawn"  # a fork would inherit threads and the CUDA context
 
 
+def at_most_one_per_core(workers: int) -> int:
+    """``workers``, but no more than there are cores: further processes only take turns."""
+    return min(workers, cores())
+
+
+def cores() -> int:
+    """The number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def process_pool(workers: int, items: int) -> contextlib.AbstractContextManager[ProcessPoolExecutor | None]:
     """A pool of ``workers`` processes; None without workers, and for few ``items``."""
     if not workers or items <= CHUNK:
         return contextlib.nullcontext()
-    return ProcessPoolExecutor(workers, get_context(START_METHOD))
+    return ProcessPoolExecutor(at_most_one_per_core(workers), get_context(START_METHOD))
 
 
 def map_parts(

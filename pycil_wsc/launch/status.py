@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from pycil_wsc import registry
-from pycil_wsc.results import has_result
+from pycil_wsc.errors import UserError
+from pycil_wsc.results import RESULT, has_result, read_result
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
@@ -61,7 +62,7 @@ def state_of(folder: Path, extended: bool = False) -> State:
     ``extended``: the present result is that of the same run with fewer tasks.
     """
     if has_result(folder) and not extended:
-        return State("done")
+        return _state_of_result(folder / RESULT)
     record = _read(folder / RECORD)
     position = str(record.get("position", ""))
     if position and _at_work(folder):
@@ -69,6 +70,15 @@ def state_of(folder: Path, extended: bool = False) -> State:
     if (folder / "failed.json").exists():
         return State("failed", str(_read(folder / "failed.json").get("reason", "see log.txt")))
     return State("waiting", f"stopped in {position}" if position else "has tasks to go" if extended else "")
+
+
+def _state_of_result(path: Path) -> State:
+    """Done; or failed, as the run would, if its result is incomplete."""
+    try:
+        read_result(path)
+    except UserError as error:
+        return State("failed", str(error))
+    return State("done")
 
 
 def _left(record: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch.distributed import TCPStore
 
 from pycil_wsc import devices
+from pycil_wsc.data.parallel import cores
 from pycil_wsc.engine.processes import from_first
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
 from pycil_wsc.launch.torchrun import follow
@@ -65,11 +66,6 @@ def attempt_in_processes(job: Job, count: int, threads: int, on_progress: Callab
                 on_progress(message)
     finally:
         run.stop()
-
-
-def cores() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class RunInProcesses:

@@ -86,6 +86,16 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
+class LogFile(logging.FileHandler):
+    """The log of a run, which never fails it: what cannot be written, as on a full disk, is lost."""
+
+    def handleError(self, record: logging.LogRecord) -> None: ...
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 def open_log(folder: Path) -> logging.Logger:
     """Create the run's own logger, which appends to ``log.txt`` in its folder until :func:`close_log`."""
     close_log(folder)
@@ -94,7 +104,7 @@ def open_log(folder: Path) -> logging.Logger:
     log.propagate = False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
+        handler = LogFile(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
