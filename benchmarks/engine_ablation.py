@@ -8,6 +8,7 @@ alternate, ``--repeats`` times. The record has medians, ranges, and each median 
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader
 
 from pycil_wsc import registry
 from pycil_wsc.devices import resolved_device
+from pycil_wsc.learners import loop
 
 
 def main():
@@ -101,8 +103,8 @@ class Layout(Whole):
     def after(self, learner, split, args):
         batches = learner.training_batches
         learner.to(memory_format=torch.contiguous_format)
-        learner.training_batches = lambda *address: (
-            (images.contiguous(), targets) for images, targets in batches(*address)
+        learner.training_batches = lambda *address, **options: (
+            dataclasses.replace(batch, images=batch.images.contiguous()) for batch in batches(*address, **options)
         )
 
 
@@ -112,12 +114,13 @@ class Augmentation(Whole):
     def after(self, learner, split, args):
         transform = throughput.pil_transform(learner.train_source.info, split)
 
-        def batches(indices, *_):
+        def batches(indices, *_, **options):
             images = throughput.PilImages(split, indices, learner.manager.train_targets, transform)
             for images, targets in DataLoader(
                 images, learner.config.batch_size, shuffle=True, num_workers=args.workers
             ):
-                yield images.to(learner.device, memory_format=torch.channels_last), targets.to(learner.device)
+                images = images.to(learner.device, memory_format=torch.channels_last)
+                yield throughput.as_batch(images, targets.to(learner.device))
 
         learner.training_batches = batches
 
@@ -138,20 +141,20 @@ class Waiting(Whole):
     """no device synchronisation: loss and count are read back each step"""
 
     def after(self, learner, split, args):
-        whole = learner.passes
+        whole = loop.passes
 
-        def passes(phase):
-            inner = whole(phase)
+        def passes(*arguments):
+            inner = whole(*arguments)
 
             class ReadBack:
                 clear = inner.clear
 
-                def __call__(self, images, targets):
-                    return tuple(torch.tensor(value.item()) for value in inner(images, targets))
+                def __call__(self, batch):
+                    return tuple(torch.tensor(value.item()) for value in inner(batch))
 
             return ReadBack()
 
-        learner.passes = passes
+        loop.passes = passes
 
 
 PARTS = (Whole, Memory, Precision, Layout, Augmentation, Optimizer, Waiting)

@@ -33,6 +33,7 @@ from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.engine.processes import SINGLE_PROCESS, Processes
+from pycil_wsc.learners import loop
 
 SHAPES = {"cifar": ("resnet32", 32), "imagenet": ("resnet18", 224)}
 SIZES = {"cifar": {"batch_size": 128, "steps": 12}, "imagenet": {"batch_size": 32, "steps": 3}}
@@ -96,7 +97,7 @@ def work(rank, count, threads, port, folder, args):
     torch.set_num_threads(threads)
     processes = Processes() if count > 1 else SINGLE_PROCESS
     learner, phase, batch = prepared(*SHAPES[args.shape], args.batch_size, processes, precision=args.precision)
-    passes, counts = learner.passes(phase), {"messages": 0, "message_bytes": 0}
+    passes, counts = loop.passes(learner, phase, phase.loss), {"messages": 0, "message_bytes": 0}
 
     def counted(tensor, *arguments, **keys):
         counts["messages"] += 1
@@ -106,9 +107,9 @@ def work(rank, count, threads, port, folder, args):
     all_reduce = distributed.all_reduce
     together = seconds(passes, phase, batch, args.steps)
     with patch.object(distributed, "all_reduce", counted):
-        passes(*batch)
+        passes(batch)
     learner.processes = SINGLE_PROCESS
-    alone = seconds(learner.passes(phase), phase, batch, args.steps) if count > 1 else together
+    alone = seconds(loop.passes(learner, phase, phase.loss), phase, batch, args.steps) if count > 1 else together
     gradients = sum(
         p.grad.nbytes for group in phase.optimizer.param_groups for p in group["params"] if p.grad is not None
     )
@@ -142,7 +143,7 @@ def seconds(passes, phase, batch, steps, device=CPU):
     times = []
     for _ in range(WARM_UP + steps):
         start = now(device)
-        passes(*batch)
+        passes(batch)
         phase.optimizer.step()
         times.append(now(device) - start)
         if len(times) < WARM_UP + steps:

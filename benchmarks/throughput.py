@@ -48,6 +48,8 @@ from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.learners import loop
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # per task
@@ -273,7 +275,7 @@ class Engine(Variant):
 
     def train(self, number, phase):
         phase.epochs = self.epochs
-        self.learner.fit(self.task, number, phase, 0, Silent())
+        loop.fit(self.learner, self.task, number, phase, 0, Silent())
 
 
 class Bare(Variant):
@@ -299,7 +301,7 @@ class Bare(Variant):
 
     def step(self, phase, images, targets):
         with self.learner.autocast():
-            loss, _ = phase.loss(images, targets)
+            loss, _ = phase.loss(as_batch(images, targets))
         loss.backward()
         phase.optimizer.step()
         phase.optimizer.zero_grad(set_to_none=True)
@@ -345,12 +347,17 @@ class Plain(Variant):
         return_freed_memory()
         for images, targets in DataLoader(images, learner.config.batch_size, shuffle=True, num_workers=self.workers):
             images, targets = images.to(learner.device), targets.to(learner.device)
-            loss, logits = phase.loss(images, targets)
+            loss, logits = phase.loss(as_batch(images, targets))
             phase.optimizer.zero_grad()
             loss.backward()
             phase.optimizer.step()
             total += loss.item()
             correct += (logits.argmax(1) == targets).sum().item()
+
+
+def as_batch(images, targets):
+    """A batch of the task's own images."""
+    return Batch(images, targets, torch.zeros_like(targets), torch.zeros_like(targets, dtype=torch.bool))
 
 
 def pil_transform(info, split):

@@ -16,7 +16,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pycil_wsc.errors import UserError, did_you_mean
 
@@ -115,6 +115,7 @@ backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
 optimizers = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 optimizer_defaults = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 datasets = Registry("dataset", _modules_in("data"))
+exemplars = Registry("exemplars", _modules_in("data"))
 importances = Registry("wsc.importance", ["pycil_wsc.studies"])
 analyses = Registry("analysis", ["pycil_wsc.studies"])
 metrics = Registry("metric", ["pycil_wsc.runs.metrics"])
@@ -187,6 +188,29 @@ def register_importance(name: str) -> Callable[[T], T]:
     highest scores are retained.
     """
     return lambda score: importances.add(name, score)
+
+
+class Choice(NamedTuple):
+    """A registered choice of exemplars; see :func:`register_exemplars`."""
+
+    choose: Callable[[Any], dict[int, Any]]
+    by_class: bool
+
+
+def register_exemplars(name: str, by_class: bool = True) -> Callable[[T], T]:
+    """Register ``choose(pool) -> {class: indices}`` for the key ``exemplars``.
+
+    ``pool`` is a :class:`pycil_wsc.data.exemplars.Pool`: the candidates, the quota of each class, features and random
+    numbers. ``choose`` returns the exemplars of the candidates' classes, most important first: as many as the quota
+    says, or all of a smaller class. With ``by_class=False`` it chooses from the whole stream, and returns the exemplars
+    of all classes seen.
+    """
+
+    def decorate(choose: T) -> T:
+        exemplars.add(name, Choice(choose, by_class))  # pyright: ignore[reportArgumentType]
+        return choose
+
+    return decorate
 
 
 def register_analysis(name: str) -> Callable[[T], T]:

@@ -15,16 +15,26 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from main import main
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.networks.backbones.cifar_resnet import stage
 from pycil_wsc.registry import register_backbone
 from pycil_wsc.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "importance_seconds", "peak_memory_bytes"}
+
+
+def batch_of(images, targets, indices=None, from_memory=None):
+    """A batch as a loss gets it; without more, of the task's own images."""
+    indices = torch.arange(len(targets)) if indices is None else indices
+    return Batch(
+        images, targets, indices, torch.zeros(len(targets), dtype=torch.bool) if from_memory is None else from_memory
+    )
 
 
 def small_data(path, classes=6, per_class=12, size=8):

@@ -14,7 +14,7 @@ from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, declared, key
-from pycil_wsc.learners.base import configured_backbone
+from pycil_wsc.learners.toolbox import configured_backbone
 from pycil_wsc.networks.options import BackboneOptions
 from utils.factory import OF_WHOLE_RUNS
 

@@ -114,13 +114,14 @@ def test_a_task_is_the_plain_loop_with_torchs_sgd_and_the_object_that_the_option
     network.train()
     for epoch, rate in enumerate(RATES):
         optimizer.param_groups[0]["lr"] = rate
-        for images, targets in plain.training_batches(indices, 1, 0, epoch):
+        for batch in plain.training_batches(indices, 1, 0, epoch):
+            images, targets = batch.images, batch.targets
             optimizer.zero_grad()
             cross_entropy(network(images), targets).backward()
             optimizer.step()
     wsc.finish()
     assert (wsc.steps, wsc.resets, wsc.averaged) == (24, 1, 4)  # after steps 12, 17, 22 and 24
-    recompute_batch_norm(network, [images for images, _ in plain.training_batches(indices, 1, "batch norm")])
+    recompute_batch_norm(network, [batch.images for batch in plain.training_batches(indices, 1, "batch norm")])
     theirs = network.state_dict()
     for name, mine in ours.network.state_dict().items():
         assert torch.equal(mine, theirs[name]), name

@@ -57,7 +57,7 @@ def counted(method, folder):
         settings |= {"increment": 90}
     config = resolve(settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pycil_wsc.learners.base.StepCost", Counted)
+        patch.setattr("pycil_wsc.learners.loop.StepCost", Counted)
         Monitored(config, load_dataset(config.dataset, "."), on_progress=lambda _: None).execute()
     return found if method in EXPANDING else found[:1] + found[1:] * (TASKS - 1)
 

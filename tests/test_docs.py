@@ -448,13 +448,40 @@ def test_the_pages_metric_is_that_of_a_worked_example(extended):
     assert extended.names["backward_transfer"]([[90.0]]) == 0
 
 
-def test_the_pages_lwf_learns_three_tasks_and_distils(extended):
+def test_the_pages_derpp_learns_three_tasks_with_stored_logits(extended):
     """The page's metric is in its result."""
-    result = extended(model_name="lwf")
+    result = extended(model_name="my_derpp")
     assert len(result["curve"]) == 3 and result["new_acc"] > 40
-    assert extended(model_name="lwf", distill=0)["matrix"] != result["matrix"]
+    assert extended(model_name="my_derpp", alpha=0)["matrix"] != result["matrix"]
     one, two, three = result["matrix"]
     assert result["backward_transfer"] == pytest.approx((three[0] - one[0] + three[1] - two[1]) / 2)
+
+
+def test_the_pages_agem_never_steps_against_the_exemplars(extended, monkeypatch):
+    """Its gradient has no component against theirs, which is computed here without the page's hook."""
+    from pycil_wsc import registry
+
+    learner, products = registry.learners["my_agem"], []
+    hook = learner.after_backward
+
+    def watched(self, batch, backward):
+        hook(self, batch, backward)
+        if len(self.memory):
+            parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+            with self.autocast():
+                old = torch.autograd.grad(self.memory_loss(batch)[0], parameters)
+            both = [(a.grad, b) for a, b in zip(parameters, old)]
+            scale = sum(b.square().sum() for _, b in both)
+            products.append((sum((a * b).sum() for a, b in both) / scale).item())
+
+    monkeypatch.setattr(learner, "after_backward", watched)
+    extended(model_name="my_agem", precision="fp32")
+    assert min(products) > -1e-3 and sum(abs(product) < 1e-3 for product in products) > 2, "some are projected"
+
+
+def test_the_pages_choice_takes_the_farthest_samples(extended):
+    result = extended(model_name="replay", exemplars="farthest")
+    assert result["matrix"] != extended(model_name="replay")["matrix"]
 
 
 def test_the_pages_learner_predicts_in_bf16_as_its_run_did(extended, tmp_path):
@@ -462,7 +489,7 @@ def test_the_pages_learner_predicts_in_bf16_as_its_run_did(extended, tmp_path):
     import pycil_wsc
     from pycil_wsc.data.datasets import load_dataset
 
-    result = extended(model_name="lwf", precision="bf16", save_weights=True)
+    result = extended(model_name="my_derpp", precision="bf16", save_weights=True)
     model = pycil_wsc.load(next((tmp_path / "runs").rglob("weights.pt")).parent)
     test = load_dataset("digits", ".").test
     predicted, order = model.predict(test.images), result["class_order"]
@@ -471,14 +498,12 @@ def test_the_pages_learner_predicts_in_bf16_as_its_run_did(extended, tmp_path):
     assert counts.tolist() == result["confusion"]
 
 
-def test_the_pages_ewc_learns_three_tasks_and_resumes_with_its_fisher_values(extended, tmp_path):
-    """Killed in the last task, it ends as if it had not been; without the penalty it ends elsewhere."""
-    undisturbed = extended(model_name="ewc", out=str(tmp_path / "undisturbed"))
-    assert len(undisturbed["curve"]) == 3 and undisturbed["new_acc"] > 40
+def test_the_pages_derpp_resumes_with_its_logits(extended, tmp_path):
+    """Killed in the last task, it ends as if it had not been."""
+    undisturbed = extended(model_name="my_derpp", out=str(tmp_path / "undisturbed"))
     with killed_at(lambda calls: calls[-1][0] == {"task": 2, "phase": 0, "epoch": 1}):
-        extended(model_name="ewc")
-    assert without_measurements(extended(model_name="ewc")) == without_measurements(undisturbed)
-    assert extended(model_name="ewc", strength=0)["matrix"] != undisturbed["matrix"]
+        extended(model_name="my_derpp")
+    assert without_measurements(extended(model_name="my_derpp")) == without_measurements(undisturbed)
 
 
 def test_the_pages_backbone_serves_every_method(extended):

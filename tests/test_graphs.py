@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from small_runs import ROOT, results, without_measurements, write
+from small_runs import ROOT, batch_of, results, without_measurements, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -99,13 +99,13 @@ def train(make, sizes):
     wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=7, average=Average(every=2), reset=Blend())
     wsc.attach(optimizer)
 
-    def compute(images, targets):
-        logits = net(images)
-        return cross_entropy(logits, targets), logits
+    def compute(batch):
+        logits = net(batch.images)
+        return cross_entropy(logits, batch.targets), logits
 
     passes, told = make(net, compute, optimizer), []
     for step, size in enumerate(sizes):
-        loss, right = passes(*data(step, size))
+        loss, right = passes(batch_of(*data(step, size)))
         told.append((loss.item(), right.item()))
         optimizer.step()
         passes.clear()
@@ -170,7 +170,7 @@ def test_runs_whose_passes_are_recorded_are_the_plain_ones(method, keys, setting
     settings["max_tasks"] = tasks = 3 if method in ("der", "foster", "memo") else 2  # where networks grow, once more
     recorded = []
     monkeypatch.setattr(
-        "pycil_wsc.learners.base.cuda_graph", lambda device, function: recorded.append(function) or as_a_graph(function)
+        "pycil_wsc.learners.loop.cuda_graph", lambda device, function: recorded.append(function) or as_a_graph(function)
     )
     results = []
     for name, records in (("plain", False), ("recorded", True)):
@@ -186,7 +186,7 @@ SHORT = {"model_name": "finetune", "batch_size": 4, "init_epoch": 1, "epochs": 1
 
 
 def test_on_the_cpu_nothing_is_recorded_and_results_are_the_same(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("pycil_wsc.learners.base.cuda_graph", lambda *_: pytest.fail("recorded"))
+    monkeypatch.setattr("pycil_wsc.learners.loop.cuda_graph", lambda *_: pytest.fail("recorded"))
     settings |= SHORT
     results = []
     for name, keys in (("plain", {}), ("asked", {"cuda_graph": True})):
@@ -245,8 +245,8 @@ from pycil_wsc.launch.command import main
 whole = Replay.loss
 
 
-def waits(self, images, targets):
-    loss, logits = whole(self, images, targets)
+def waits(self, batch):
+    loss, logits = whole(self, batch)
     return loss * (loss.item() / loss.item()), logits
 
 

@@ -33,9 +33,9 @@ def slow(monkeypatch, clock, cls, loss, seconds_per_image):
     """Let the loss ``cls.loss`` take ``seconds_per_image(learner)``."""
     original = getattr(cls, loss)
 
-    def computed(self, images, targets):
-        clock.now += len(images) * seconds_per_image(self)
-        return original(self, images, targets)
+    def computed(self, batch):
+        clock.now += len(batch) * seconds_per_image(self)
+        return original(self, batch)
 
     monkeypatch.setattr(cls, loss, computed)
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycil_wsc.data.memory import ExemplarMemory, herding
+from pycil_wsc.data.exemplars import herding
+from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 
 

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from small_runs import batch_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
+from pycil_wsc.learners import loop
 from pycil_wsc.learners.losses import balanced_weights, distillation, newest_task_targets
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import ExpandingNet, make_backbone
@@ -133,7 +135,7 @@ def test_the_teacher_is_the_network_of_the_task_before_and_does_not_learn(name, 
 def test_the_loss_is_cross_entropy_and_distillation_in_the_methods_proportion(name, keys, shares, digits, tmp_path):
     learner, _ = grown(name, 2, digits, tmp_path, T=3.0, **keys)
     learner.eval()
-    loss, logits = learner.loss(BATCH, TARGETS)
+    loss, logits = learner.loss(batch_of(BATCH, TARGETS))
     torch.testing.assert_close(logits, learner.network(BATCH))
     old = -((learner.teacher(BATCH) / 3).softmax(1) * (logits[:, :4] / 3).log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(loss, shares[0] * negative_log_likelihood(logits, TARGETS) + shares[1] * old)
@@ -146,7 +148,7 @@ def test_finetunes_loss_is_cross_entropy_over_the_new_classes(digits, tmp_path):
     learner.begin_task(tasks[1])
     learner.eval()
     targets = torch.tensor([4, 6, 5, 4, 5, 6])
-    loss, logits = learner.loss(BATCH, targets)
+    loss, logits = learner.loss(batch_of(BATCH, targets))
     assert logits.shape == (6, 7)
     torch.testing.assert_close(loss, negative_log_likelihood(logits[:, 4:], targets - 4))
     loss.backward()
@@ -186,7 +188,7 @@ def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
     with torch.no_grad():
         features = learner.network.extract(images())
         old = learner.network.classify(features)
-    learner.fit(task, 1, correction, 0, SILENT)
+    loop.fit(learner, task, 1, correction, 0, SILENT)
     changed = [name for name in moved(learner.network, before) if "running" not in name and "num_batches" not in name]
     assert changed == ["corrections.2"], (
         "batch norm's statistics drift, as in PyCIL; of the weights only the newest pair moves"
@@ -203,7 +205,7 @@ def test_bics_correction_loss_is_cross_entropy_of_the_softmax_of_corrected_logit
     learner, _ = grown("bic", 2, digits, tmp_path)
     learner.eval()
     network = learner.network
-    loss, logits = learner.correction_loss(BATCH, TARGETS)
+    loss, logits = learner.correction_loss(batch_of(BATCH, TARGETS))
     raw = network.head(network.backbone(BATCH)).split([4, 3], 1)
     parts = [scale * part + shift for part, (scale, shift) in zip(raw, network.corrections, strict=True)]
     torch.testing.assert_close(logits, torch.cat(parts, 1))
@@ -222,7 +224,7 @@ def test_bics_correction_sees_as_many_images_of_each_class_whatever_the_replay_r
     def watched(task):
         for phase in phases(task):
             loss, name = phase.loss, phase.name
-            phase.loss = lambda images, targets: seen[name].append(targets) or loss(images, targets)
+            phase.loss = lambda batch: seen[name].append(batch.targets) or loss(batch)
             yield phase
 
     learner.phases = watched
@@ -302,7 +304,7 @@ def test_ders_old_backbones_do_not_move_and_its_features_stand_in_order(digits, 
 def test_the_auxiliary_heads_loss_is_added_from_the_second_task_on(name, digits, tmp_path):
     learner, _ = grown(name, 2, digits, tmp_path, alpha_aux=0.7)
     learner.eval()
-    loss, logits = learner.loss(BATCH, TARGETS)
+    loss, logits = learner.loss(batch_of(BATCH, TARGETS))
     shared = learner.network.trunk(BATCH)
     features = [block(shared) for block in learner.network.blocks]
     torch.testing.assert_close(logits, learner.network.head(torch.cat(features, 1)))
@@ -312,7 +314,7 @@ def test_the_auxiliary_heads_loss_is_added_from_the_second_task_on(name, digits,
     torch.testing.assert_close(loss, negative_log_likelihood(logits, TARGETS) + 0.7 * auxiliary)
     first, _ = grown(name, 1, digits, tmp_path, alpha_aux=0.7)
     first.eval()
-    loss, logits = first.loss(BATCH, TARGETS % 4)
+    loss, logits = first.loss(batch_of(BATCH, TARGETS % 4))
     torch.testing.assert_close(loss, negative_log_likelihood(logits, TARGETS % 4))
 
 
@@ -340,7 +342,7 @@ def test_parts_that_do_not_learn_stay_in_evaluation_mode(name, digits, tmp_path)
 def step_flops(learner, batch):
     learner.eval(), learner.network.train()
     with FlopCounterMode(display=False) as counter:
-        learner.loss(batch, torch.zeros(len(batch), dtype=torch.int64))[0].backward()
+        learner.loss(batch_of(batch, torch.zeros(len(batch), dtype=torch.int64)))[0].backward()
     return counter.get_total_flops()
 
 
@@ -424,7 +426,7 @@ def test_fosters_loss_divides_logits_by_weights_and_distils_the_old_head(digits,
     next(learner.phases(tasks[1]))
     perturb(learner.network)
     learner.eval()
-    loss, logits = learner.loss(BATCH, TARGETS)
+    loss, logits = learner.loss(batch_of(BATCH, TARGETS))
     newest = learner.network.aux_head(learner.network.blocks[1](BATCH))
     old = learner.old_head(learner.network.blocks[0](BATCH))
     distilled = -((old / 3).softmax(1) * (logits[:, :4] / 3).log_softmax(1)).sum(1).mean()
@@ -447,7 +449,7 @@ def test_fosters_compression_distils_the_teacher_with_rare_classes_weighted(digi
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in learner.student.parameters()}
     perturb(learner)
     learner.eval()
-    loss, logits = compression.loss(BATCH, TARGETS)
+    loss, logits = compression.loss(batch_of(BATCH, TARGETS))
     torch.testing.assert_close(logits, learner.student.head(learner.student.blocks[0](BATCH)))
     counts = np.bincount(learner.manager.train_targets[learner.training_indices(tasks[1])])
     weights = torch.tensor([(1 - 0.9) / (1 - 0.9 ** int(count)) for count in counts])

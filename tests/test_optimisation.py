@@ -72,7 +72,8 @@ def test_a_task_is_the_plain_loop_with_torchs_adamw_and_schedulers(unit, setting
     schedule = torch_schedule(optimizer, per_epoch, 4 * per_epoch, 1e-4)
     network.train()
     for epoch in range(4):
-        for images, targets in plain.training_batches(indices, 0, 0, epoch):
+        for batch in plain.training_batches(indices, 0, 0, epoch):
+            images, targets = batch.images, batch.targets
             loss = cross_entropy(network(images), targets, label_smoothing=0.2)
             optimizer.zero_grad()
             loss.backward()

@@ -194,12 +194,12 @@ def test_the_wheels_plugin_trains_in_a_checkout_of_pycil(binaries, elsewhere):
 
 @pytest.fixture
 def learner_package(tmp_path):
-    """The page's package with the page's LwF, as it is installed."""
+    """The page's package with the page's DER++, as it is installed."""
     page, source, site = blocks("docs/extending.md"), tmp_path / "source", tmp_path / "site"
     (source / "my_learners").mkdir(parents=True)
-    (learner,) = (code for _, title, code in page if title == "pycil_wsc/learners/lwf.py")
+    (learner,) = (code for _, title, code in page if title == "pycil_wsc/learners/my_derpp.py")
     (project,) = (code for language, _, code in page if language == "toml")
-    (source / "my_learners" / "lwf.py").write_text(learner)
+    (source / "my_learners" / "my_derpp.py").write_text(learner)
     (source / "pyproject.toml").write_text(project)
     install = ["install", source, "--no-build-isolation", "--no-deps", "--no-index", "--target", site]
     run(sys.executable, "-m", "pip", *install, cwd=tmp_path)
@@ -208,16 +208,16 @@ def learner_package(tmp_path):
 
 @pytest.mark.slow
 def test_a_learner_of_another_package_is_found_in_every_process(learner_package, binaries, elsewhere):
-    config = ["--config", "config.json", "--set", "model_name=lwf", "--set", "seed=[1,2]", "--workers", "2"]
+    config = ["--config", "config.json", "--set", "model_name=my_derpp", "--set", "seed=[1,2]", "--workers", "2"]
     run(binaries / "pycil-wsc", *config, cwd=elsewhere, PYTHONPATH=str(learner_package))
-    assert len(list(elsewhere.rglob("lwf/*/*/result.json"))) == 2
-    (learner_package / "my_learners" / "lwf.py").write_text("import no_such_module")
+    assert len(list(elsewhere.rglob("my_derpp/*/*/result.json"))) == 2
+    (learner_package / "my_learners" / "my_derpp.py").write_text("import no_such_module")
     environment = os.environ | {"PYTHONPATH": str(learner_package)}
     command = [binaries / "pycil-wsc", *config]
     done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == (
-        "error: config.json: entry point 'lwf = my_learners.lwf' of the package 'my-learners' cannot be loaded "
-        "(ModuleNotFoundError: No module named 'no_such_module'); correct or uninstall that package\n"
+        "error: config.json: entry point 'my_derpp = my_learners.my_derpp' of the package 'my-learners' cannot "
+        "be loaded (ModuleNotFoundError: No module named 'no_such_module'); correct or uninstall that package\n"
     )
 
 

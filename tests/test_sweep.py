@@ -175,11 +175,11 @@ class InterruptedAtItsEnd:
 def test_an_interrupt_that_python_drops_still_stops_the_sweep(settings, tmp_path, monkeypatch):
     loss, calls = Replay.loss, []
 
-    def interrupted_once(self, images, targets):
-        calls.append(images)
+    def interrupted_once(self, batch):
+        calls.append(batch)
         if len(calls) == 3:
             InterruptedAtItsEnd()
-        return loss(self, images, targets)
+        return loss(self, batch)
 
     monkeypatch.setattr(Replay, "loss", interrupted_once)
     process = command(tmp_path, settings | {"model_name": "replay", "epochs": 100_000})

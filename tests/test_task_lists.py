@@ -15,6 +15,7 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.files import load_tensors
+from pycil_wsc.learners import loop
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TEMPLATES = np.random.default_rng(0).integers(0, 200, (6, 8, 8, 3))
@@ -96,11 +97,9 @@ def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, mo
     capsys.readouterr()
     assert main(["--config", config, "--status"]) == 0
     assert "waiting" in (status := capsys.readouterr().out) and "has tasks to go" in status
-    learned, train_for = [], registry.learners[name].train_for
+    learned, train = [], loop.train
     monkeypatch.setattr(
-        registry.learners[name],
-        "train_for",
-        lambda self, task, *a: (learned.append(task.index), train_for(self, task, *a)),
+        loop, "train", lambda learner, task, *rest: (learned.append(task.index), train(learner, task, *rest))
     )
     again, result = run(tmp_path, months, model_name=name)
     assert again == folder and learned == [2] and result["curve"][:2] == first["curve"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from small_processes import commanded, in_two_processes
-from small_runs import SETTINGS, results, small_data, without_measurements, write
+from small_runs import SETTINGS, batch_of, results, small_data, without_measurements, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -145,15 +145,15 @@ def trained_on_own_parts(kernel, sizes):
     network, images, targets = small_network(kernel)
     processes, steps = Processes(), []
 
-    def loss(images, targets):
-        logits = network(images)
-        return cross_entropy(logits, targets), logits
+    def loss(batch):
+        logits = network(batch.images)
+        return cross_entropy(logits, batch.targets), logits
 
     optimizer = torch.optim.SGD(network.parameters())
     passes = SharedPasses(loss, optimizer, processes, sync_batch_norm=False)
     for size in sizes:
         rows = slice(processes.rank, size, processes.count)
-        passes(images[rows], targets[rows])
+        passes(batch_of(images[rows], targets[rows]))
         gradients = [parameter.grad.numpy().copy() for parameter in network.parameters()]
         steps.append((gradients, [buffer.numpy().copy() for buffer in network.buffers()]))
         optimizer.zero_grad()

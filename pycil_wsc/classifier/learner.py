@@ -30,6 +30,7 @@ from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.sources import Source, read_source
+from pycil_wsc.data.stored import renumbered
 from pycil_wsc.data.stream import extended, kept
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
@@ -155,8 +156,10 @@ class Learner:
             run.learn()
         held, numbers = kept(stream, run.learner.memory.indices)
         state = run.state(end_of(run.manager.tasks[-1]))
-        memory = state["learner"]["_extra_state"]["memory"]
-        memory["classes"] = {c: numbers[indices].tolist() for c, indices in run.learner.memory.classes.items()}
+        extra = state["learner"]["_extra_state"]
+        classes = run.learner.memory.classes
+        extra["memory"]["classes"] = {c: numbers[indices].tolist() for c, indices in classes.items()}
+        extra["stored"] = renumbered(extra["stored"], numbers)
         return SavedLearner(self._values(config.tasks), held, state, shelf.hashes_of(held, self._hashes))
 
     def _restore(self, saved, config, stream):

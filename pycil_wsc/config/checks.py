@@ -35,6 +35,7 @@ def check(config: Config) -> None:
         raise UserError("wsc.importance: 'fisher' does not work with grad_checkpointing; leave one of the two out")
     _check_wsc(config.wsc)
     _check_backbone(config)
+    registry.exemplars[config.exemplars]
     for name in config.analyse:
         registry.analyses[name]
     if config.consolidate and (learner.consolidates or not learner.one_phase):

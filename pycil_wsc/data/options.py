@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.keys import key
 
 
@@ -100,8 +99,7 @@ class MemoryOptions:
     )
     exemplars: str = key(
         "herding",
-        "how exemplars are chosen: `herding`, `random` or `reservoir`",
-        choices=ExemplarMemory.strategies,
+        "how exemplars are chosen: `herding`, `random`, `reservoir`, or a choice that is registered",
         decides="later tasks",
         affects="accuracy",
     )

@@ -8,21 +8,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.errors import UnusableRun, first_line
 
-Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) -> (loss, logits)
+Compute = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (loss, logits)
 
 
 class Passes:
-    """(images, targets) -> (loss, number of correct predictions), on the device; sets the gradients ``p.grad``."""
+    """batch -> (loss, number of correct predictions), on the device; sets the gradients ``p.grad``."""
 
     def __init__(self, compute: Compute, optimizer: Optimizer):
         self.compute, self.optimizer = compute, optimizer
 
-    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        loss, logits = self.compute(images, targets)
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, logits = self.compute(batch)
         loss.backward()
-        return loss.detach(), (logits.detach().argmax(1) == targets).sum()
+        return loss.detach(), (logits.detach().argmax(1) == batch.targets).sum()
 
     def clear(self) -> None:
         """Clear the gradients for the next step."""
@@ -32,8 +33,8 @@ class Passes:
 class RecordedPasses(Passes):
     """:class:`Passes` replayed from a recording, for batches of the same size as the first.
 
-    The first ``eager`` steps are ordinary: in these, libraries choose their algorithms. The recording reads its input
-    from two buffers and writes loss, count and gradients to others, which are valid until the next call. Raises
+    The first ``eager`` steps are ordinary: in these, libraries choose their algorithms. The recording reads its batch
+    from buffers and writes loss, count and gradients to others, which are valid until the next call. Raises
     :class:`UnusableRun` for a loss that cannot be recorded, such as one that waits for the device.
 
     ``record``: takes a function without arguments and returns a function that replays it, not called yet.
@@ -53,24 +54,24 @@ class RecordedPasses(Passes):
         self.steps, self.size = 0, 0
         self.replay: Any = None  # a function, once recorded
 
-    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        self.size = self.size or len(images)
-        if len(images) != self.size:
-            return super().__call__(images, targets)
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        self.size = self.size or len(batch)
+        if len(batch) != self.size:
+            return super().__call__(batch)
         self.steps += 1
         if self.steps <= self.eager:
-            return super().__call__(images, targets)
+            return super().__call__(batch)
         if not self.replay:
-            self._record(images, targets)
-        self.images.copy_(images)
-        self.targets.copy_(targets)
+            self._record(batch)
+        for buffer, tensor in zip(self.batch.tensors, batch.tensors, strict=True):
+            buffer.copy_(tensor)
         for parameter, gradient in zip(self.parameters, self.gradients):
             parameter.grad = gradient
         self.replay()
         return self.loss, self.right
 
-    def _record(self, images, targets):
-        self.images, self.targets = images.clone(), targets.clone()
+    def _record(self, batch):
+        self.batch = Batch.of_tensors(*(tensor.clone() for tensor in batch.tensors))
         self.clear()
         try:
             self.replay = self.record(self._passes)
@@ -82,7 +83,7 @@ class RecordedPasses(Passes):
         self.gradients = [parameter.grad for parameter in self.parameters]
 
     def _passes(self):
-        self.loss, self.right = super().__call__(self.images, self.targets)
+        self.loss, self.right = super().__call__(self.batch)
 
 
 def cuda_graph(device: torch.device, function: Callable[[], None]) -> Callable[[], None]:

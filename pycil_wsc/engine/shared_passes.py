@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.recorded_passes import Passes
 from pycil_wsc.engine.synced_batch_norm import OwnBatchNorm, SyncedBatchNorm
 
-Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, targets) -> (mean loss, logits)
+Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (mean loss, logits)
 
 
 class SharedPasses(Passes):
@@ -31,15 +32,15 @@ class SharedPasses(Passes):
         self.processes, self.sync_batch_norm = processes, sync_batch_norm
         self.shared = DistributedDataParallel(_LossModule(compute, parameters), find_unused_parameters=True)
 
-    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        whole = self.processes.sum(torch.full((), float(len(images)), device=images.device))
-        share = len(images) / whole
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        whole = self.processes.sum(torch.full((), float(len(batch)), device=batch.targets.device))
+        share = len(batch) / whole
         with SyncedBatchNorm() if self.sync_batch_norm else OwnBatchNorm(share):
-            loss, logits = self.shared(images, targets)
+            loss, logits = self.shared(*batch.tensors)
             part = loss * share
             (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes
-        right = (logits.argmax(1) == targets).sum()
-        return part.detach() if len(images) else torch.zeros_like(whole), right
+        right = (logits.argmax(1) == batch.targets).sum()
+        return part.detach() if len(batch) else torch.zeros_like(whole), right
 
 
 class _LossModule(nn.Module):
@@ -49,6 +50,6 @@ class _LossModule(nn.Module):
         super().__init__()
         self.compute, self.trained = compute, nn.ParameterList(parameters)
 
-    def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        loss, logits = self.compute(images, targets)
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        loss, logits = self.compute(Batch.of_tensors(*tensors))
         return loss, logits.detach()

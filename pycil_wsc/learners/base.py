@@ -1,36 +1,33 @@
-"""The training loop of all learners. A method defines its loss and overrides the hooks that it needs."""
+"""A learner as its method sees it: a loss, and the hooks around it. The loop calls them (:mod:`.loop`)."""
 
-import contextlib
-import functools
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from pycil_wsc import registry, seeding
-from pycil_wsc.data.loader import mixed_order, num_batches
-from pycil_wsc.data.memory import ExemplarMemory, normalise
+from pycil_wsc import seeding
+from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
-from pycil_wsc.engine.optimization import clip, parameter_groups, set_rate, task_schedule
-from pycil_wsc.engine.phase import Phase, Resume
-from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.phase import Phase, Resume, refuse_images_and_targets
 from pycil_wsc.engine.processes import SINGLE_PROCESS, Processes
-from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
-from pycil_wsc.engine.shared_passes import SharedPasses
-from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.keys import NoOptions
-from pycil_wsc.networks.layers import freeze, mark_frozen
-from pycil_wsc.networks.nets import IncrementalNet, make_backbone
+from pycil_wsc.learners import loop
+from pycil_wsc.learners.toolbox import Toolbox
+from pycil_wsc.networks.nets import IncrementalNet
+
+HOOK = r"(before|after|begin|end|on|pre|post)_\w+"  # names that look like hooks; others are the method's own
 
 
-class BaseLearner(nn.Module):
+class BaseLearner(Toolbox):
     """A continual learner. Its networks are submodules, so ``state_dict`` holds everything that it has learned.
 
-    A method must implement ``loss`` and may override the other hooks. ``learn`` is never overridden.
+    A method must give ``loss``, unless it has no phases, and may override the other hooks. ``learn`` is never
+    overridden. What the hooks may use is in :class:`~pycil_wsc.learners.toolbox.Toolbox`.
     """
 
     Options: type = NoOptions  # frozen dataclass of the method's own keys (`pycil_wsc.keys.key`)
@@ -40,41 +37,72 @@ class BaseLearner(nn.Module):
     one_phase = True  # each task trains one network in one phase, as consolidation requires
     consolidates = False
     plain_first_task = False  # the first task is plain cross-entropy, so learners may share its trained weights
-    network: Any  # the module that `build` returns
     epoch_keys: tuple[str, ...] = ("epochs",)  # the keys whose sum is the number of epochs of a later task
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse a class that is written for hooks that there are not."""
+        super().__init_subclass__(**arguments)
+        known = [name for name in dir(BaseLearner) if re.fullmatch(HOOK, name)]
+        for name, value in vars(cls).items():
+            if name == "learn":
+                raise UserError(
+                    f"{cls.__qualname__}.learn: the loop is never overridden; use a hook: phases, {', '.join(known)}"
+                )
+            if callable(value) and re.fullmatch(HOOK, name) and not hasattr(BaseLearner, name):
+                raise UserError(
+                    f"{cls.__qualname__}.{name}: there is no such hook{did_you_mean(name, known)}"
+                    " (a method of your own begins with an underscore)"
+                )
+            if name == "loss":
+                refuse_images_and_targets(value, f"{cls.__qualname__}.loss", bound=True)
 
     def __init__(
         self, config: Any, manager: Any, train_source: Any, device: torch.device, processes: Processes = SINGLE_PROCESS
     ):
-        super().__init__()
-        self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
-        self.processes = processes  # they share every batch and hold the same weights
-        self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
-        self.images_trained = self.train_flops = 0
+        super().__init__(config, manager, train_source, device, processes)
         with self.seeded("weights"):
             self.network = self.build()
         self.place()
 
-    # ---- hooks of a method -------------------------------------------------------------------------------------------
+    # ---- hooks, in the order in which they are called ----------------------------------------------------------------
 
     def build(self) -> nn.Module:
         """The network before the first task."""
         return IncrementalNet(self.new_backbone())
-
-    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W), (B,) -> (scalar loss, (B, classes) logits)."""
-        raise NotImplementedError
 
     def grow(self, task: Task) -> None:
         """Extend the network to the task's classes. When a run resumes, called for each earlier task first."""
         self.network.grow(task.num_seen)
 
     def begin_task(self, task: Task) -> None:
-        """Called before training, after :meth:`grow`."""
+        """Called before training, after :meth:`grow`.
+
+        When a run resumes within the task, :meth:`set_extra_state` has been called: the memory and what the learner
+        keeps there are as they were. The weights follow with the phase that resumes. What this hook computes from
+        weights must therefore be part of the state, which then replaces it.
+        """
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        """The task's phases, in order; a generator may prepare each just before it starts."""
+        """The task's phases, in order; a generator may prepare each just before it starts.
+
+        A method without training yields none, and learns in :meth:`end_task`. When a run resumes, the generator starts
+        from its beginning, and the state is loaded after the phase that resumes was yielded.
+        """
         yield self.main_phase(task)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(scalar loss, logits (B, classes) of ``batch.images``), in a phase that has no loss of its own.
+
+        The loss is a mean over the batch, or over parts of it by :meth:`mean_over`, so that processes can share it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a phase, but no loss")
+
+    def after_backward(self, batch: Batch, backward: "loop.Backward") -> None:
+        """Called when the gradients are there, before they are clipped and the optimiser steps.
+
+        ``backward(batch, loss)`` replaces them by those of another batch, at other weights, or of another loss (by
+        default, the phase's): for projections (A-GEM) and sharpness (SAM). Copy the first ones if you need them.
+        """
 
     def after_step(self) -> None:
         """Called after each ``optimizer.step()``, before the gradients are cleared."""
@@ -84,6 +112,11 @@ class BaseLearner(nn.Module):
 
     def end_task(self, task: Task) -> None:
         """Called after training, before exemplars are chosen and the network is tested."""
+
+    def after_memory(self, task: Task) -> None:
+        """Called when the exemplars of the task are chosen, before the test: to store their logits, for example."""
+
+    # ---- prediction --------------------------------------------------------------------------------------------------
 
     def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, d) features, for herding, nearest mean and ``classify``."""
@@ -104,6 +137,8 @@ class BaseLearner(nn.Module):
     def costs(self) -> dict[str, Any]:
         """Further costs to record in the result, by name: numbers, or lists of one number per task."""
         return {}
+
+    # ---- what is known from the configuration alone ------------------------------------------------------------------
 
     @classmethod
     def check(cls, config: Any) -> str | None:
@@ -129,242 +164,38 @@ class BaseLearner(nn.Module):
         """The images that the task trains on, over all epochs, with the exemplars in ``memory``. A run checks this."""
         return cls.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
 
-    # ---- the loop ----------------------------------------------------------------------------------------------------
+    @classmethod
+    def quotas(cls, config: Any, task: Task) -> Sequence[int] | None:
+        """The number of exemplars of each class seen after ``task``; None: equally many, as the memory's keys say."""
+        return None
+
+    # ---- the task, and its state -------------------------------------------------------------------------------------
 
     def learn(
-        self,
-        task: Task,
-        monitor: Any,
-        resume: Resume | None = None,
-        trained: Mapping[str, Any] | None = None,
+        self, task: Task, monitor: Any, resume: Resume | None = None, trained: Mapping[str, Any] | None = None
     ) -> None:
-        """Learn one task.
-
-        Args:
-            task: the next task.
-            monitor: notified of the task's start, of every step and epoch, and of its end.
-            resume: the position and state from which a stopped run resumes.
-            trained: the result of training (:meth:`trained_state`), to load instead of training.
-        """
-        self.grow_for(task)
-        self.begin_task(task)
-        if not resume:
-            monitor.task_started(task)
-        if trained:
-            self.load_trained_state(trained)
-        else:
-            self.train_for(task, monitor, resume)
-        self.end_task(task)
-        monitor.task_trained(task)
-        rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
-        self.memory.update(task, self.manager.train_targets, self.features, rng, self.processes.map)
-
-    def train_for(self, task: Task, monitor: Any, resume: Resume | None) -> None:
-        if resume:
-            self.set_extra_state(resume.learner["_extra_state"])  # the phases' indices depend on the memory
-        for number, phase in enumerate(self.phases(task)):
-            if resume and number < resume.phase:
-                continue
-            first = 0
-            if resume and number == resume.phase:
-                self.load_state_dict(resume.learner)
-                phase.optimizer.load_state_dict(resume.optimizer)
-                first = resume.epoch
-            self.fit(task, number, phase, first, monitor)
+        """Learn one task; see :func:`pycil_wsc.learners.loop.learn`."""
+        loop.learn(self, task, monitor, resume, trained)
 
     def grow_for(self, task: Task) -> None:
+        """:meth:`grow` with the task's random numbers, on the device."""
         with self.seeded("weights", task.index):
             self.grow(task)
-        freeze(self)
+        self.freeze()
         self.place()
 
-    def fit(self, task: Task, number: int, phase: Phase, first: int, monitor: Any) -> None:
-        batches, cost = self.num_batches(len(phase.indices)), StepCost()
-        passes = self.passes(phase)
-        monitor.phase_started(task, phase, first)
-        self.zero_grad(set_to_none=True)
-        for epoch in range(first, phase.epochs):
-            set_rate(phase.optimizer, phase.lr(epoch))
-            self.eval()
-            phase.network.train()
-            total_loss = torch.zeros((), device=self.device)
-            correct = torch.zeros((), device=self.device, dtype=torch.int64)
-            with self.seeded("dropout", task.index, number, epoch, self.processes.rank, device=self.device):
-                for step, (images, targets) in enumerate(
-                    self.training_batches(phase.indices, task.index, number, epoch, mixed=phase.mixed)
-                ):
-                    if self.config.schedule_unit == "iteration":
-                        set_rate(phase.optimizer, phase.lr(epoch + step / batches))
-                    with cost.measured(len(images)) if cost.unknown else contextlib.nullcontext():
-                        loss, right = passes(images, targets)
-                    clip(phase.optimizer, self.config.clip_norm)
-                    phase.optimizer.step()
-                    self.after_step()
-                    passes.clear()
-                    total_loss += loss
-                    correct += right
-                    monitor.step(len(images))
-            self.images_trained += len(phase.indices)
-            self.train_flops += (cost.per_image or 0) * len(phase.indices)
-            mean_loss = self.processes.sum_(total_loss).item() / batches
-            accuracy = 100 * self.processes.sum_(correct).item() / len(phase.indices)
-            self.after_epoch(task, phase, epoch, mean_loss)
-            monitor.epoch_ended(task, number, phase, epoch, mean_loss, accuracy)
+    def choose_exemplars(self, task: Task) -> None:
+        """Choose the exemplars of ``task``, once.
 
-    def passes(self, phase: Phase) -> Passes:
-        """The forward and backward pass of a step of ``phase``."""
-
-        def compute(images, targets):
-            with self.autocast():
-                return phase.loss(images, targets)
-
-        if self.processes.count > 1:
-            return SharedPasses(compute, phase.optimizer, self.processes, self.config.sync_batch_norm)
-        if self.records_passes:
-            learning = [p for p in self.parameters() if p.requires_grad]
-            return RecordedPasses(compute, phase.optimizer, learning, functools.partial(cuda_graph, self.device))
-        return Passes(compute, phase.optimizer)
-
-    @property
-    def records_passes(self) -> bool:
-        return self.config.cuda_graph and self.device.type == "cuda"
-
-    def training_batches(
-        self, indices: np.ndarray, *address: Any, mixed: bool = True
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled, augmented batches over ``indices``: this process's part of each.
-
-        All random numbers are derived from ``address``, which begins with the task's index. A last batch of one image
-        is joined to the one before: its batch-norm statistics would be those of that image alone. ``mixed``: follow
-        ``replay_ratio``.
+        The loop does this after :meth:`end_task`. A method that trains on them may call it before: in
+        :meth:`begin_task`, or between its phases.
         """
-        c, targets = self.config, self.manager.train_targets
-        seed, shuffle = seeding.derived_seed(c.seed, "batches", *address), True
-        if mixed and c.replay_ratio is not None:
-            newest = np.isin(indices, self.manager.tasks[address[0]].train_indices)
-            if newest.any() and not newest.all():
-                indices = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
-                shuffle = False
-        share = self.processes.share_of_each_batch
-        return self.train_source.batches(
-            indices, targets, c.batch_size, train=True, seed=seed, shuffle=shuffle, share=share
-        )
-
-    def num_batches(self, samples: int) -> int:
-        """The number of training batches in an epoch over ``samples`` images."""
-        return num_batches(samples, self.config.batch_size, join=True)
-
-    # ---- building blocks of methods ----------------------------------------------------------------------------------
-
-    def main_phase(
-        self,
-        task: Task,
-        parameters: Iterable[nn.Parameter] | None = None,
-        epochs: int | None = None,
-        weight_decay: float | None = None,
-    ) -> Phase:
-        """The usual phase: the configured optimiser and schedule over the task's data and the memory."""
-        c = self.config
-        first = task.index == 0
-        usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
-        num_epochs: int = usual_epochs if epochs is None else epochs
-        decay: float = usual_decay if weight_decay is None else weight_decay
-        optimizer = self.optimizer(parameters or self.network.parameters(), decay)
-        indices = self.training_indices(task)
-        interval = 1 if c.schedule_unit == "epoch" else 1 / self.num_batches(len(indices))
-        lr = task_schedule(c, first, num_epochs, interval)
-        return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network)
-
-    def new_backbone(self, pretrained: bool | str | None = None) -> nn.Module:
-        """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
-        side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
-        return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
-
-    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
-        return cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
-
-    def training_indices(self, task: Task) -> np.ndarray:
-        """The task's samples and all exemplars: (n,)."""
-        return np.concatenate([task.train_indices, self.memory.indices])
-
-    def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
-        """A new optimiser of the trainable ``parameters``; ``fit`` sets its learning rate."""
-        depths = {}
-        for network in self.children():
-            depths_of: Any = getattr(network, "depths", dict)
-            depths |= depths_of()
-        groups = parameter_groups(parameters, weight_decay, depths, self.config)
-        return registry.optimizers[self.config.optimizer](groups, self.config)
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        return (
-            torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
-        )
-
-    @property
-    def precision(self) -> str:
-        """``fp32`` or ``bf16``; fp32 on a CPU where the backbone's gradients are undefined in bf16."""
-        precision = resolved_precision(self.config.precision, self.device)
-        return "fp32" if precision == "bf16" and self.device.type == "cpu" and self._needs_fp32 else precision
-
-    @functools.cached_property
-    def _needs_fp32(self):
-        """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
-        name, side = self.config.convnet_type, self.train_source.info.image_size
-        with self.seeded("probe"):  # does not advance the generator of the weights
-            needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
-        if needed:
-            logging.getLogger("pycil_wsc").warning(
-                "precision: images of side %d are too small for '%s' in bf16 on the CPU (gradients of a convolution "
-                "would be undefined); computing in fp32",
-                side,
-                name,
-            )
-        return needed
-
-    def seeded(self, *address: Any, **device: torch.device) -> contextlib.AbstractContextManager:
-        return seeding.seeded(self.config.seed, *address, **device)
-
-    def place(self) -> None:
-        """Move all networks to the device, in the memory format that ``channels_last`` sets."""
-        memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
-        self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
-
-    @torch.inference_mode()
-    def forward_over(self, source: Any, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d),
-        (B,). With several processes, each has its share of the batches; :meth:`gathered` combines them.
-        """
-        self.eval()
-        share = self.processes.share_of_batches
-        for images, labels in source.batches(indices, targets, self.config.batch_size, share=share):
-            with self.autocast():
-                features = self.extract(images)
-            yield features.float(), labels
-
-    def features(self, indices: np.ndarray) -> np.ndarray:
-        """Features of training samples: float32 numpy (n, d)."""
-        parts = [f for f, _ in self.forward_over(self.train_source, indices, self.manager.train_targets)]
-        return self.gathered(parts, len(indices)).numpy()
-
-    def gathered(self, parts: list[Tensor], rows: int) -> Tensor:
-        """The outputs for all ``rows`` images, from the ``parts`` of all processes: (rows, ...), on the CPU."""
-        if self.processes.count > 1:
-            parts = self.processes.gather([part.cpu() for part in parts], num_batches(rows, self.config.batch_size))
-        return torch.cat(parts).cpu()
-
-    def class_means(self, num_seen: int) -> np.ndarray | None:
-        """Normalised mean of each class's normalised exemplar features: (num_seen, d).
-
-        None if a class has no exemplars.
-        """
-        memory = self.memory.classes
-        if any(len(memory.get(c, ())) == 0 for c in range(num_seen)):
-            return None
-        indices = self.memory.indices
-        features, targets = normalise(self.features(indices)), self.manager.train_targets[indices]
-        return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
+        if self.memory.tasks > task.index:
+            return
+        rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
+        quotas = self.quotas(self.config, task)
+        self.memory.update(task, self.manager.train_targets, self.features, rng, self.processes.map, quotas)
+        self.stored.keep(self.memory.indices)
 
     def trained_state(self) -> dict[str, Any]:
         """The result of training the first task, in a form that every learner with the same backbone can load."""
@@ -385,22 +216,12 @@ class BaseLearner(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         return {
             "memory": self.memory.state_dict(),
+            "stored": self.stored.state_dict(),
             "images_trained": self.images_trained,
             "train_flops": self.train_flops,
         }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
+        self.stored.load_state_dict(state.get("stored", {}))  # missing in states of earlier versions
         self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
-
-
-def configured_backbone(config: Any, image_size: int | None, pretrained: bool | str) -> nn.Module:
-    """A new backbone for images of side ``image_size``, with its frozen parts marked. Raises :class:`UserError`."""
-    timm_options = {
-        "pretrained": pretrained,
-        "image_size": image_size,
-        "grad_checkpointing": config.grad_checkpointing,
-    }
-    backbone = make_backbone(config.convnet_type, config.convnet_options, **timm_options)
-    mark_frozen(backbone, config.freeze)
-    return backbone

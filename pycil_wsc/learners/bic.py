@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc import seeding
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.keys import key
 from pycil_wsc.learners.wa import WA
@@ -88,12 +89,12 @@ class BiC(WA):
         rng = np.random.default_rng(seeding.derived_seed(c.seed, "validation", task.index))
         return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])
 
-    def correction_loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def correction_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the softmax applied twice, as in PyCIL; batch norm sees these images in training mode."""
         with torch.no_grad():
-            features = self.network.extract(images)
+            features = self.network.extract(batch.images)
         logits = self.network.classify(features)
-        return cross_entropy(logits.softmax(1), targets), logits
+        return cross_entropy(logits.softmax(1), batch.targets), logits
 
     def end_task(self, task: Task) -> None:
         """Replaces WA's alignment of the head: the bias correction takes its place."""

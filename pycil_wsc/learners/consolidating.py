@@ -230,7 +230,7 @@ class Consolidated(BaseLearner):
                 address = ("dropout", task.index, "batch norm", self.processes.rank)
                 with self.autocast(), synced_batch_norm(self.processes), self.seeded(*address, device=self.device):
                     batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
-                    recompute_batch_norm(self.network, (images for images, _ in batches))
+                    recompute_batch_norm(self.network, (batch.images for batch in batches))
             self.consolidation = self.replacement = self.plateau = self.held_out_indices = None
         super().end_task(task)
 

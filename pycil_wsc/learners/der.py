@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.losses import newest_task_targets
@@ -32,14 +33,14 @@ class DER(BaseLearner):
         self.network.grow(task.num_seen, task.num_new + 1)
         self.network.blocks[:-1].requires_grad_(False)
 
-    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.network.extract(images)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
-        loss = self.cross_entropy(logits, targets)
+        loss = self.cross_entropy(logits, batch.targets)
         if self.num_old:
             newest = self.network.classify_newest(features).float()
             loss = loss + self.config.options.alpha_aux * self.cross_entropy(
-                newest, newest_task_targets(targets, self.num_old)
+                newest, newest_task_targets(batch.targets, self.num_old)
             )
         return loss, logits
 

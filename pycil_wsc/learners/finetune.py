@@ -1,6 +1,7 @@
 from torch import Tensor
 
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.registry import register_learner
 
@@ -18,6 +19,6 @@ class Finetune(BaseLearner):
     def begin_task(self, task: Task) -> None:
         self.first = int(self.manager.train_targets[task.train_indices].min())  # `num_old` if all classes are new
 
-    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.network(images)
-        return self.cross_entropy(logits[:, self.first :].float(), targets - self.first), logits
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits = self.network(batch.images)
+        return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import BaseLearner
@@ -107,20 +108,20 @@ class FOSTER(BaseLearner):
         if options.is_student_wa and task.num_new:
             self.student.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
 
-    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.network.extract(images)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
         if not self.num_old:
-            return self.cross_entropy(logits, targets), logits
+            return self.cross_entropy(logits, batch.targets), logits
         options = self.config.options
-        newest = self.cross_entropy(self.network.classify_newest(features).float(), targets)
+        newest = self.cross_entropy(self.network.classify_newest(features).float(), batch.targets)
         old = distillation(logits[:, : self.num_old], self.old_head(features[:, : self.network.out_dim]), options.T)
-        return self.cross_entropy(logits / self.weights, targets) + newest + options.lambda_okd * old, logits
+        return self.cross_entropy(logits / self.weights, batch.targets) + newest + options.lambda_okd * old, logits
 
-    def compression_loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def compression_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            soft = self.network(images)
-        logits = self.student(images).float()
+            soft = self.network(batch.images)
+        logits = self.student(batch.images).float()
         return distillation(logits, soft, self.config.options.T, self.weights), logits
 
     def after_step(self) -> None:

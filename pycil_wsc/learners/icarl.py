@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
 from pycil_wsc.learners.distilling import DistillingLearner
 from pycil_wsc.learners.losses import distillation
@@ -19,9 +20,9 @@ class ICaRL(DistillingLearner):
 
     plain_first_task = True
 
-    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        soft, logits = self.teach(images), self.network(images).float()
-        loss = self.cross_entropy(logits, targets)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        soft, logits = self.teach(batch.images), self.network(batch.images).float()
+        loss = self.cross_entropy(logits, batch.targets)
         if soft is not None:
             options = self.config.options
             loss = loss + options.distill * distillation(logits[:, : self.num_old], soft, options.T)

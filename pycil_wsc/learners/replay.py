@@ -1,5 +1,6 @@
 from torch import Tensor
 
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.registry import register_learner
 
@@ -10,6 +11,6 @@ class Replay(BaseLearner):
 
     plain_first_task = True
 
-    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.network(images)
-        return self.cross_entropy(logits.float(), targets), logits
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits = self.network(batch.images)
+        return self.cross_entropy(logits.float(), batch.targets), logits

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
 from pycil_wsc.learners.distilling import DistillingLearner
 from pycil_wsc.learners.losses import distillation
@@ -23,9 +24,9 @@ class WA(DistillingLearner):
     plain_first_task = True
     needs_new_classes = True  # without them the loss is distillation alone
 
-    def loss(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        soft, logits = self.teach(images), self.network(images).float()
-        loss = self.cross_entropy(logits, targets)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        soft, logits = self.teach(batch.images), self.network(batch.images).float()
+        loss = self.cross_entropy(logits, batch.targets)
         if soft is not None:
             old = self.num_old / self.num_seen
             loss = (1 - old) * loss + old * distillation(logits[:, : self.num_old], soft, self.config.options.T)

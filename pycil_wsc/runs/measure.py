@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import open_source
@@ -76,7 +77,7 @@ def measure(config: Config, dataset: Dataset) -> Stopwatch:
     Data, networks and batches are those of the run, but exemplars are chosen at random, which is faster than herding.
     Nothing is written.
     """
-    if config.exemplars == "herding":
+    if registry.exemplars[config.exemplars].by_class:
         config = dataclasses.replace(config, exemplars="random")
     deterministic(config.deterministic)
     device = numbered(resolved_device(config.device))
@@ -118,8 +119,8 @@ class Truncated(BaseLearner):
             phase.epochs = min(phase.epochs, -(-self.most_steps // self.num_batches(len(phase.indices))))
             yield phase
 
-    def training_batches(self, indices: np.ndarray, *address: Any, mixed: bool = True) -> Iterator[Any]:
-        return islice(super().training_batches(indices, *address, mixed=mixed), self.most_steps)
+    def training_batches(self, indices: np.ndarray, *address: Any, **options: Any) -> Iterator[Any]:
+        return islice(super().training_batches(indices, *address, **options), self.most_steps)
 
     def steps_of(self, phase: Phase) -> int:
         """Optimiser steps that the phase takes."""
@@ -160,7 +161,7 @@ class Stopwatch:
     def seconds_per_image(self) -> list[float]:
         """Seconds per image for each task, over all its phases; interpolated linearly between measured tasks."""
         return [
-            sum(images * self._speed(task, number) for number, images in enumerate(phases)) / sum(phases)
+            sum(images * self._speed(task, number) for number, images in enumerate(phases)) / max(1, sum(phases))
             for task, phases in self.learner.planned.items()
         ]
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from pycil_wsc import registry
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
-from pycil_wsc.learners.base import configured_backbone
+from pycil_wsc.learners.toolbox import configured_backbone
 from pycil_wsc.networks.nets import check_features
 from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.seeding import derived_seed
@@ -30,7 +31,8 @@ def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | No
     :class:`UserError` if the method cannot learn a task.
     """
     learner, plan = config.learner, []
-    strategy = "random" if config.exemplars == "herding" else config.exemplars  # as many, but needs no network
+    by_class = registry.exemplars[config.exemplars].by_class
+    strategy = "random" if by_class else config.exemplars  # as many, but needs no network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
     if start:
         memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
@@ -43,7 +45,7 @@ def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | No
             )
         plan.append(learner.planned_images(config, task, memory))
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
-        memory.update(task, manager.train_targets, None, rng)
+        memory.update(task, manager.train_targets, None, rng, map, learner.quotas(config, task))
     return plan
 
 

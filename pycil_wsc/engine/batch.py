@@ -1,0 +1,49 @@
+"""What a loss gets: the images of a step, and where they come from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch on the device, or a process's part of one.
+
+    Args:
+        images: float32 (B, 3, H, W), augmented and normalised; rows of features in a phase over stored features.
+        targets: int64 (B,), classes numbered in learning order.
+        indices: int64 (B,), the samples' numbers in the training set.
+        from_memory: bool (B,), whether a sample is an exemplar, and not one of the task's own.
+        views: further augmentations of the same images, if the phase has several (``Phase.views``).
+    """
+
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+    from_memory: Tensor
+    views: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order of the arguments."""
+        return self.images, self.targets, self.indices, self.from_memory, *self.views
+
+    @classmethod
+    def of_tensors(cls, images: Tensor, targets: Tensor, indices: Tensor, from_memory: Tensor, *views: Tensor) -> Any:
+        """The batch whose :attr:`tensors` these are."""
+        return cls(images, targets, indices, from_memory, views)
+
+
+def rotated(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The images turned by 0, 90, 180 and 270 degrees: (4 B, 3, H, W), and the number of quarter turns of each: (4 B,).
+
+    The four turns of an image stand next to each other, so ``targets.repeat_interleave(4)`` are their classes.
+    """
+    turned = torch.stack([torch.rot90(batch.images, turns, (2, 3)) for turns in range(4)], 1)
+    turns = torch.arange(4, device=batch.targets.device).repeat(len(batch))
+    return turned.flatten(0, 1), turns

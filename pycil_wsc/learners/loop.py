@@ -1,0 +1,156 @@
+"""The training loop of all learners: tasks, phases, epochs and steps, and when which hook is called."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.optimization import clip, set_rate
+from pycil_wsc.engine.phase import Phase, Resume, refuse_images_and_targets
+from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
+from pycil_wsc.engine.shared_passes import SharedPasses
+from pycil_wsc.engine.step_cost import StepCost
+
+if TYPE_CHECKING:
+    from pycil_wsc.learners.base import BaseLearner
+
+
+def learn(
+    learner: BaseLearner,
+    task: Task,
+    monitor: Any,
+    resume: Resume | None = None,
+    trained: Mapping[str, Any] | None = None,
+) -> None:
+    """Let ``learner`` learn one task.
+
+    Args:
+        learner: has learned the tasks before.
+        task: the next task.
+        monitor: notified of the task's start, of every step and epoch, and of its end.
+        resume: the position and state from which a stopped run resumes.
+        trained: the result of training (:meth:`BaseLearner.trained_state`), to load instead of training.
+    """
+    learner.grow_for(task)
+    if resume:
+        learner.set_extra_state(resume.learner["_extra_state"])
+    learner.begin_task(task)
+    if not resume:
+        monitor.task_started(task)
+    if trained:
+        learner.load_trained_state(trained)
+    else:
+        train(learner, task, monitor, resume)
+    learner.end_task(task)
+    monitor.task_trained(task)
+    learner.choose_exemplars(task)
+    learner.after_memory(task)
+
+
+def train(learner: BaseLearner, task: Task, monitor: Any, resume: Resume | None) -> None:
+    """Train the phases of a task, from the position ``resume`` on."""
+    for number, phase in enumerate(learner.phases(task)):
+        if resume and number < resume.phase:
+            continue
+        first = 0
+        if resume and number == resume.phase:
+            learner.load_state_dict(resume.learner)
+            phase.optimizer.load_state_dict(resume.optimizer)
+            first = resume.epoch
+        fit(learner, task, number, phase, first, monitor)
+
+
+def fit(learner: BaseLearner, task: Task, number: int, phase: Phase, first: int, monitor: Any) -> None:
+    """Train the epochs of a phase, from epoch ``first`` on. Waits for the device at the end of an epoch only."""
+    config, processes, device = learner.config, learner.processes, learner.device
+    batches, cost = learner.num_batches(len(phase.indices)), StepCost()
+    backward = Backward(learner, phase)
+    monitor.phase_started(task, phase, first)
+    learner.zero_grad(set_to_none=True)
+    for epoch in range(first, phase.epochs):
+        set_rate(phase.optimizer, phase.lr(epoch))
+        learner.eval()
+        phase.network.train()
+        total_loss = torch.zeros((), device=device)
+        correct = torch.zeros((), device=device, dtype=torch.int64)
+        with learner.seeded("dropout", task.index, number, epoch, processes.rank, device=device):
+            for step, batch in enumerate(epoch_of(learner, task, number, phase, epoch)):
+                if config.schedule_unit == "iteration":
+                    set_rate(phase.optimizer, phase.lr(epoch + step / batches))
+                with cost.measured(len(batch)) if cost.unknown else contextlib.nullcontext():
+                    loss, right = backward(batch)
+                    total_loss += loss
+                    correct += right
+                    learner.after_backward(batch, backward)
+                clip(phase.optimizer, config.clip_norm)
+                phase.optimizer.step()
+                learner.after_step()
+                backward.clear()
+                monitor.step(len(batch))
+        learner.images_trained += len(phase.indices)
+        learner.train_flops += (cost.per_image or 0) * len(phase.indices)
+        mean_loss = processes.sum_(total_loss).item() / batches
+        accuracy = 100 * processes.sum_(correct).item() / len(phase.indices)
+        learner.after_epoch(task, phase, epoch, mean_loss)
+        monitor.epoch_ended(task, number, phase, epoch, mean_loss, accuracy)
+
+
+def epoch_of(learner: BaseLearner, task: Task, number: int, phase: Phase, epoch: int) -> Any:
+    """The batches of an epoch of the task's phase ``number``."""
+    address = task.index, number, epoch
+    options: dict[str, Any] = {"mixed": phase.mixed}
+    if phase.views > 1:
+        options["views"] = phase.views
+    if phase.source is not None:
+        options |= {"source": phase.source, "targets": phase.targets}
+    return learner.training_batches(phase.indices, *address, **options)
+
+
+class Backward:
+    """Computes gradients ``p.grad``: ``backward(batch)`` -> (the phase's loss, number of correct predictions).
+
+    ``backward(batch, loss)`` computes those of another loss.
+    """
+
+    def __init__(self, learner: BaseLearner, phase: Phase) -> None:
+        self.learner, self.phase = learner, phase
+        self.passes: dict[Callable, Passes] = {}  # by loss
+        self.last = self.of(phase.loss)
+
+    def __call__(self, batch: Batch, loss: Callable | None = None) -> tuple[Tensor, Tensor]:
+        self.clear()
+        self.last = self.of(loss or self.phase.loss)
+        return self.last(batch)
+
+    def of(self, loss: Callable) -> Passes:
+        """The passes of a loss, made at its first use."""
+        if loss not in self.passes:
+            refuse_images_and_targets(loss, f"{self.phase.name}: loss")
+            self.passes[loss] = passes(self.learner, self.phase, loss)
+        return self.passes[loss]
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        self.last.clear()
+
+
+def passes(learner: BaseLearner, phase: Phase, loss: Callable) -> Passes:
+    """The forward and backward pass of a step of ``phase`` with ``loss``."""
+
+    def compute(batch):
+        with learner.autocast():
+            return loss(batch)
+
+    if learner.processes.count > 1:
+        return SharedPasses(compute, phase.optimizer, learner.processes, learner.config.sync_batch_norm)
+    if learner.records_passes:
+        learning = [p for p in learner.parameters() if p.requires_grad]
+        return RecordedPasses(compute, phase.optimizer, learning, functools.partial(cuda_graph, learner.device))
+    return Passes(compute, phase.optimizer)

@@ -1,0 +1,251 @@
+"""What a method may use: phases, batches, outputs of the network, and the mean over a part of a batch."""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc import registry, seeding
+from pycil_wsc.data.exemplars import normalise
+from pycil_wsc.data.loader import batch_slices, epoch_order, mixed_order, num_batches
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.stored import ExemplarValues
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.optimization import parameter_groups, task_schedule
+from pycil_wsc.engine.phase import Phase
+from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
+from pycil_wsc.engine.processes import Processes
+from pycil_wsc.networks.layers import freeze, mark_frozen
+from pycil_wsc.networks.nets import make_backbone
+
+
+class Toolbox(nn.Module):
+    """The parts of a learner that are the same for all methods, and are not overridden."""
+
+    network: Any  # the module that `build` returns
+    loss: Any  # and the following hooks: of the method
+    extract: Any
+    classify: Any
+
+    def __init__(self, config: Any, manager: Any, train_source: Any, device: torch.device, processes: Processes):
+        super().__init__()
+        self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
+        self.processes = processes  # they share every batch and hold the same weights
+        self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
+        self.stored = ExemplarValues(len(manager.train_targets), device)
+        self.images_trained = self.train_flops = 0
+
+    # ---- phases and batches ------------------------------------------------------------------------------------------
+
+    def main_phase(
+        self,
+        task: Task,
+        parameters: Iterable[nn.Parameter] | None = None,
+        epochs: int | None = None,
+        weight_decay: float | None = None,
+    ) -> Phase:
+        """The usual phase: the configured optimiser and schedule over the task's data and the memory."""
+        c = self.config
+        first = task.index == 0
+        usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
+        num_epochs: int = usual_epochs if epochs is None else epochs
+        decay: float = usual_decay if weight_decay is None else weight_decay
+        optimizer = self.optimizer(parameters or self.network.parameters(), decay)
+        indices = self.training_indices(task)
+        interval = 1 if c.schedule_unit == "epoch" else 1 / self.num_batches(len(indices))
+        lr = task_schedule(c, first, num_epochs, interval)
+        return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+        """A new optimiser of the trainable ``parameters``; ``fit`` sets its learning rate."""
+        depths = {}
+        for network in self.children():
+            depths_of: Any = getattr(network, "depths", dict)
+            depths |= depths_of()
+        groups = parameter_groups(parameters, weight_decay, depths, self.config)
+        return registry.optimizers[self.config.optimizer](groups, self.config)
+
+    def training_indices(self, task: Task) -> np.ndarray:
+        """The task's samples and all exemplars: (n,)."""
+        return np.concatenate([task.train_indices, self.memory.indices])
+
+    def training_batches(
+        self,
+        indices: np.ndarray,
+        *address: Any,
+        mixed: bool = True,
+        views: int = 1,
+        source: Any = None,
+        targets: np.ndarray | None = None,
+    ) -> Iterator[Batch]:
+        """Shuffled, augmented batches over ``indices``: this process's part of each.
+
+        All random numbers are derived from ``address``, which begins with the task's index. A last batch of one image
+        is joined to the one before: its batch-norm statistics would be those of that image alone. ``mixed``: follow
+        ``replay_ratio``. ``views``, ``source`` and ``targets`` are those of :class:`Phase`.
+        """
+        c, share = self.config, self.processes.share_of_each_batch
+        of_task = np.zeros(len(self.manager.train_targets), bool)
+        of_task[self.manager.tasks[address[0]].train_indices] = True
+        seed = seeding.derived_seed(c.seed, "batches", *address)
+        newest = of_task[indices] if source is None else np.ones(len(indices), bool)
+        if mixed and c.replay_ratio is not None and newest.any() and not newest.all():
+            order = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
+        else:
+            order = epoch_order(indices, True, seed)
+        from_memory = ~of_task[order] if source is None else np.zeros(len(order), bool)
+        numbers, old = (torch.from_numpy(each).to(self.device) for each in (order, from_memory))
+        seeds = [seed, *(seeding.derived_seed(c.seed, "batches", *address, "view", view) for view in range(1, views))]
+        passes = [
+            (source or self.train_source).batches(
+                order,
+                self.manager.train_targets if targets is None else targets,
+                c.batch_size,
+                train=True,
+                seed=each,
+                shuffle=False,
+                share=share,
+            )
+            for each in seeds
+        ]
+        parts = batch_slices(len(order), c.batch_size, join=True)
+        for number, ((images, labels), *others) in enumerate(zip(*passes, strict=True)):
+            part, rows = parts[number], share.rows(number)
+            more = tuple(view for view, _ in others)
+            yield Batch(images, labels, numbers[part][rows], old[part][rows], more)
+
+    def num_batches(self, samples: int) -> int:
+        """The number of training batches in an epoch over ``samples`` images."""
+        return num_batches(samples, self.config.batch_size, join=True)
+
+    # ---- losses ------------------------------------------------------------------------------------------------------
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
+        return cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
+
+    def mean_over(self, values: Tensor, chosen: Tensor) -> Tensor:
+        """The mean of ``values`` (B,) where ``chosen``, bool (B,), is set; 0 if it is nowhere.
+
+        The mean is over the whole batch, of which several processes have a part each. Does not wait for the device, as
+        an index by ``chosen`` would.
+        """
+        total, count = torch.where(chosen, values, 0).sum(), chosen.sum()
+        if self.processes.count > 1:
+            own = len(values)
+            count, whole = self.processes.sum(torch.stack([count, torch.full_like(count, own)]))
+            total = total * whole / max(own, 1)  # a loss is weighed by the process's share of the batch
+        return total / count.clamp(min=1)
+
+    # ---- outputs of the network --------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward_over(self, source: Any, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d),
+        (B,). With several processes, each has its share of the batches; :meth:`gathered` combines them.
+        """
+        self.eval()
+        share = self.processes.share_of_batches
+        for images, labels in source.batches(indices, targets, self.config.batch_size, share=share):
+            with self.autocast():
+                features = self.extract(images)
+            yield features.float(), labels
+
+    def features(self, indices: np.ndarray) -> np.ndarray:
+        """Features of training samples: float32 numpy (n, d)."""
+        parts = [f for f, _ in self.forward_over(self.train_source, indices, self.manager.train_targets)]
+        return self.gathered(parts, len(indices)).numpy()
+
+    def logits(self, indices: np.ndarray) -> Tensor:
+        """Logits of training samples with the test transform, in evaluation mode: float32 (n, classes), on the CPU."""
+        parts = []
+        for features, _ in self.forward_over(self.train_source, indices, self.manager.train_targets):
+            with torch.inference_mode(), self.autocast():
+                parts.append(self.classify(features).float())
+        return self.gathered(parts, len(indices))
+
+    def gathered(self, parts: list[Tensor], rows: int) -> Tensor:
+        """The outputs for all ``rows`` images, from the ``parts`` of all processes: (rows, ...), on the CPU."""
+        if self.processes.count > 1:
+            parts = self.processes.gather([part.cpu() for part in parts], num_batches(rows, self.config.batch_size))
+        return torch.cat(parts).cpu()
+
+    def class_means(self, num_seen: int) -> np.ndarray | None:
+        """Normalised mean of each class's normalised exemplar features: (num_seen, d).
+
+        None if a class has no exemplars.
+        """
+        memory = self.memory.classes
+        if any(len(memory.get(c, ())) == 0 for c in range(num_seen)):
+            return None
+        indices = self.memory.indices
+        features, targets = normalise(self.features(indices)), self.manager.train_targets[indices]
+        return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
+
+    # ---- the machine -------------------------------------------------------------------------------------------------
+
+    def new_backbone(self, pretrained: bool | str | None = None) -> nn.Module:
+        """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
+        side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
+        return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        return (
+            torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
+        )
+
+    @property
+    def precision(self) -> str:
+        """``fp32`` or ``bf16``; fp32 on a CPU where the backbone's gradients are undefined in bf16."""
+        precision = resolved_precision(self.config.precision, self.device)
+        return "fp32" if precision == "bf16" and self.device.type == "cpu" and self._needs_fp32 else precision
+
+    @functools.cached_property
+    def _needs_fp32(self):
+        """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
+        name, side = self.config.convnet_type, self.train_source.info.image_size
+        with self.seeded("probe"):  # does not advance the generator of the weights
+            needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
+        if needed:
+            logging.getLogger("pycil_wsc").warning(
+                "precision: images of side %d are too small for '%s' in bf16 on the CPU (gradients of a convolution "
+                "would be undefined); computing in fp32",
+                side,
+                name,
+            )
+        return needed
+
+    def seeded(self, *address: Any, **device: torch.device) -> contextlib.AbstractContextManager:
+        return seeding.seeded(self.config.seed, *address, **device)
+
+    def place(self) -> None:
+        """Move all networks to the device, in the memory format that ``channels_last`` sets."""
+        memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
+        self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def records_passes(self) -> bool:
+        return self.config.cuda_graph and self.device.type == "cuda"
+
+    def freeze(self) -> None:
+        """Turn off gradients of the parts that the configuration freezes."""
+        freeze(self)
+
+
+def configured_backbone(config: Any, image_size: int | None, pretrained: bool | str) -> nn.Module:
+    """A new backbone for images of side ``image_size``, with its frozen parts marked. Raises :class:`UserError`."""
+    timm_options = {
+        "pretrained": pretrained,
+        "image_size": image_size,
+        "grad_checkpointing": config.grad_checkpointing,
+    }
+    backbone = make_backbone(config.convnet_type, config.convnet_options, **timm_options)
+    mark_frozen(backbone, config.freeze)
+    return backbone
