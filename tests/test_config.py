@@ -366,7 +366,7 @@ BAD = {
     "milestones: expected a list of whole numbers, got 30": {"milestones": 30},
     "milestones: [30, 70] must be increasing and within the 70 epochs": {"milestones": [30, 70]},
     "milestones: [50, 30] must be increasing": {"milestones": [50, 30]},
-    "exemplars: 'herd' is not one of herding, random, reservoir": {"exemplars": "herd"},
+    "unknown exemplars 'herd'; did you mean 'herding'": {"exemplars": "herd"},
     "save_weights: 'last' is not one of false, true, every": {"save_weights": "last"},
     "save_weights: expected true or false or a string, got 1": {"save_weights": 1},
     "seed: an empty list has no runs": {"seed": []},
