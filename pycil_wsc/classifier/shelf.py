@@ -207,6 +207,9 @@ def _check_state(state: Mapping[str, Any], tasks: int, labels: np.ndarray) -> No
     held = [index for indices in memory.values() for index in indices]
     _check(sorted(held) == list(range(len(labels))), "memory")
     _check(all(labels[index] == label for label, indices in memory.items() for index in indices), "memory")
+    for stored in extra.get("stored", {}).values():  # missing in learners of earlier versions
+        indices = stored["indices"].tolist()
+        _check(set(indices) <= set(held) and len(set(indices)) == len(indices) == len(stored["values"]), "values")
 
 
 def _check_fingerprint(data: Any, tasks: int) -> None:
