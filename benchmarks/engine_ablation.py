@@ -115,10 +115,9 @@ class Augmentation(Whole):
         transform = throughput.pil_transform(learner.train_source.info, split)
 
         def batches(indices, *_, **options):
-            images = throughput.PilImages(split, indices, learner.manager.train_targets, transform)
-            for images, targets in DataLoader(
-                images, learner.config.batch_size, shuffle=True, num_workers=args.workers
-            ):
+            files = throughput.PilImages(split, indices, learner.manager.train_targets, transform)
+            loader = DataLoader(files, learner.config.batch_size, shuffle=True, num_workers=args.workers)
+            for images, targets in loader:
                 images = images.to(learner.device, memory_format=torch.channels_last)
                 yield throughput.as_batch(images, targets.to(learner.device))
 

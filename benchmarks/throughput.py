@@ -341,11 +341,12 @@ class Plain(Variant):
 
     def train(self, number, phase):
         learner, total, correct = self.learner, 0, 0
-        images = PilImages(self.split, phase.indices, learner.manager.train_targets, self.transform)
+        files = PilImages(self.split, phase.indices, learner.manager.train_targets, self.transform)
+        loader = DataLoader(files, learner.config.batch_size, shuffle=True, num_workers=self.workers)
         learner.eval()
         phase.network.train()
         return_freed_memory()
-        for images, targets in DataLoader(images, learner.config.batch_size, shuffle=True, num_workers=self.workers):
+        for images, targets in loader:
             images, targets = images.to(learner.device), targets.to(learner.device)
             loss, logits = phase.loss(as_batch(images, targets))
             phase.optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """Atomic writing of files: under a temporary name in the same folder, then renamed. Also locks and tensors."""
 
+import contextlib
 import io
 import json
 import os
@@ -29,10 +30,8 @@ def write_atomically(path: str | Path, content: bytes | str, durable: bool = Tru
                 os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        try:
+        with contextlib.suppress(OSError):  # no folder, or none that can be written: the first error is reported
             partial.unlink(missing_ok=True)
-        except OSError:
-            pass  # the folder cannot be written or is not a folder: the first error is reported
         raise UserError(
             f"{path}: cannot be written ({error.strerror}); free space or choose another folder with --out. "
             "What was saved before is intact"

@@ -29,7 +29,7 @@ def in_two_processes(work, *arguments, seconds=60, check=True):
     for process in processes:
         process.start()
     end, results = time.monotonic() + seconds, []
-    for process, (receiver, sender) in zip(processes, parent):
+    for receiver, sender in parent:
         sender.close()
         answered = receiver.poll(max(0, end - time.monotonic()))
         with contextlib.suppress(EOFError):  # the process was killed

@@ -91,7 +91,7 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
     """It keeps only exemplars between two tasks, and is saved and loaded; the run has the images of all tasks."""
     folder, result = run(tmp_path, months, model_name=name, nme=False)
     learner = learned(months[0], name=name)
-    for number, source in enumerate(months[1:]):
+    for source in months[1:]:
         learner.save(tmp_path / "shelf")
         learner = Learner.load(tmp_path / "shelf", quiet=True)
         learner.learn(source)

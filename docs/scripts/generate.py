@@ -74,8 +74,8 @@ def page(name):
     marks |= {f"records: {mark}": recorded for mark, on_page in RECORDS.items() if on_page == name}
     for mark, make in marks.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
-        new = make(mark.partition(": ")[2])
-        text, count = re.subn(pattern, lambda match: match[1] + new + match[2], text, flags=re.DOTALL)
+        made = make(mark.partition(": ")[2])
+        text, count = re.subn(pattern, lambda match, made=made: match[1] + made + match[2], text, flags=re.DOTALL)
         assert count == 1, f"docs/{name}.md has {count} marks for the table '{mark}'"
     return text
 
