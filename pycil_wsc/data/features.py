@@ -1,0 +1,37 @@
+"""Stored features as a source of batches, for methods that train a classifier on them."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pycil_wsc.data.loader import ALL, Share, batch_slices, epoch_order
+
+
+class FeatureSource:
+    """Rows of ``features`` (n, d), in the place of images: the same batches as :class:`pycil_wsc.data.loader.Source`,
+    neither normalised nor augmented.
+    """
+
+    def __init__(self, features: Tensor, device: torch.device) -> None:
+        self.features, self.device = features.to(device), device
+
+    def batches(
+        self,
+        indices: np.ndarray,
+        targets: np.ndarray,
+        batch_size: int,
+        *,
+        train: bool = False,
+        seed: int = 0,
+        shuffle: bool = True,
+        share: Share = ALL,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of one epoch: rows (B, d) and targets int64 (B,)."""
+        order = epoch_order(indices, train and shuffle, seed)
+        rows, labels = torch.from_numpy(order).to(self.device), torch.from_numpy(targets[order]).to(self.device)
+        for number, batch in enumerate(batch_slices(len(order), batch_size, join=train)):
+            own = share.rows(number)
+            if own is not None:
+                yield self.features[rows[batch][own]], labels[batch][own]

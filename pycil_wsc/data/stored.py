@@ -1,0 +1,85 @@
+"""Values that are stored with exemplars, such as their logits, and are dropped with them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class ExemplarValues:
+    """A row of numbers for each exemplar, under a name: logits, features, losses.
+
+    Args:
+        samples: the number of samples of the training set.
+        device: where the rows are looked up.
+    """
+
+    def __init__(self, samples: int, device: torch.device) -> None:
+        self.samples, self.device = samples, device
+        self.rows: dict[str, tuple[Tensor, Tensor]] = {}  # name -> (int64 (n,) sorted samples, float32 (n, d))
+        self.tables: dict[str, tuple[Tensor, Tensor]] = {}  # of `rows`, on the device, see `table`
+
+    def put(self, name: str, indices: np.ndarray, values: Tensor) -> None:
+        """Store ``values`` (n, d) of the exemplars ``indices`` (n,), in place of earlier ones.
+
+        The rows of others that are narrower, as logits are before a head grows, are filled up with nan.
+        """
+        new, values = torch.from_numpy(np.asarray(indices)), values.detach().float().cpu()
+        samples, rows = self.rows.get(name, (new[:0], values[:0]))
+        others = ~torch.isin(samples, new)
+        samples, rows = torch.cat([samples[others], new]), _stacked(rows[others], values)
+        order = samples.argsort()
+        self.rows[name] = samples[order], rows[order]
+        self.tables.clear()
+
+    def keep(self, indices: np.ndarray) -> None:
+        """Drop the values of all samples but ``indices``, the exemplars."""
+        for name, (samples, rows) in self.rows.items():
+            kept = torch.isin(samples, torch.from_numpy(indices))
+            self.rows[name] = samples[kept], rows[kept]
+        self.tables.clear()
+
+    def missing(self, name: str, indices: np.ndarray) -> np.ndarray:
+        """Those of ``indices`` that have no values yet."""
+        return np.setdiff1d(indices, self.rows[name][0].numpy()) if name in self.rows else indices
+
+    def of(self, name: str, indices: Tensor) -> Tensor:
+        """The rows of samples on the device, (B,) -> (B, d); nan for a sample that has none. Does not wait."""
+        places, rows = self.table(name)
+        return rows[places[indices]]
+
+    def table(self, name: str) -> tuple[Tensor, Tensor]:
+        """(the place of each sample's row: int64 (samples,), the rows and one of nan: (n + 1, d)), on the device."""
+        if name not in self.tables:
+            samples, rows = self.rows.get(name, (torch.empty(0, dtype=torch.int64), torch.empty(0, 1)))
+            places = torch.full((self.samples,), len(rows))
+            places[samples] = torch.arange(len(rows))
+            rows = torch.cat([rows, torch.full((1, rows.shape[1]), torch.nan)])
+            self.tables[name] = places.to(self.device), rows.to(self.device)
+        return self.tables[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: {"indices": samples, "values": rows} for name, (samples, rows) in self.rows.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rows = {name: (each["indices"].cpu(), each["values"].cpu()) for name, each in state.items()}
+        self.tables.clear()
+
+
+def renumbered(state: Mapping[str, Any], numbers: np.ndarray) -> dict[str, Any]:
+    """The ``state_dict`` of the same values where sample ``i`` has become ``numbers[i]``."""
+    changed = {}
+    for name, each in state.items():
+        samples = torch.from_numpy(numbers)[each["indices"]]
+        order = samples.argsort()
+        changed[name] = {"indices": samples[order], "values": each["values"][order]}
+    return changed
+
+
+def _stacked(old, new):
+    """Rows below each other; the narrower ones are filled up with nan."""
+    width = max(old.shape[1], new.shape[1])
+    parts = [torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=torch.nan) for rows in (old, new)]
+    return torch.cat(parts)
