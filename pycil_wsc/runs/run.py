@@ -30,6 +30,7 @@ from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.planning import check_plan, plan_of
 from pycil_wsc.runs.progress import Progress, TaskBar, open_log, print_task
+from pycil_wsc.runs.rehearsal import rehearse
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.tensorboard import Scalars
 from pycil_wsc.runs.testing import accuracy_of, predictions
@@ -107,6 +108,7 @@ class Run:
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
+        rehearse(self.learner)
         reset_peak_memory(self.device)
         first, resume = self._restore()
         self.scalars = list(self._scalars())

@@ -1,0 +1,420 @@
+"""On any accelerator the package does what it does on the CPU, to the bit, and no step of training waits for it.
+
+The accelerator is simulated (``tests/simulated_device``): torch refuses operands of two devices and generators of other
+devices, and each wait of the host and each copy from it is counted.
+"""
+
+import contextlib
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simulated_device
+import torch
+from PIL import Image
+from small_llm import small_settings
+from small_runs import killed_at, small_data, without_measurements
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc import devices, registry
+from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation
+from pycil_wsc.data.loader import DeviceSource, FolderSource
+from pycil_wsc.errors import UserError
+from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.learners.replay import Replay
+from pycil_wsc.runs.kind import for_training
+from pycil_wsc.runs.run import Run
+from pycil_wsc.seeding import seeded
+from pycil_wsc.studies.flatness import Flatness
+
+SKIPPED = simulated_device.reason_to_skip()
+pytestmark = [
+    pytest.mark.skipif(SKIPPED is not None, reason=str(SKIPPED)),
+    pytest.mark.usefixtures("undrawn", "accelerator"),
+]
+SHORT = {"init_epoch": 1, "epochs": 2, "batch_size": 8, "precision": "fp32", "wsc.warmup": 0.5}
+SHORT |= {"cache_first_task": False, "checkpoint_seconds": 3600}
+
+
+@pytest.fixture
+def accelerator():
+    with simulated_device.present():
+        yield
+
+
+@contextlib.contextmanager
+def without(*operators, **lacking):
+    """Within, the accelerator lacks these, and what was found out about it before is forgotten."""
+    found = (devices.computes_bf16, devices.computes_bf16_natively, devices.widest_float)
+    with simulated_device.without(*operators, **lacking):
+        for each in found:
+            each.cache_clear()
+        yield
+    for each in found:
+        each.cache_clear()
+
+
+class CountedRun(Run):
+    """Counts what each step of training does to the device, from the end of one step to the end of the next.
+
+    ``steps``: how often each pair (waits, uploads) was counted. The first step of an epoch does not count: before it,
+    the epoch's order and targets are copied to the device.
+    """
+
+    def __init__(self, *arguments, **keys):
+        super().__init__(*arguments, **keys)
+        self.steps, self.last = Counter(), None
+
+    def step(self, images):
+        super().step(images)
+        if self.device.type == "cpu":
+            return
+        now = simulated_device.total()
+        if self.last:
+            self.steps[now.waits - self.last.waits, now.uploads - self.last.uploads] += 1
+        self.last = now
+
+    def phase_started(self, *arguments):
+        super().phase_started(*arguments)
+        self.last = None
+
+    def epoch_ended(self, *arguments):
+        super().epoch_ended(*arguments)
+        self.last = None
+
+
+def run_on(device, settings, **keys):
+    config = resolve(settings | SHORT | {"out": f"{settings['out']}-{device}"} | keys | {"device": device})
+    return CountedRun(config, for_training(Datasets().of(config), config), lambda progress: None)
+
+
+def same_on_both(settings, **keys):
+    """The run on the device, whose results and weights must be those of the run on the CPU."""
+    on_cpu, on_device = (run_on(device, settings, **keys) for device in ("cpu", "sim"))
+    expected, result = on_cpu.execute(), on_device.execute()
+    assert lasting(result) == lasting(expected)
+    assert_same_state(on_device.learner, on_cpu.learner)
+    assert {tensor.device for tensor in tensors(on_device.learner)} == {torch.device("sim", 0)}, "left on the host"
+    return on_device
+
+
+def lasting(result):
+    return {name: value for name, value in without_measurements(result).items() if name not in ("config", "device")}
+
+
+def tensors(learner):
+    return [value for value in learner.state_dict().values() if isinstance(value, torch.Tensor)]
+
+
+def assert_same_state(mine, other):
+    for ours, theirs in zip(tensors(mine), tensors(other), strict=True):
+        assert torch.equal(ours.cpu(), theirs.cpu())
+
+
+# ---- every learner ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_every_learner_is_that_of_the_cpu_and_no_step_waits_or_uploads(name, settings):
+    run = same_on_both(settings, model_name=name)
+    waits, uploads = (max(each) for each in zip(*run.steps))
+    print(f"{name}: {sum(run.steps.values())} steps, at most {waits} waits and {uploads} uploads in one")
+    resets = {pair: number for pair, number in run.steps.items() if pair != (0, 0)}
+    if name != "wsc":
+        assert not resets
+        return
+    # a reset in each later task: four waits to check and rank the parameters, two for the time that this takes
+    assert resets == {(6, 0): 2}
+
+
+@pytest.mark.parametrize("schedule", [{}, {"scheduler": "cosine", "schedule_unit": "iteration", "warmup_epochs": 1}])
+@pytest.mark.parametrize("optimizer", sorted(registry.optimizers))
+def test_every_optimiser_and_schedule_is_that_of_the_cpu(optimizer, schedule, settings):
+    keys = {"max_tasks": 2, "optimizer": optimizer, "clip_norm": 0.5, "init_epoch": 2, "model_name": "replay"}
+    assert set(same_on_both(settings, **keys | schedule).steps) == {(0, 0)}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"wsc.reset_every": "epoch"},
+        {"wsc.reset_every": "iteration"},
+        {"wsc.rank_scope": "tensor", "wsc.reset": "revert"},
+        {"wsc.reset": "random"},
+        {"wsc.reset": "shrink_perturb"},
+        {"wsc.reset": "continual_backprop", "wsc.maturity": 2, "wsc.replacement_rate": 0.05},
+        {"wsc.trigger": "training_loss"},
+        {"wsc.trigger": "held_out"},
+        {"wsc.average_count": "late", "wsc.average_unit": "iteration", "wsc.bn_update": "average"},
+        {"wsc.average_lr": 0.05, "wsc.bn_update": "copy"},
+        {"model_name": "der", "consolidate": True},
+        *({"wsc.importance": name} for name in sorted(registry.importances)),
+    ],
+    ids=lambda keys: " ".join(map(str, keys.values())),
+)
+def test_options_of_the_consolidation_are_those_of_the_cpu(keys, settings):
+    same_on_both(settings, max_tasks=2, **keys)
+
+
+def test_analyses_are_those_of_the_cpu(settings, monkeypatch):
+    monkeypatch.setattr(Flatness, "directions", 1)
+    monkeypatch.setattr(Flatness, "distances", (-0.5, 0.0))
+    run = same_on_both(settings, max_tasks=2, analyse=sorted(registry.analyses))
+    on_cpu = Path(str(run.folder).replace("-sim/", "-cpu/"))
+    mine, other = ((folder / "analyses.jsonl").read_text() for folder in (run.folder, on_cpu))
+    assert mine == other and mine
+
+
+def test_a_backbone_of_timm_is_that_of_the_cpu(settings):
+    pytest.importorskip("timm")
+    options = {"channels": (8, 8, 8, 8), "stem_width": 8, "layers": (1, 1, 1, 1)}
+    keys = {f"convnet_options.{name}": value for name, value in options.items()}
+    run = same_on_both(settings, convnet_type="timm:resnet18", image_size=32, max_tasks=2, model_name="replay", **keys)
+    assert set(run.steps) == {(0, 0)}
+
+
+def test_a_vision_transformer_is_that_of_the_cpu_up_to_rounding(settings):
+    """Torch composes attention and linear layers of sequences otherwise where a device has no operators for them."""
+    pytest.importorskip("timm")
+    options = {"patch_size": 8, "depth": 1, "embed_dim": 16, "num_heads": 2}
+    keys = {f"convnet_options.{name}": value for name, value in options.items()}
+    keys |= {"convnet_type": "timm:vit_tiny_patch16_224", "image_size": 32, "max_tasks": 2, "model_name": "replay"}
+    mine, other = (run_on(device, settings, **keys) for device in ("sim", "cpu"))
+    losses, expected = (np.concatenate(run.execute()["train_loss"]) for run in (mine, other))
+    assert np.allclose(losses, expected, rtol=1e-5) and set(mine.steps) == {(0, 0)}
+
+
+def test_in_bf16_a_run_computes_in_bf16(settings):
+    """Which operators autocast runs in bf16 differs between devices, so losses are near those of the CPU, not equal."""
+    on_device = run_on("sim", settings, max_tasks=2, model_name="replay", precision="bf16")
+    dtypes = set()
+    for module in on_device.learner.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    losses = on_device.execute()["train_loss"]
+    assert dtypes == {torch.bfloat16}
+    plain = run_on("cpu", settings, max_tasks=2, model_name="replay").execute()["train_loss"]
+    assert np.allclose(np.concatenate(losses), np.concatenate(plain), rtol=0.1)
+
+
+# ---- stopping, sharing, saving ---------------------------------------------------------------------------------------
+
+
+def test_a_run_killed_within_a_task_ends_like_the_undisturbed_one(settings):
+    keys = {"model_name": "wsc", "checkpoint_seconds": 0, "max_tasks": 2}
+    expected = run_on("cpu", settings, **keys).execute()
+    for checkpoint in (1, 3):
+        with killed_at(checkpoint):
+            run_on("sim", settings, prefix=f"killed{checkpoint}", **keys).execute()
+        resumed = run_on("sim", settings, prefix=f"killed{checkpoint}", **keys)
+        assert lasting(resumed.execute()) == lasting(expected)
+
+
+def test_a_first_task_made_on_one_device_is_taken_on_another(settings):
+    keys = {"cache_first_task": True, "max_tasks": 2, "out": settings["out"]}
+    first = run_on("sim:0", settings, model_name="replay", **keys).execute()
+    second = run_on("sim:1", settings, model_name="wsc", **keys)
+    taken = second.execute()
+    assert taken["train_seconds_spent"] < taken["train_seconds"] and taken["train_loss"][0] == first["train_loss"][0]
+    assert {tensor.device for tensor in tensors(second.learner)} == {torch.device("sim", 1)}
+    alone = run_on("cpu", settings, model_name="wsc", max_tasks=2).execute()
+    assert lasting(taken) == lasting(alone)
+
+
+def test_a_learner_learns_is_saved_loaded_and_predicts_as_on_the_cpu(tmp_path):
+    keys = {"memory_per_class": 4, "convnet_type": "tiny", "quiet": True, "precision": "fp32", "batch_size": 8}
+    content = np.load(small_data(tmp_path / "data.npz"))
+    images, labels = content["train_x"], content["train_y"]
+    told = {}
+    for device in ("cpu", "sim:1"):
+        learner = Learner("wsc", device=device, init_epoch=1, epochs=2, **keys)
+        for task in (labels < 2, (labels >= 2) & (labels < 4)):
+            learner.learn((images[task], labels[task]))
+        learner.save(tmp_path / "saved")
+        again = Learner.load(tmp_path / "saved", device=device)
+        again.learn((images[labels >= 4], labels[labels >= 4]))
+        told[device] = learner.predict(images[:30]), again.predict(content["test_x"])
+    for mine, other in zip(told["sim:1"], told["cpu"], strict=True):
+        assert np.array_equal(mine, other)
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of six images of different sizes."""
+    rng = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / "images" / part / label).mkdir(parents=True)
+            for number in range(6):
+                pixels = rng.integers(0, 255, (40 + 3 * number, 50, 3), np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "images" / part / label / f"{number}.png")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("cached, source", [("device", DeviceSource), ("memory", FolderSource), (False, FolderSource)])
+def test_images_of_a_folder_are_those_of_the_cpu_on_the_device_or_pinned(cached, source, folder, settings):
+    keys = {"dataset": f"folder:{folder}", "image_size": 32, "cache_images": cached, "init_cls": 2, "batch_size": 4}
+    run = same_on_both(settings, data_root=str(folder.parent), num_workers=0, model_name="replay", **keys)
+    assert isinstance(run.train_source, source)
+    if source is DeviceSource:
+        assert run.train_source.pixels.device == torch.device("sim", 0)
+    assert set(run.steps) == {(0, 1)}, "the images or their places, from pinned memory"
+
+
+def test_images_that_take_more_than_half_of_the_free_memory_stay_on_the_host(folder, settings, caplog):
+    keys = {"dataset": f"folder:{folder}", "image_size": 32, "cache_images": "device", "init_cls": 2}
+    with without(free=1000):
+        run = run_on("sim", settings, data_root=str(folder.parent), num_workers=0, **keys)
+    assert isinstance(run.train_source, FolderSource) and "more than half of the 0.0 GB free on sim" in caplog.text
+
+
+# ---- other people's loops, language models ---------------------------------------------------------------------------
+
+
+def test_attached_to_any_loop_it_is_that_of_the_cpu_and_waits_for_the_reset_alone():
+    weights, waits = {}, []
+    for device in ("cpu", "sim:1"):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        images, targets = torch.randn(16, 8), torch.randint(3, (16,))
+        network, images, targets = network.to(device), images.to(device), targets.to(device)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+        wsc = WeightSpaceConsolidation(
+            network.named_parameters(), warmup_steps=4, average=Average(every=2), reset=Blend()
+        ).attach(optimizer)
+        for _ in range(8):
+            with simulated_device.counted() as counts:
+                cross_entropy(network(images), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if device != "cpu":
+                waits.append(counts.waits)
+        wsc.finish()
+        weights[device] = [parameter.detach().cpu() for parameter in network.parameters()]
+    assert all(torch.equal(mine, other) for mine, other in zip(*weights.values()))
+    assert [step for step, number in enumerate(waits, 1) if number] == [4]
+
+
+def test_a_language_model_learns_as_on_the_cpu_up_to_rounding(tmp_path):
+    pytest.importorskip("transformers")
+    losses = {}
+    for device in ("cpu", "sim"):
+        keys = {"device": device, "llm.method": "wsc", "llm.epochs": [1, 1]}
+        config = resolve(small_settings(tmp_path / device) | keys)
+        registry.kinds["llm"].execute(config, Datasets().of(config), lambda progress: None)
+        log = (config.run_folder / "log.txt").read_text()
+        losses[device] = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", log)]
+    assert len(losses["cpu"]) >= 2 and np.allclose(losses["sim"], losses["cpu"], atol=2e-4)
+
+
+# ---- what a device cannot do -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lacks, keys, message",
+    [
+        ({"bf16": False}, {"precision": "bf16"}, "precision: torch has no bf16 on 'sim:0'; use fp32 or auto"),
+        ({"operators": ["aten::native_batch_norm"]}, {}, "device: 'sim:0' cannot train 'tiny' in fp32 (the simulated"),
+        (
+            {"operators": ["aten::_fused_sgd_"]},
+            {},
+            "has no 'aten::_fused_sgd_'); try another precision, or --device cpu",
+        ),
+    ],
+)
+def test_what_a_device_lacks_is_one_line_before_training(lacks, keys, message, settings):
+    operators = lacks.pop("operators", ())
+    with without(*operators, **lacks):
+        with pytest.raises(UserError) as error:
+            run_on("sim", settings, **keys).execute()
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_bf16_is_not_chosen_where_there_is_none(settings):
+    with without(bf16=False):
+        assert run_on("sim", settings, precision="auto").learner.precision == "fp32"
+    assert run_on("sim", settings, precision="auto").learner.precision == "bf16"
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_no_learner_needs_float64(name, settings):
+    """As on MPS, where making a tensor of float64 raises."""
+    with without(float64=False):
+        run_on("sim", settings, model_name=name, max_tasks=2).execute()
+
+
+def test_analyses_without_float64_say_so_and_are_near_those_with_it(settings, monkeypatch, caplog):
+    monkeypatch.setattr(Flatness, "directions", 1)
+    keys = {"max_tasks": 2, "analyse": sorted(registry.analyses)}
+    with without(float64=False):
+        run_on("sim", settings, **keys).execute()
+    assert "analyse: 'sim:0' has no float64; sums are in float32" in caplog.text
+
+
+# ---- deliberate mistakes ---------------------------------------------------------------------------------------------
+
+
+def with_cpu_index(learner, loss, logits):
+    return loss + logits[torch.tensor([0])].sum()
+
+
+def with_generator_of_the_cpu(learner, loss, logits):
+    return loss + 0 * torch.empty_like(logits).normal_(generator=torch.Generator()).sum()
+
+
+def with_item(learner, loss, logits):
+    return loss * (1.0 if loss.item() else 2.0)
+
+
+def with_numbers(learner, loss, logits):
+    return loss * torch.tensor([1.0], device=learner.device).sum()
+
+
+def mistaken(mistake, settings, monkeypatch):
+    plain = Replay.loss
+
+    def loss(learner, batch):
+        loss, logits = plain(learner, batch)
+        return mistake(learner, loss, logits), logits
+
+    monkeypatch.setattr(Replay, "loss", loss)
+    return run_on("sim", settings, model_name="replay", max_tasks=1)
+
+
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        (with_cpu_index, "expected all tensors on the same device, but found cpu and sim:0"),
+        (with_generator_of_the_cpu, "expected a generator of sim:0, but found one of cpu"),
+    ],
+)
+def test_a_mistake_in_a_loss_raises(mistake, message, settings, monkeypatch):
+    with pytest.raises(RuntimeError, match=message):
+        mistaken(mistake, settings, monkeypatch).execute()
+
+
+@pytest.mark.parametrize("mistake, counted", [(with_item, (1, 0)), (with_numbers, (1, 1))])
+def test_a_loss_that_waits_or_uploads_is_counted(mistake, counted, settings, monkeypatch):
+    run = mistaken(mistake, settings, monkeypatch)
+    run.execute()
+    assert set(run.steps) == {counted}
+
+
+def test_numbers_of_each_device_are_seeded_by_address_and_leave_no_trace():
+    drawn = {}
+    for device in ("cpu", "sim:0", "sim:1"):
+        torch.manual_seed(1)
+        expected = torch.rand(2, device=device)
+        torch.manual_seed(1)
+        with seeded(7, "weights", device=torch.device(device)):
+            drawn[device] = torch.rand(3, device=device).cpu()
+        assert torch.equal(torch.rand(2, device=device), expected)
+    assert all(torch.equal(numbers, drawn["cpu"]) for numbers in drawn.values())
