@@ -59,7 +59,9 @@ class Replicated:
         self.losses = self._losses()  # (losses, batch) -> losses(model, batch)
 
     def _placed(self, load: Load) -> Any:
-        return self._loaded(load, empty=False).to(self.device)
+        model = self._loaded(load, empty=False).to(self.device)
+        model.tie_weights()  # on devices that register themselves with torch, `to` makes shared weights two
+        return model
 
     def _loaded(self, load: Load, empty: bool) -> Any:
         """``load(empty)``. If it fails in one process, all raise its error, before any of them waits for it."""
