@@ -332,9 +332,8 @@ def test_a_language_model_learns_as_on_the_cpu_up_to_rounding(tmp_path):
 )
 def test_what_a_device_lacks_is_one_line_before_training(lacks, keys, message, settings):
     operators = lacks.pop("operators", ())
-    with without(*operators, **lacks):
-        with pytest.raises(UserError) as error:
-            run_on("sim", settings, **keys).execute()
+    with without(*operators, **lacks), pytest.raises(UserError) as error:
+        run_on("sim", settings, **keys).execute()
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
