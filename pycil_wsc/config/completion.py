@@ -84,6 +84,9 @@ def _schedule(given: Mapping[str, Any], default: Mapping[str, Any], learner: Any
     """
     scaled = {}
     for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.epoch_keys, "milestones")):
+        if not keys:
+            scaled[milestones] = ()  # later tasks are learned without training
+            continue
         main = keys[0]
         requested, total = given.get(main), default[main]
         if like:

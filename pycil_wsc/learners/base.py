@@ -77,16 +77,17 @@ class BaseLearner(Toolbox):
     def begin_task(self, task: Task) -> None:
         """Called before training, after :meth:`grow`.
 
-        When a run resumes within the task, :meth:`set_extra_state` has been called: the memory and what the learner
-        keeps there are as they were. The weights follow with the phase that resumes. What this hook computes from
-        weights must therefore be part of the state, which then replaces it.
+        When a run resumes within the task, the state has been restored: weights, memory, and what the learner itself
+        keeps. The weights are those of the stop, not those from before the task. What this hook computes from weights
+        must therefore be part of the state too, which is loaded once more when the phase resumes.
         """
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """The task's phases, in order; a generator may prepare each just before it starts.
 
         A method without training yields none, and learns in :meth:`end_task`. When a run resumes, the generator starts
-        from its beginning, and the state is loaded after the phase that resumes was yielded.
+        from its beginning with the state of the stop, which is loaded once more when the phase that resumes has been
+        yielded.
         """
         yield self.main_phase(task)
 

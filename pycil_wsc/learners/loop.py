@@ -40,7 +40,7 @@ def learn(
     """
     learner.grow_for(task)
     if resume:
-        learner.set_extra_state(resume.learner["_extra_state"])
+        learner.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
     learner.begin_task(task)
     if not resume:
         monitor.task_started(task)
@@ -58,6 +58,7 @@ def train(learner: BaseLearner, task: Task, monitor: Any, resume: Resume | None)
     """Train the phases of a task, from the position ``resume`` on."""
     for number, phase in enumerate(learner.phases(task)):
         if resume and number < resume.phase:
+            learner.load_state_dict(resume.learner, strict=False)  # what the next phase is prepared from
             continue
         first = 0
         if resume and number == resume.phase:

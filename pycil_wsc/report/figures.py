@@ -297,7 +297,8 @@ def loss_curves(series: Series) -> Iterator[Plot]:
 
 
 def training_loss(record: Record) -> Any:
-    return record.data.get("train_loss")
+    losses = record.data.get("train_loss")
+    return losses if losses and all(losses) else None  # a method without training has none
 
 
 def cost_dots(series: Series) -> Iterator[Plot]:

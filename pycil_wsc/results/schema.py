@@ -38,6 +38,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Line = Annotated[list[Real], Field(min_length=1)]
 Numbers = Annotated[Line, WrapValidator(_as_given)]
 Lists = Annotated[list[Line], Field(min_length=1), WrapValidator(_as_given)]
+Curves = Annotated[list[list[Real]], Field(min_length=1), WrapValidator(_as_given)]  # empty: learned without training
 
 if TYPE_CHECKING:  # for type checkers, these are what they are in JSON
     ImageKeys = LanguageKeys = Fingerprint = Scores = dict[str, Any]
@@ -126,7 +127,7 @@ class ImageResult(Result):
     top5_curve: Numbers | None = None
     nme_curve: Numbers | None = None
     task_known_curve: Numbers | None = None
-    train_loss: Lists | None = None
+    train_loss: Curves | None = None
     train_accuracy: Any = None
     confusion: Lists | None = None
     train_seconds_spent: Number | None = None

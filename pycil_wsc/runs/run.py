@@ -353,7 +353,7 @@ def new_curves() -> dict[str, list[float]]:
 
 
 def summary(line: Mapping[str, Any]) -> str:
-    accuracy = f"loss {line['train_loss'][-1]:.3f}"
+    accuracy = f"loss {line['train_loss'][-1]:.3f}" if line["train_loss"] else "not trained"
     if "cnn_top1" in line:
         nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
         accuracy = f"CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}"
