@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.exemplars import herding
 from pycil_wsc.data.loader import Source
-from pycil_wsc.data.memory import herding
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.errors import UnusableRun
@@ -66,7 +66,7 @@ def outcomes(cases, data, out):
     for name, keys in cases.items():
         config = resolve(SMALL | {"dataset": f"npz:{data}", "out": f"{out}/{name}"} | keys)
         run = Run(config, dataset, lambda progress: None)
-        with counted_images() as images, patch("pycil_wsc.data.memory.herding", side_effect=herding) as herded:
+        with counted_images() as images, patch("pycil_wsc.data.exemplars.herding", side_effect=herding) as herded:
             result = run.execute()
         weights = {key: value for key, value in run.learner.state_dict().items() if isinstance(value, torch.Tensor)}
         ended[name] = {

@@ -149,7 +149,7 @@ def difference_grid(group: Group, study: Study) -> Table | None:
         return None
     cells = [cell for row in rows for cell in row.cells]
     several = any(len(cell.seeds) > 1 for cell in cells)
-    error = f" ± {group.options.spread_name}" if several else "; one seed has no standard error"
+    error = f"; ± is its {group.options.spread_name}" if several else "; one seed has no standard error"
     shown = group.shown(baseline)
     return Table(
         f"difference-{group.slug}",
@@ -158,7 +158,7 @@ def difference_grid(group: Group, study: Study) -> Table | None:
         ("method",),
         tuple(Column(memory_text(memory), signed=True) for memory in sorted(theirs)),
         tuple(rows),
-        (f"Mean of the differences over the seeds that both have{error}.",),
+        (f"The difference from {shown} with the same seed, averaged over the seeds that both methods have{error}.",),
         (),
         group.memory_title,
         0,
