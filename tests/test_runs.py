@@ -166,7 +166,7 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
 
     def write_and_die(path, content):
         write(path, content)
-        whole = moment == "result.json" or len(run.history) == 3
+        whole = moment == "result.json" or len(run.journal.history) == 3
         if Path(path).name == moment and whole:
             raise Killed
 

@@ -30,7 +30,7 @@ from pycil_wsc.data.types import Arrivals, Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
 from pycil_wsc.runs.checkpoint import PARTS
-from pycil_wsc.runs.run import new_curves
+from pycil_wsc.runs.journal import new_curves
 from pycil_wsc.state import load_state, save_state
 
 FILE = "learner.safetensors"

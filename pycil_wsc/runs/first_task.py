@@ -52,7 +52,7 @@ def _lock(run: Any, path: Path) -> contextlib.AbstractContextManager:
     try:
         return locked(path.parent, lock, wait=False)
     except Timeout:
-        run.bar.say("waiting for the first task, which another run is training")
+        run.journal.bar.say("waiting for the first task, which another run is training")
         return locked(path.parent, lock)
 
 

@@ -32,18 +32,35 @@ class Progress:
 
 
 class TaskBar:
-    """Reports the progress of one task.
+    """Reports the progress of the tasks of a run.
 
     Calls ``on_progress`` with a :class:`Progress` at the start of each phase, at intervals, and for each line to print.
     """
 
-    def __init__(self, on_progress: Callable[[Progress], None], task: Any, num_tasks: int):
-        self.on_progress, self.task = on_progress, f"task {task.index + 1}/{num_tasks}"
-        self.position, self.images, self.fresh, self.started = self.task, 0, 0, time.monotonic()
+    def __init__(self, on_progress: Callable[[Progress], None], num_tasks: int):
+        self.on_progress = on_progress
+        self.num_tasks = num_tasks
+        self.task = ""  # such as "task 2/10"
+        self.phase = ""
+        self.epochs = 0  # of the phase
+        self.position = ""
+        self.images = 0  # that the run has trained on so far
+        self.fresh = 0  # of these in the phase
+        self.started = time.monotonic()  # when the phase began
+        self.reported = 0.0
+
+    def begin(self, task: Any) -> None:
+        """A task begins."""
+        self.task = self.position = f"task {task.index + 1}/{self.num_tasks}"
+        self.images = self.fresh = 0
 
     def start(self, phase: str, first: int, epochs: int, images: int) -> None:
         """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
-        self.phase, self.epochs, self.images, self.fresh, self.started = phase, epochs, images, 0, time.monotonic()
+        self.phase = phase
+        self.epochs = epochs
+        self.images = images
+        self.fresh = 0
+        self.started = time.monotonic()
         self.position = self._position(min(first, epochs - 1))
         self._send()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def result_of(run: Run) -> ImageResult:
     """The result of a finished run, from the lines of its ``metrics.jsonl``, its times and its data."""
-    rows, last = run.history, run.history[-1]
+    rows, last = run.journal.history, run.journal.history[-1]
     matrix = [row["cnn_tasks"] for row in rows]
     curve = [row["cnn_top1"] for row in rows]
     nme = [row.get("nme_top1") for row in rows]
@@ -40,9 +40,9 @@ def result_of(run: Run) -> ImageResult:
         train_loss=[row["train_loss"] for row in rows],
         train_accuracy=[row["train_accuracy"] for row in rows],
         confusion=run.confusion,
-        train_seconds=run.clock["train_seconds"],
-        train_seconds_spent=run.clock["train_seconds"] - run.clock["saved_seconds"],
-        total_seconds=run.clock["total_seconds"],
+        train_seconds=run.journal.clock["train_seconds"],
+        train_seconds_spent=run.journal.clock["train_seconds"] - run.journal.clock["saved_seconds"],
+        total_seconds=run.journal.clock["total_seconds"],
         images_trained=last["images_trained"],
         train_flops=last["train_flops"],
         peak_memory_bytes=run.peak_memory,

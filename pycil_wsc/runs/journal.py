@@ -1,0 +1,155 @@
+"""What a run tells of itself: its times, a line per task, curves, scalars, its log and its progress."""
+
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pycil_wsc.config.options import Config
+from pycil_wsc.engine.phase import Phase
+from pycil_wsc.errors import TrainingDiverged
+from pycil_wsc.files import write_atomically
+from pycil_wsc.runs.progress import Progress, TaskBar, open_log
+from pycil_wsc.runs.tensorboard import Scalars
+from pycil_wsc.runs.weights_and_biases import WandB
+
+
+class Journal:
+    """The records of a run in ``folder``, which only one of its processes ``writes``.
+
+    Args:
+        folder: the folder of the run's files.
+        on_progress: called with every :class:`pycil_wsc.runs.progress.Progress`.
+        num_tasks: the number of tasks of the run.
+        writes: whether this process writes files; the others only count.
+    """
+
+    def __init__(self, folder: Path, on_progress: Callable[[Progress], None], num_tasks: int, writes: bool) -> None:
+        self.folder = folder
+        self.writes = writes
+        self.bar = TaskBar(on_progress, num_tasks)
+        self.log = logging.getLogger("pycil_wsc.following")  # that of the run, once it is opened
+        self.scalars: list[Scalars | WandB] = []
+        self.history: list[dict[str, Any]] = []  # the lines of metrics.jsonl: a dict per task
+        self.curves = new_curves()  # of the current task: a value per epoch
+        self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
+        self.mark = time.perf_counter()  # up to which the clock has counted
+
+    def open(self) -> None:
+        """Begin to write the log, which the caller closes."""
+        if self.writes:
+            self.log = open_log(self.folder)
+
+    def open_scalars(self, config: Config, files: contextlib.ExitStack) -> None:
+        """Begin to write scalars, until ``files`` closes; those beyond the present state are discarded."""
+        if self.writes and config.tensorboard:
+            self.scalars.append(Scalars(self.folder / "tensorboard", self.epochs_done(), len(self.history)))
+        if self.writes and config.wandb:
+            name = "/".join(self.folder.parts[-3:])
+            self.scalars.append(WandB(self.folder, config.to_dict(), name, self.history, self.curves))
+        for scalars in self.scalars:
+            files.callback(scalars.close)
+
+    def tick(self, *names: str) -> float:
+        """Add the time since the last tick to the total and to the named clocks; returns it in seconds."""
+        now = time.perf_counter()
+        seconds = now - self.mark
+        self.mark = now
+        for name in {"total_seconds", *names}:
+            self.clock[name] += seconds
+        return seconds
+
+    def say(self, line: str) -> None:
+        """Write a line to the log, and report it."""
+        self.log.info("%s %s", self.bar.task, line)
+        self.bar.say(line)
+
+    def resumed(self, phase: Phase, first: int) -> None:
+        """The run goes on with epoch ``first`` of ``phase``."""
+        ended = first == phase.epochs  # stopped while exemplars were chosen, or in the test
+        where = f"after {phase.name} epoch {first}" if ended else f"with {phase.name} epoch {first + 1}"
+        self.say(f"resumes {where}/{phase.epochs}")
+
+    def epoch_ended(self, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
+        """An epoch of training has ended, with this mean loss and training accuracy in percent.
+
+        Raises :class:`TrainingDiverged` if the loss is not finite.
+        """
+        seconds = self.tick("train_seconds")
+        self.bar.epoch(epoch, loss, accuracy)
+        self.log.info(
+            "%s %s epoch %d/%d: loss %.4f, train accuracy %.2f",
+            self.bar.task,
+            phase.name,
+            epoch + 1,
+            phase.epochs,
+            loss,
+            accuracy,
+        )
+        if not math.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss became {loss} in {self.bar.task}, epoch {epoch + 1}; try a lower learning rate"
+            )
+        rate = phase.optimizer.param_groups[0]["lr"]
+        speed = len(phase.indices) / seconds
+        for scalars in self.scalars:
+            scalars.epoch_ended(
+                self.epochs_done(), loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed
+            )
+        self.curves["train_loss"].append(loss)
+        self.curves["train_accuracy"].append(accuracy)
+
+    def task_loaded(self, trained: Mapping[str, Any], images: int) -> None:
+        """The task was taken from another run, whose records are ``trained``; ``images`` were trained on so far.
+
+        It counts as if this run had trained it.
+        """
+        seconds = trained["clock"]["train_seconds"]
+        self.log.info("%s taken from a run that shares it, %.1f s saved", self.bar.task, seconds)
+        for name in ("train_seconds", "total_seconds", "saved_seconds"):
+            self.clock[name] += seconds
+        self.curves = trained["curves"]
+        for scalars in self.scalars:
+            for epoch, (loss, accuracy) in enumerate(zip(*self.curves.values())):
+                scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
+        self.bar.loaded(images)
+
+    def task_ended(self, line: Mapping[str, Any]) -> None:
+        """A task was learned and tested; ``line``: what is known of it beside its curves and times."""
+        self.tick()
+        self.history.append({**line, **self.curves, **self.clock})
+        self.curves = new_curves()
+        if self.writes:
+            lines = [json.dumps(each) + "\n" for each in self.history]
+            write_atomically(self.folder / "metrics.jsonl", "".join(lines))
+        for scalars in self.scalars:
+            scalars.task_ended(self.history)
+
+    def epochs_done(self) -> int:
+        """The number of epochs of all tasks so far."""
+        return sum(len(curves["train_loss"]) for curves in [*self.history, self.curves])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history, "curves": self.curves, "clock": self.clock}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = state["history"]
+        self.curves = state["curves"]
+        self.clock = state["clock"]
+
+
+def new_curves() -> dict[str, list[float]]:
+    return {"train_loss": [], "train_accuracy": []}
+
+
+def summary(line: Mapping[str, Any]) -> str:
+    """A line of ``metrics.jsonl`` in words."""
+    accuracy = f"loss {line['train_loss'][-1]:.3f}" if line["train_loss"] else "not trained"
+    if "cnn_top1" in line:
+        nme = f", NME {line['nme_top1']:.2f}" if "nme_top1" in line else ""
+        accuracy = f"CNN {line['cnn_top1']:.2f}{nme}, newest task {line['cnn_tasks'][-1]:.2f}"
+    return f"{line['num_seen']} classes: {accuracy}, {line['exemplars']} exemplars"
