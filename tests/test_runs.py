@@ -42,7 +42,7 @@ from pycil_wsc.engine import environment
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
-from pycil_wsc.runs import run as run_module
+from pycil_wsc.runs import journal
 from pycil_wsc.runs.planning import planned_images
 from pycil_wsc.runs.run import Run
 
@@ -153,7 +153,8 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, setting
             Run(config, dataset).execute()
         torch.manual_seed(number)  # the global generator must not matter
     result = Run(config, dataset).execute()
-    expected = expected | {"config": expected["config"] | {"dataset": config.dataset}}
+    identity = expected["identity"] | {"shared": expected["identity"]["shared"] | {"dataset": config.dataset}}
+    expected = expected | {"config": expected["config"] | {"dataset": config.dataset}, "identity": identity}
     assert without_measurements(result) == without_measurements(expected)
 
 
@@ -162,7 +163,7 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
     """Killed at the very end, right after ``moment`` was last written."""
     config = resolve(settings | {"model_name": "replay"})
     dataset = load_dataset(config.dataset, ".")
-    write = run_module.write_atomically
+    write = journal.write_atomically
 
     def write_and_die(path, content):
         write(path, content)
@@ -171,11 +172,11 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
             raise Killed
 
     run = Run(config, dataset)
-    for module in (run_module, files):
+    for module in (journal, files):
         monkeypatch.setattr(module, "write_atomically", write_and_die)
     with pytest.raises(Killed):
         run.execute()
-    for module in (run_module, files):
+    for module in (journal, files):
         monkeypatch.setattr(module, "write_atomically", write)
     result = Run(config, dataset).execute()
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
