@@ -145,7 +145,7 @@ def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
 def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
     """The package with one more line: a key beside ``momentum``."""
     shutil.copytree(ROOT / "pycil_wsc", tmp_path / "pycil_wsc", ignore=shutil.ignore_patterns("__pycache__"))
-    options = tmp_path / "pycil_wsc" / "config" / "options.py"
+    options = tmp_path / "pycil_wsc" / "engine" / "options.py"
     line = "    momentum: float ="
     assert options.read_text().count(line) == 1
     options.write_text(options.read_text().replace(line, f'    mixing: str = key("none", "new")\n{line}'))
