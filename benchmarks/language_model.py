@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from record import origin, write
 from roofline import now
+from transformers import TrainerCallback
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.loading import resolve
@@ -28,13 +29,16 @@ from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.launch.attempt import free_memory
 from pycil_wsc.llm.corpus import Epoch
+from pycil_wsc.llm.model import load_model
+from pycil_wsc.llm.schedule import Step
 from pycil_wsc.llm.tokens import Example
-from pycil_wsc.llm.training import Training
+from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 
 
 THREADS = torch.get_num_threads()
+WARM = 2  # steps before those that are timed
 
 
 class Vocabulary:
@@ -109,35 +113,56 @@ def timed(method, args, device):
     keep_freed_memory(device)
     free_memory()
     reset_peak_memory(device)
-    training = Training(config, Vocabulary(args.vocabulary), Processes(), device)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(
-        args.longest // 4, args.longest + 1, ((args.steps + 2) * args.items,), generator=generator
+        args.longest // 4, args.longest + 1, ((args.steps + WARM) * args.items,), generator=generator
     ).tolist()
     examples = [
         Example(tuple(torch.randint(3, args.vocabulary, (length,), generator=generator).tolist()), length - length // 3)
         for length in lengths
     ]
-    warm, examples = examples[: 2 * args.items], examples[2 * args.items :]
-    for start in range(0, len(warm), args.items):
-        training.step(warm[start : start + args.items])
-    epoch = Epoch("replay", 0, 1, True, examples)
-    before, started, cpu_started = training.counts["tokens"], now(device), time.process_time()
-    training.begin_task(1, [epoch])
-    training.begin_epoch(epoch)
-    for start in range(0, len(examples), args.items):
-        training.step(examples[start : start + args.items])
-    training.end_task()
-    seconds, cpu_seconds = now(device) - started, time.process_time() - cpu_started
-    parameters = sum(parameter.numel() for parameter in training.parameters.values())
+    epochs = [Epoch("epoch", 0, 1, False, examples), Epoch("replay", 0, 1, True, examples)]
+    steps = []
+    for number in range(args.steps + WARM):
+        chosen = range(number * args.items, (number + 1) * args.items)
+        task = int(number >= WARM)
+        steps.append(Step(task, epochs[task], number, args.steps, chosen))
+    timer, processes = Timer(device), Processes()
+    trainer = TaskTrainer(
+        config,
+        load_model(config, Vocabulary(args.vocabulary)),
+        Vocabulary.pad_token_id,
+        steps,
+        training_arguments(config, len(steps), device, processes),
+        processes,
+        [*consolidation(config, steps), timer],
+    )
+    timer.counts = trainer.counts
+    trainer.train()
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     return {
-        "tokens": training.counts["tokens"] - before,
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
+        "tokens": trainer.counts["tokens"] - timer.before,
+        "seconds": timer.seconds,
+        "cpu_seconds": timer.cpu_seconds,
         "memory": peak_memory(device),
         "parameters": parameters,
-        "precision": training.precision,
+        "precision": precision_of(config, device),
     }
+
+
+class Timer(TrainerCallback):
+    """Times the steps after the warm ones, with the last average."""
+
+    def __init__(self, device):
+        self.device, self.counts = device, {}
+        self.before, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+
+    def on_step_end(self, args, state, control, **others):
+        if state.global_step == WARM:
+            self.before = self.counts["tokens"]
+            self.started, self.cpu_started = now(self.device), time.process_time()
+        elif state.global_step == state.max_steps:
+            self.seconds, self.cpu_seconds = now(self.device) - self.started, time.process_time() - self.cpu_started
 
 
 def summary(records, peak):

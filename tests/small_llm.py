@@ -57,3 +57,45 @@ def configured(settings, **changes):
 
     config = resolve(settings | {name.replace("__", "."): value for name, value in changes.items()})
     return config, Corpus(CorpusOptions.of(config))
+
+
+def watched(settings, **changes):
+    """A run that is over, with the ``weights`` before each of its steps, ``stepped`` after each of them, ``tested``
+    after each task, and ``last``: flat tensors. It generates no answers.
+    """
+    from transformers import TrainerCallback  # an extra
+
+    from pycil_wsc.llm.trainer import Run
+
+    class Watch(TrainerCallback):
+        def __init__(self, run):
+            self.run = run
+
+        def on_step_begin(self, args, state, control, model=None, **others):
+            self.run.weights.append(flat(model))
+
+        def on_optimizer_step(self, args, state, control, model=None, **others):
+            self.run.stepped.append(flat(model))
+
+    class Watched(Run):
+        def _set_up(self):
+            super()._set_up()
+            self.weights, self.stepped, self.tested = [], [], []
+            self.trainer.add_callback(Watch(self))
+
+        def _answers(self, index, number, known):
+            if number == index:
+                self.tested.append(flat(self.trainer.model))
+            return ["" for _ in self.corpus.tasks[number].test]
+
+    run = Watched(*configured(settings, **changes))
+    run.execute()
+    run.last = flat(run.trainer.model)
+    return run
+
+
+def flat(model):
+    """The trained weights as one tensor."""
+    import torch
+
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters() if parameter.requires_grad])

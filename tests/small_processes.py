@@ -54,9 +54,32 @@ def _work(rank, port, sender, work, arguments):
         sender.send(traceback.format_exc())
 
 
+def shard_on_the_processor():
+    """accelerate shards on devices other than the processor alone; let it do so here too."""
+    from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+    made = AcceleratorState.__init__
+
+    def make(self, *arguments, fsdp_plugin=None, **options):
+        made(self, *arguments, fsdp_plugin=fsdp_plugin, **options)
+        if fsdp_plugin is not None:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            if self._mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self._mixed_precision)
+
+    AcceleratorState.__init__ = make
+
+
 def commanded(*arguments):
     """The exit code of ``main.py`` with these arguments. Its report has no figures."""
     from small_runs import main, undrawn  # a forkserver does not inherit a fixture's patches
 
     with undrawn():
         return main(list(arguments))
+
+
+def sharded(*arguments):
+    """:func:`commanded` where accelerate shards on the processor too."""
+    shard_on_the_processor()
+    return commanded(*arguments)

@@ -55,7 +55,13 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     "pycil_wsc.classifier": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("runs")],
     "pycil_wsc.results": [*LEAVES, "pycil_wsc.config.options", "pycil_wsc.results"],
     "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.results"],
-    "pycil_wsc.llm": [*LEAVES, "pycil_wsc.llm", "pycil_wsc.consolidation", *rooms_up_to("runs")],
+    "pycil_wsc.llm": [
+        *LEAVES,
+        "pycil_wsc.llm",
+        "pycil_wsc.consolidation",
+        "pycil_wsc.plugins.huggingface",
+        *rooms_up_to("runs"),
+    ],
     "pycil_wsc": ["pycil_wsc.classifier.inference", "pycil_wsc.classifier.learner"],  # lazily, see below
     "main": ["pycil_wsc.launch.command"],
     "convs": ["convs", *LEAVES, "pycil_wsc.networks"],  # PyCIL's names over the package, which imports neither

@@ -9,7 +9,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from small_processes import in_two_processes  # noqa: E402
+from small_processes import in_two_processes, shard_on_the_processor  # noqa: E402
 
 from pycil_wsc.consolidation import Average  # noqa: E402
 from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
@@ -58,21 +58,6 @@ def train(folder, batch_size, resume=None, **options):
         "weights": {name: tensor.tolist() for name, tensor in weights.items()},
         "sharded": sorted(name for name, p in parameters.items() if hasattr(p, "full_tensor")),
     }
-
-
-def shard_on_the_processor():
-    """accelerate shards on devices other than the processor alone; let it do so here too."""
-    from accelerate.state import AcceleratorState, DistributedType, PartialState
-
-    made = AcceleratorState.__init__
-
-    def make(self, *arguments, fsdp_plugin=None, **options):
-        made(self, *arguments, fsdp_plugin=fsdp_plugin, **options)
-        if fsdp_plugin is not None:
-            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
-            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-
-    AcceleratorState.__init__ = make
 
 
 def in_a_process(folder, options):

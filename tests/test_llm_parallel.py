@@ -7,33 +7,37 @@ from unittest.mock import patch
 import pytest
 import torch
 from small_llm import configured
-from small_processes import commanded, in_two_processes
+from small_processes import commanded, in_two_processes, shard_on_the_processor, sharded
 from small_runs import Killed, results, write
 
 pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 
-from pycil_wsc.engine.processes import Processes
-from pycil_wsc.llm.generation import stop_tokens
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.trainer import Run
-from pycil_wsc.llm.training import Training
 
 
 def stopped(settings_file, checkpoints):
     """Begin the run, and stop all processes at the same checkpoint; returns where."""
-    checkpoint, calls = Run._checkpoint, []
+    shard_on_the_processor()
+    save, calls = Run.on_save, []
 
-    def checkpoint_and_stop(run, position):
-        checkpoint(run, position)
-        calls.append(position)
+    def save_and_stop(run, args, state, control, **others):
+        calls.append(state.global_step)
+        if len(calls) == checkpoints:
+            run._test = killed
+        save(run, args, state, control, **others)
         if len(calls) == checkpoints:
             raise Killed
 
-    with patch.object(Run, "_checkpoint", checkpoint_and_stop), contextlib.suppress(Killed):
+    with patch.object(Run, "on_save", save_and_stop), contextlib.suppress(Killed):
         commanded("--config", settings_file)
-    return {name: calls[-1][name] for name in ("task", "stage", "step")}
+    return calls[-1]
+
+
+def killed(*_, **__):
+    raise Killed
 
 
 def weights_of(settings):
@@ -42,32 +46,31 @@ def weights_of(settings):
 
 
 @pytest.mark.parametrize(
-    "changes, checkpoints, place",
+    "changes, step",
     [
-        ({"llm.method": "replay"}, 4, {"task": 1, "stage": "train", "step": 0}),
-        (
-            {"llm.method": "wsc", "wsc.covers": "all", "wsc.average_every": 1},
-            6,
-            {"task": 1, "stage": "train", "step": 2},
-        ),
-        ({"llm.method": "avg_online", "llm.lora_rank": 3}, 5, {"task": 1, "stage": "train", "step": 1}),
-        ({"llm.method": "magmax"}, 3, {"task": 0, "stage": "test", "step": 0}),
+        ({"llm.method": "replay"}, 4),
+        ({"llm.method": "wsc", "wsc.covers": "all", "wsc.average_every": 1}, 6),
+        ({"llm.method": "avg_online", "llm.lora_rank": 3}, 5),
+        ({"llm.method": "magmax"}, 3),
     ],
-    ids=["after-a-task", "after-the-reset", "merged-adapters", "before-a-test"],
+    ids=["in-a-task", "after-the-reset", "merged-adapters", "before-a-test"],
 )
-def test_a_sharded_run_resumes_in_as_many_processes(changes, checkpoints, place, llm_settings, tmp_path):
-    """With the weights of one process that never stopped."""
+def test_a_sharded_run_resumes_in_as_many_processes(changes, step, llm_settings, tmp_path):
+    """With exactly the weights of two that never stopped, and, up to rounding, those of one."""
     short = {"llm.epochs": [1, 1], "llm.pool": None, "llm.max_new_tokens": 1, "save_weights": True}
     settings = llm_settings | short | changes | {"llm.shard": True, "llm.checkpoint_minutes": 0}
     path = write(tmp_path, settings)
-    assert in_two_processes(stopped, path, checkpoints) == [place, place]
-    assert in_two_processes(commanded, "--config", path) == [0, 0]
+    assert in_two_processes(stopped, path, step) == [step, step]
+    assert in_two_processes(sharded, "--config", path) == [0, 0]
     (folder,) = results(settings)
-    assert f"resuming at task {place['task'] + 1}, {place['stage']}" in (folder / "log.txt").read_text()
+    assert f"resuming at step {step + 1}" in (folder / "log.txt").read_text()
+    through = settings | {"out": str(tmp_path / "through")}
+    assert in_two_processes(sharded, "--config", write(tmp_path, through)) == [0, 0]
     undisturbed = settings | {"out": str(tmp_path / "undisturbed"), "llm.shard": False}
     config, corpus = configured(undisturbed)
     Run(config, corpus).execute()
-    one, two = weights_of(undisturbed), weights_of(settings)
+    one, two, other = weights_of(undisturbed), weights_of(settings), weights_of(through)
+    assert two.keys() == other.keys() and all(torch.equal(two[name], other[name]) for name in two)
     assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
 
 
@@ -76,7 +79,7 @@ def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_p
     config, corpus = configured(settings)
     one = Run(config, corpus).execute()
     both = settings | {"out": str(tmp_path / "both"), "llm.shard": True}
-    assert in_two_processes(commanded, "--config", write(tmp_path, both)) == [0, 0]
+    assert in_two_processes(sharded, "--config", write(tmp_path, both)) == [0, 0]
     ((folder, two),) = results(both).items()
     assert (two["processes"], two["sharded"]) == (2, True) and two["scores"] == one["scores"]
     assert {key: two[key] for key in ("parameters", "parameters_trained", "models_resident", "tokens_trained")} == {
@@ -85,33 +88,33 @@ def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_p
 
 
 def sharded_in_bf16(settings):
-    """A step in bf16; and where each process's model was made, what is kept, and in what layers are computed."""
-    config, corpus = configured(settings)
-    places, computed = [], []
+    """What is kept after a run in bf16, what layers are computed in, and the losses of its epochs."""
+    shard_on_the_processor()
+    run, computed, losses = Run(*configured(settings)), [], []
+    begin, log = run.on_train_begin, run.on_log
 
-    def load(config, tokenizer, empty=False):
-        model = load_model(config, tokenizer, empty)
-        places.append(sorted({parameter.device.type for parameter in model.parameters()}))
-        model.model.layers[0].mlp.register_forward_hook(lambda *parts: computed.append(str(parts[2].dtype)))
-        return model
+    def on_train_begin(*arguments, model=None, **others):
+        layer = model.model.layers[0].mlp
+        layer.register_forward_hook(lambda *parts: computed.append(str(parts[2].dtype)))
+        begin(*arguments, model=model, **others)
 
-    with patch("pycil_wsc.llm.training.load_model", load):
-        training = Training(config, corpus.tokenizer, Processes(timeout_minutes=1), torch.device("cpu"))
-    epoch = corpus.epochs(config, 0)[0]
-    training.begin_task(0, [epoch])
-    loss = training.placing.processes.sum_(training.step(epoch.examples[:8])).item()
-    state = training.optimizer.state_dict()["state"][0]
-    kept = {str(tensor.dtype) for tensor in (*training.parameters.values(), state["exp_avg"], state["exp_avg_sq"])}
-    return {"places": places, "kept": sorted(kept), "computed": sorted(set(computed)), "loss": loss}
+    def on_log(*arguments, logs=None, **others):
+        losses.extend([logs["loss"]] if "loss" in logs else [])
+        log(*arguments, logs=logs, **others)
+
+    run.on_train_begin, run.on_log = on_train_begin, on_log
+    run.execute()
+    moments = [state[name] for state in run.trainer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    kept = {str(tensor.dtype) for tensor in (*run.trainer.model.parameters(), *moments)}
+    return {"kept": sorted(kept), "computed": sorted(set(computed)), "losses": losses}
 
 
-def test_of_a_sharded_model_one_process_alone_reads_the_weights_and_bf16_is_for_computing_alone(llm_settings):
-    changes = {"precision": "bf16"}
+def test_bf16_is_for_computing_alone(llm_settings, tmp_path):
+    changes = {"precision": "bf16", "llm.max_new_tokens": 1}
     one = sharded_in_bf16(llm_settings | changes)
-    parts = in_two_processes(sharded_in_bf16, llm_settings | changes | {"llm.shard": True})
-    assert [part.pop("places") for part in parts] == [[["cpu"]], [["meta"]]]
-    for part in parts:
-        assert part["loss"] == pytest.approx(one["loss"], rel=2e-2)
+    both = llm_settings | changes | {"llm.shard": True, "out": str(tmp_path / "both")}
+    for part in (one, *in_two_processes(sharded_in_bf16, both)):
+        assert part["losses"] == pytest.approx(one["losses"], rel=2e-2)
         assert (part["kept"], part["computed"]) == (["torch.float32"], ["torch.bfloat16"])
 
 
@@ -152,16 +155,6 @@ def test_weights_that_cannot_be_read_fail_their_run_in_all_processes_and_the_nex
     weights.write_bytes(weights.read_bytes()[:200])
     short = {"llm.epochs": [1, 1], "llm.max_new_tokens": 1, "llm.shard": True}
     settings = llm_settings | short | {"llm.model": [str(damaged), str(sound)]}
-    assert in_two_processes(commanded, "--config", write(tmp_path, settings)) == [1, 0]
+    assert in_two_processes(sharded, "--config", write(tmp_path, settings)) == [1, 0]
     ((_, result),) = results(settings).items()
     assert result["config"]["llm.model"] == str(sound) and result["sharded"]
-
-
-def test_answers_end_at_the_same_tokens_in_all_processes(llm_settings, tmp_path):
-    """The others read no weights, but they do read the model's generation settings."""
-    config, corpus = configured(llm_settings | {"llm.model": str(saved_model(tmp_path / "model", llm_settings))})
-    first, other = (load_model(config, corpus.tokenizer, empty) for empty in (False, True))
-    stop = {corpus.tokenizer.eos_token_id, 7}
-    assert stop_tokens(first, corpus.tokenizer) == stop_tokens(other, corpus.tokenizer) == stop
-    (tmp_path / "model" / "generation_config.json").unlink()
-    assert stop_tokens(load_model(config, corpus.tokenizer, empty=True), corpus.tokenizer) < stop

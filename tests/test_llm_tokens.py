@@ -17,19 +17,17 @@ from transformers import PreTrainedTokenizerFast
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm import tokens
-from pycil_wsc.llm.model import load_model, tiny_llama, token_losses
+from pycil_wsc.llm.batches import IGNORED, collate, micro_batches, summed_losses
+from pycil_wsc.llm.model import load_model, tiny_llama
+from pycil_wsc.llm.schedule import shuffled
 from pycil_wsc.llm.tokens import (
-    IGNORED,
     Example,
     Frame,
-    collate,
     encode,
     encode_prompts,
     frame,
     load_tokenizer,
-    micro_batches,
     raw_frame,
-    shuffled,
     train_tokenizer,
 )
 
@@ -49,10 +47,14 @@ def test_a_hand_made_example_has_the_labels_it_should():
     tokenizer = word_tokenizer()
     short, long = encode(tokenizer, [("what is", "it"), ("what is it", "a cat")], 9, 9, raw_frame(tokenizer))
     assert short == Example((1, 3, 4, 5, 2), prompt=3) and long == Example((1, 3, 4, 5, 6, 7, 2), prompt=4)
-    batch = collate([long, short], pad=0, device="cpu")
-    assert batch.ids.tolist() == [[1, 3, 4, 5, 6, 7, 2], [1, 3, 4, 5, 2, 0, 0]]
-    assert batch.labels.tolist() == [[IGNORED] * 4 + [6, 7, 2], [IGNORED] * 3 + [5, 2, IGNORED, IGNORED]]
-    assert batch.counts.tolist() == [3, 2] and batch.first == 3
+    batch = collate([long, short], pad=0)
+    assert batch.inputs["input_ids"].tolist() == [[1, 3, 4, 5, 6, 7, 2], [1, 3, 4, 5, 2, 0, 0]]
+    assert batch.kept.tolist() == [2, 3, 4, 5] and batch.counts.tolist() == [3, 2]
+    assert batch.targets.tolist() == [[IGNORED, 6, 7, 2], [5, 2, IGNORED, IGNORED]]
+    packed = collate([long, short], pad=0, packing=True)
+    assert packed.inputs["input_ids"].tolist() == [[1, 3, 4, 5, 6, 7, 2, 1, 3, 4, 5, 2]]
+    assert packed.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]]
+    assert (packed.targets.tolist(), packed.items.tolist()) == ([[6, 7, 2, 5, 2]], [[0, 0, 0, 1, 1]])
 
 
 def test_a_tokeniser_without_a_beginning_puts_none():
@@ -146,16 +148,13 @@ def test_losses_of_padded_batches_are_those_of_each_example_alone(llm_settings):
     config, corpus = configured(llm_settings)
     model, examples = load_model(config, corpus.tokenizer), list(corpus.encoded.values())[20:28]
     assert len(set(map(len, examples))) > 1 and len({example.prompt for example in examples}) > 1
-    batch = collate(examples, corpus.tokenizer.pad_token_id, "cpu")
-    losses = token_losses(model, batch)
-    for row, example in zip(losses, examples):
+    losses = summed_losses(model, collate(examples, corpus.tokenizer.pad_token_id))
+    for loss, example in zip(losses, examples, strict=True):
         ids = torch.tensor([example.ids])
         expected = cross_entropy(
-            model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="none"
+            model(ids).logits[0, example.prompt - 1 : -1], ids[0, example.prompt :], reduction="sum"
         )
-        start = example.prompt - batch.first
-        assert torch.allclose(row[start : start + len(expected)], expected, atol=1e-5)
-        assert row.count_nonzero() == len(expected)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_model_in_a_folder_is_loaded_without_a_hub(llm_settings, tmp_path):

@@ -11,78 +11,71 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from small_llm import configured
+from small_llm import configured, flat, watched
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pycil_wsc.consolidation import Average, Blend, Revert
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
+from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.generation import answers, stop_tokens
 from pycil_wsc.llm.merging import slerp
-from pycil_wsc.llm.model import load_model, packed_losses, token_losses
-from pycil_wsc.llm.tokens import collate, micro_batches, pack, shuffled
+from pycil_wsc.llm.model import load_model
+from pycil_wsc.llm.schedule import Step, steps_of
 from pycil_wsc.llm.trainer import Run
-from pycil_wsc.llm.training import Training
+from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
 
 CPU = torch.device("cpu")
 
 
-def training_of(settings, **changes):
+def trained_on(examples, settings, **changes):
+    """A trainer after one step on these examples, and the loss of the step."""
     config, corpus = configured(settings, **changes)
-    return Training(config, corpus.tokenizer, Processes(), CPU), config, corpus
+    model, losses = load_model(config, corpus.tokenizer), []
+    steps = [Step(0, Epoch("epoch", 0, 1, False, examples), 1, 1, range(len(examples)), ends_task=True)]
+    arguments = training_arguments(config, 1, CPU, Processes())
+    trainer = TaskTrainer(config, model, corpus.tokenizer.pad_token_id, steps, arguments, Processes(), [])
+    step = trainer.training_step
+    trainer.training_step = lambda *inputs: losses.append(step(*inputs)) or losses[-1]
+    trainer.train()
+    return trainer, losses[0].item()
 
 
-def learn(training, config, corpus, index, before_step=lambda epoch, number: None):
-    """A task as the trainer has it."""
-    epochs = corpus.epochs(config, index)
-    training.begin_task(index, epochs)
-    for number, epoch in enumerate(epochs):
-        training.begin_epoch(epoch)
-        for batch in shuffled(len(epoch.examples), config.batch_size, config.seed, index, number):
-            before_step(epoch, number)
-            training.step([epoch.examples[i] for i in batch])
-    training.end_task()
+def examples_of(settings):
+    """Some with short answers, and some with long ones."""
+    examples = list(configured(settings)[1].encoded.values())
+    return [*examples[:3], *examples[-3:]]
 
 
-def weights(training):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in training.parameters.values()])
-
-
-def test_an_average_that_would_have_no_sample_is_refused_before_the_task(llm_settings):
+def test_an_average_that_would_have_no_sample_is_refused_before_the_first_task(llm_settings):
     keys = {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 999, "llm.method": "wsc"}
-    training, config, corpus = training_of(llm_settings | keys)
-    learn(training, config, corpus, 0)
     with pytest.raises(UnusableRun, match=r"wsc: a task is too short \(no sample of the average within the . steps"):
-        training.begin_task(1, corpus.epochs(config, 1))
+        Run(*configured(llm_settings | keys)).execute()
 
 
-def test_dropout_is_seeded_by_the_step(llm_settings):
-    """Whatever other random numbers were drawn before, and in which process."""
+def test_dropout_is_seeded_by_the_step(llm_settings, tmp_path):
+    """Whatever other random numbers were drawn before."""
+    config = transformers.LlamaConfig(**LLAMA, attention_dropout=0.5)
+    settings = saved(config, llm_settings, tmp_path / "model")
     losses = []
     for number in range(2):
-        training, config, corpus = training_of(llm_settings)
-        for module in training.model.modules():
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.5
         torch.manual_seed(number)
-        examples = list(corpus.encoded.values())[:8]
-        losses.append([training.step(examples).item() for _ in range(3)])
-    assert losses[0] == losses[1]
-    without, config, corpus = training_of(llm_settings)
-    assert without.step(examples).item() != losses[0][0]
+        losses.append(trained_on(examples_of(settings), settings)[1])
+    assert losses[0] == losses[1] != trained_on(examples_of(settings), settings, seed=9)[1]
 
 
 @pytest.mark.parametrize("loss", ["item", "token"])
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
 @pytest.mark.parametrize("packing, attention", [(False, "sdpa"), (True, "sdpa"), (True, "eager")])
 def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, packing, attention, llm_settings):
-    changes = {"llm__loss": loss, "llm__micro_tokens": tokens, "llm__packing": packing}
-    training, config, corpus = training_of(llm_settings, llm__attn_implementation=attention, llm__clip=0.1, **changes)
-    assert training.model.config._attn_implementation == attention
-    examples = [*list(corpus.encoded.values())[:3], *list(corpus.encoded.values())[-3:]]  # short answers and long ones
-    model = load_model(replace(config, attn_implementation="sdpa"), corpus.tokenizer)
-    each = []
+    changes = {"llm__loss": loss, "llm__micro_tokens": tokens, "llm__packing": packing, "llm__clip": 0.1}
+    examples = examples_of(llm_settings)
+    trainer, computed = trained_on(examples, llm_settings, llm__attn_implementation=attention, **changes)
+    assert trainer.model.config._attn_implementation == attention
+    config, corpus = configured(llm_settings)
+    model, each = load_model(config, corpus.tokenizer), []
     for example in examples:
         ids = torch.tensor([example.ids])
         each.append(
@@ -92,24 +85,27 @@ def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, packing,
     expected.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0).step()
-    assert training.step(examples).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert computed == pytest.approx(expected.item(), rel=1e-5)
     # AdamW's first step is lr * sign of the gradient: where that is all but 0, rounding decides
-    moved = [
-        (mine - theirs).abs().max().item()
-        for mine, theirs in zip(training.parameters.values(), model.parameters(), strict=True)
-    ]
-    assert sum(move > 1e-5 for move in moved) <= 2 and training.counts["steps"] == 1
-    assert training.counts["answers"] == sum(map(len, each)) and training.counts["tokens"] == sum(map(len, examples))
+    assert ((flat(trainer.model) - flat(model)).abs() > 1e-5).sum() <= 2
+    assert trainer.counts["steps"] == 1
+    assert trainer.counts["answers"] == sum(map(len, each)) and trainer.counts["tokens"] == sum(map(len, examples))
+
+
+def test_without_clipping_gradients_keep_their_norm(llm_settings):
+    examples = examples_of(llm_settings)
+    unclipped, loose, tight = (
+        flat(trained_on(examples, llm_settings, llm__clip=c)[0].model) for c in (None, 1e9, 1e-9)
+    )
+    assert torch.equal(unclipped, loose) and not torch.equal(unclipped, tight)
 
 
 def test_padding_is_below_a_tenth_and_none_where_items_are_packed(llm_settings):
-    (padded, config, corpus), (packed, _, _) = (
-        training_of(llm_settings, llm__packing=flag, llm__micro_tokens=100) for flag in (False, True)
+    padded, packed = (
+        watched(llm_settings, llm__packing=flag, llm__micro_tokens=100).trainer.counts for flag in (False, True)
     )
-    for training in (padded, packed):
-        learn(training, config, corpus, 0)
-    assert 0 < padded.counts["padding"] < 0.1 * padded.counts["tokens"] and packed.counts["padding"] == 0
-    assert packed.counts["tokens"] == padded.counts["tokens"]
+    assert 0 < padded["padding"] < 0.1 * padded["tokens"] and packed["padding"] == 0
+    assert packed["tokens"] == padded["tokens"]
 
 
 def test_packed_items_fill_a_forward_pass(llm_settings):
@@ -165,15 +161,9 @@ def test_a_model_is_packed_only_if_packed_items_have_their_own_losses(config, pa
         model = load_model(config, corpus.tokenizer)
         assert not model.training and torch.equal(torch.get_rng_state(), numbers)
     model, examples = load_model(padded, corpus.tokenizer), list(corpus.encoded.values())[:3]
-    alone = [token_losses(model, collate([each], 0, CPU)).sum().item() for each in examples]
-    assert (packed_losses(model, pack(examples, CPU)).tolist() == pytest.approx(alone, rel=1e-5)) == packs
-
-
-def test_attention_that_only_a_gpu_computes_is_left_as_it_is(llm_settings):
-    config, corpus = configured(llm_settings, llm__packing=True, llm__attn_implementation="flex_attention")
-    with patch("pycil_wsc.llm.model.packed_losses", wraps=packed_losses) as computed:
-        model = load_model(config, corpus.tokenizer)
-    assert computed.call_count == 1 and model.config._attn_implementation == "flex_attention" and model.training
+    alone = [summed_losses(model, collate([each], 0)).item() for each in examples]
+    packed = summed_losses(model, collate(examples, 0, packing=True)).tolist()
+    assert (packed == pytest.approx(alone, rel=1e-5)) == packs
 
 
 def with_positions(name, count):
@@ -241,53 +231,75 @@ def test_wsc_is_the_papers_at_the_right_steps(moments, covers, retain, llm_setti
         "wsc.moments": moments,
         "llm.replay_epochs": 5,
     }
-    training, config, corpus = training_of(llm_settings | changes, llm__method="wsc")
-    by_hand, plain, _ = training_of(llm_settings | changes, llm__method="replay")
-    learn(training, config, corpus, 0)
-    learn(by_hand, plain, corpus, 0)
-    assert torch.equal(weights(training), weights(by_hand)), "the first task is Replay's"
-    learn(training, config, corpus, 1)
-
-    previous = {name: parameter.detach().clone() for name, parameter in by_hand.parameters.items()}
-    first, second = ({name: torch.zeros_like(tensor) for name, tensor in previous.items()} for _ in range(2))
-    epochs = corpus.epochs(plain, 1)
-    covered = [epoch.replay or covers == "all" for epoch in epochs]
-    per_epoch = [len(shuffled(len(epoch.examples), 8, 1234, 1, number)) for number, epoch in enumerate(epochs)]
-    total = sum(steps for steps, counts in zip(per_epoch, covered) if counts)
-    warmup, step, samples, gradients = int(0.25 * total), 0, [], {}
-    assert warmup >= 2 and total > warmup + 4
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda p, name=name: gradients.update({name: p.grad}))
-        for name, parameter in by_hand.parameters.items()
-    ]
-    by_hand.begin_task(1, epochs)
-    for number, epoch in enumerate(epochs):
-        for batch in shuffled(len(epoch.examples), 8, 1234, 1, number):
-            by_hand.step([epoch.examples[i] for i in batch])
-            if not covered[number]:
-                continue
-            step += 1
-            for name, gradient in gradients.items():  # clipped in place
-                first[name] = 0.9 * first[name] + 0.1 * gradient
-                second[name] = 0.95 * second[name] + 0.05 * gradient**2
-            if step == warmup:
-                state = by_hand.optimizer.state
-                if moments == "own":
-                    scores = {
-                        name: (first[name] / (1 - 0.9**step)).abs() * second[name] / (1 - 0.95**step)
-                        for name in previous
-                    }
-                else:
-                    scores = {name: moment_score(state[parameter]) for name, parameter in by_hand.parameters.items()}
-                reset(by_hand.parameters, previous, scores, retain)
-            if step >= warmup and (step - warmup) % 2 == 0:
-                samples.append(weights(by_hand))
-    if (step - warmup) % 2:
-        samples.append(weights(by_hand))
-    [hook.remove() for hook in hooks]
-    assert step == total and len(samples) > 2
-    difference = (torch.stack(samples).mean(0) - weights(training)).abs()
+    whole = watched(llm_settings | changes, llm__method="wsc")
+    by_hand = ByHand(moments, covers, retain)
+    plain = watched_by(by_hand, llm_settings | changes, llm__method="replay")
+    first = sum(step.task == 0 for step in whole.steps)
+    assert torch.equal(whole.weights[first], plain.weights[first]), "the first task is Replay's"
+    assert by_hand.step == by_hand.total and len(by_hand.samples) > 2
+    difference = (torch.stack(by_hand.samples).mean(0) - whole.last).abs()
     assert difference.max() < 1e-5
+
+
+class ByHand(transformers.TrainerCallback):
+    """The paper's operations on the second task."""
+
+    def __init__(self, moments, covers, retain):
+        self.moments, self.covers, self.retain = moments, covers, retain
+        self.step, self.samples = 0, []
+
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, **others):
+        self.covered = [s.task == 1 and (s.epoch.replay or self.covers == "all") for s in self.run.steps]
+        self.begin = next(number for number, step in enumerate(self.run.steps) if step.task == 1)
+        self.total, self.optimizer = sum(self.covered), optimizer
+        self.warmup = int(0.25 * self.total)
+        assert self.warmup >= 2 and self.total > self.warmup + 4
+        parameters = dict(model.named_parameters())
+        self.first = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        self.second = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+
+    def on_step_begin(self, args, state, control, model=None, **others):
+        if state.global_step == self.begin:
+            self.previous = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **others):
+        if not self.covered[state.global_step]:
+            return
+        for name, parameter in model.named_parameters():  # clipped
+            self.first[name] = 0.9 * self.first[name] + 0.1 * parameter.grad
+            self.second[name] = 0.95 * self.second[name] + 0.05 * parameter.grad**2
+
+    def on_optimizer_step(self, args, state, control, model=None, **others):
+        if not self.covered[state.global_step]:
+            return
+        self.step += 1
+        if self.step == self.warmup:
+            reset(dict(model.named_parameters()), self.previous, self._scores(model), self.retain)
+        late = self.step == self.total and (self.step - self.warmup) % 2
+        if self.step >= self.warmup and (self.step - self.warmup) % 2 == 0 or late:
+            self.samples.append(flat(model))
+
+    def _scores(self, model):
+        if self.moments == "carried":
+            states = self.optimizer.optimizer.state
+            return {name: moment_score(states[parameter]) for name, parameter in model.named_parameters()}
+        return {
+            name: (self.first[name] / (1 - 0.9**self.step)).abs() * self.second[name] / (1 - 0.95**self.step)
+            for name in self.first
+        }
+
+
+def watched_by(callback, settings, **changes):
+    """A whole run with this callback, which gets it as ``run``."""
+    set_up = Run._set_up
+
+    def with_callback(run):
+        callback.run = run
+        set_up(run)
+        run.trainer.add_callback(callback)
+
+    with patch.object(Run, "_set_up", with_callback):
+        return watched(settings, **changes)
 
 
 def moment_score(state):
@@ -314,29 +326,15 @@ def reset(parameters, previous, scores, retain):
 def test_an_average_without_a_warmup_starts_with_the_covered_epochs(covers, llm_settings):
     """One sample before the covered steps and one after them."""
     keys = {"wsc.reset": "none", "wsc.warmup": 0, "wsc.covers": covers, "wsc.average_every": 1000}
-    training, config, corpus = training_of(llm_settings | keys, llm__method="wsc")
-    learn(training, config, corpus, 0)
-    epochs = corpus.epochs(config, 1)
-    training.begin_task(1, epochs)
-    for number, epoch in enumerate(epochs):
-        if epoch.replay if covers == "replay" else number == 0:
-            first = weights(training)
-        training.begin_epoch(epoch)
-        for batch in shuffled(len(epoch.examples), 8, 1234, 1, number):
-            training.step([epoch.examples[i] for i in batch])
-    last = weights(training)
-    training.end_task()
-    assert [epoch.replay for epoch in epochs] == [False, False, True]
-    torch.testing.assert_close(weights(training), (first + last) / 2)
+    run = watched(llm_settings | keys, llm__method="wsc")
+    assert [step.epoch.replay for step in run.steps if step.task == 1 and step.ends_epoch] == [False, False, True]
+    first = next(n for n, s in enumerate(run.steps) if s.task == 1 and (s.epoch.replay or covers == "all"))
+    torch.testing.assert_close(run.last, (run.weights[first] + run.stepped[-1]) / 2)
 
 
 def test_wsc_in_the_first_task_is_an_option(llm_settings):
-    (training, config, corpus), (plain, replay, _) = (
-        training_of(llm_settings | {"wsc.first_task": True}, llm__method=method) for method in ("wsc", "replay")
-    )
-    for one, options in ((training, config), (plain, replay)):
-        learn(one, options, corpus, 0)
-    assert not torch.equal(weights(training), weights(plain))
+    wsc, replay = (watched(llm_settings | {"wsc.first_task": True}, llm__method=method) for method in ("wsc", "replay"))
+    assert not torch.equal(wsc.tested[0], replay.tested[0])
 
 
 BLEND, AVERAGE = Blend(0.5), Average(20, "reset", "since_reset", last=True)
@@ -362,29 +360,18 @@ BLEND, AVERAGE = Blend(0.5), Average(20, "reset", "since_reset", last=True)
         ),
     ],
 )
-def test_the_keys_of_the_consolidation_are_those_of_the_object(keys, reset, average, scope, llm_settings):
+def test_the_keys_of_the_consolidation_are_those_of_the_callback(keys, reset, average, scope, llm_settings):
     keys = {"llm.method": "wsc", "wsc.covers": "all", "wsc.retain": 0.4, "wsc.warmup": 0.5} | keys
-    training, config, corpus = training_of(llm_settings | keys)
-    epochs = corpus.epochs(config, 1)
-    training.begin_task(1, epochs)
-    wsc = training.wsc
-    assert (wsc.reset, wsc.average, wsc.rank_scope, wsc.retain) == (reset, average, scope, 0.4)
-    assert wsc.warmup_steps == sum(-(-len(epoch.examples) // config.batch_size) for epoch in epochs) // 2
-
-
-@pytest.mark.parametrize("reset, steps", [("blend", 1), ("none", 0)])
-def test_a_warmup_of_less_than_a_step_is_one_step_where_scores_are_needed(reset, steps, llm_settings):
-    keys = {"llm.method": "wsc", "wsc.reset": reset, "wsc.warmup": 0.01}
-    training, config, corpus = training_of(llm_settings | keys)
-    training.begin_task(1, corpus.epochs(config, 1))
-    assert training.wsc.warmup_steps == steps
+    config, corpus = configured(llm_settings | keys)
+    (callback,) = consolidation(config, steps_of(config, corpus))
+    found = {name: callback.options[name] for name in ("reset", "average", "rank_scope", "retain")}
+    assert found == {"reset": reset, "average": average, "rank_scope": scope, "retain": 0.4}
+    assert callback.warmup == 0.5 and not callback.save_average
 
 
 def test_one_optimiser_serves_all_tasks(llm_settings):
-    training, config, corpus = training_of(llm_settings)
-    for index in range(2):
-        learn(training, config, corpus, index)
-    assert {float(state["step"]) for state in training.optimizer.state.values()} == {training.counts["steps"]}
+    run = watched(llm_settings)
+    assert {float(state["step"]) for state in run.trainer.optimizer.state.values()} == {run.trainer.counts["steps"]}
 
 
 @pytest.mark.parametrize(
@@ -401,18 +388,9 @@ def test_one_optimiser_serves_all_tasks(llm_settings):
     ],
 )
 def test_an_offline_merge_is_tested_but_not_gone_on_from(method, merged, llm_settings):
-    (training, config, corpus), (plain, replay, _) = (
-        training_of(llm_settings, llm__method=name) for name in (method, "replay")
-    )
-    states = [weights(plain)]
-    for index in range(2):
-        learn(training, config, corpus, index)
-        learn(plain, replay, corpus, index)
-        states.append(weights(plain))
-        assert torch.equal(weights(training), weights(plain))
-    with training.tested():
-        assert torch.allclose(weights(training), merged(*states), atol=1e-6)
-    assert torch.equal(weights(training), weights(plain))
+    run, plain = (watched(llm_settings, llm__method=name) for name in (method, "replay"))
+    assert torch.equal(torch.stack(run.weights), torch.stack(plain.weights)) and torch.equal(run.last, plain.last)
+    torch.testing.assert_close(run.tested[1], merged(plain.weights[0], *plain.tested), rtol=0, atol=1e-6)
 
 
 ONLINE = {
@@ -428,29 +406,25 @@ ONLINE = {
 @pytest.mark.parametrize("name", ONLINE)
 def test_an_online_merge_is_where_the_next_task_starts(name, llm_settings):
     changes, merged = ONLINE[name]
-    training, config, corpus = training_of(llm_settings | changes)
-    learn(training, config, corpus, 0)
-    first, ends, update = copies(training), [], training.merge.update
-    training.merge.update = lambda state: (ends.append(copies(training)), update(state))
-    learn(training, config, corpus, 1)
-    for key, end in ends[0].items():
-        assert torch.allclose(training.parameters[key], merged(first[key], end), atol=1e-6)
-    assert not torch.allclose(weights(training), torch.cat([end.flatten() for end in ends[0].values()]), atol=1e-3)
-
-
-def copies(training):
-    return {name: parameter.detach().clone() for name, parameter in training.parameters.items()}
+    run = watched(llm_settings | changes)
+    second = next(number for number, step in enumerate(run.steps) if step.task == 1)
+    assert torch.equal(run.weights[second], run.tested[0]) and torch.equal(run.last, run.tested[1])
+    start, old, new = ({}, {}, {})
+    place = 0
+    for parameter_name, parameter in run.trainer.model.named_parameters():
+        for parts, whole in ((start, run.last), (old, run.tested[0]), (new, run.stepped[-1])):
+            parts[parameter_name] = whole[place : place + parameter.numel()]
+        place += parameter.numel()
+    for each, now in start.items():
+        torch.testing.assert_close(now, merged(old[each], new[each]), rtol=0, atol=1e-6)
+    assert not torch.allclose(run.last, run.stepped[-1], atol=1e-3)
 
 
 def test_answers_are_those_of_one_prompt_at_a_time_without_a_cache(llm_settings):
-    training, config, corpus = training_of(llm_settings, llm__epochs=[8, 1], llm__max_new_tokens=6, llm__eval_batch=5)
-    learn(training, config, corpus, 0)
+    run = watched(llm_settings, llm__epochs=[8, 1], llm__max_new_tokens=6, llm__eval_batch=5)
+    corpus, model = run.corpus, run.trainer.model.eval()
     prompts = [*corpus.test_prompts[0], *(prompt[:3] for prompt in corpus.test_prompts[1])]
-    texts, model, stop = (
-        answers(training.model, corpus.tokenizer, prompts, config, CPU),
-        training.model,
-        stop_tokens(training.model, corpus.tokenizer),
-    )
+    texts, stop = answers(model, corpus.tokenizer, prompts, run.config, CPU), stop_tokens(model, corpus.tokenizer)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = list(prompt)
         for _ in range(6):
@@ -462,24 +436,28 @@ def test_answers_are_those_of_one_prompt_at_a_time_without_a_cache(llm_settings)
     assert len(set(texts)) > 1
 
 
+def loaded(settings, **changes):
+    config, corpus = configured(settings, **changes)
+    return load_model(config, corpus.tokenizer).eval(), config, corpus
+
+
 def test_sampled_answers_follow_from_their_address(llm_settings):
-    training, config, corpus = training_of(llm_settings)
+    model, config, corpus = loaded(llm_settings)
     hot, prompts = replace(config, temperature=2.0), corpus.test_prompts[0]
     first, same, other = (
-        answers(training.model, corpus.tokenizer, prompts, hot, CPU, address=address)
-        for address in ((0, 0), (0, 0), (0, 1))
+        answers(model, corpus.tokenizer, prompts, hot, CPU, address=address) for address in ((0, 0), (0, 0), (0, 1))
     )
     assert first == same != other
     cold = replace(config, temperature=1e-4)
-    assert answers(training.model, corpus.tokenizer, prompts, cold, CPU) == answers(
-        training.model, corpus.tokenizer, prompts, config, CPU
+    assert answers(model, corpus.tokenizer, prompts, cold, CPU) == answers(
+        model, corpus.tokenizer, prompts, config, CPU
     )
 
 
 def test_greedy_decoding_heeds_no_settings_of_the_model(llm_settings):
     """A penalty for repetition in ``generation_config.json`` would choose other tokens than the most probable."""
-    training, config, corpus = training_of(llm_settings, llm__max_new_tokens=8)
-    model, prompts = training.model, corpus.test_prompts[0]
+    model, config, corpus = loaded(llm_settings, llm__max_new_tokens=8)
+    prompts = corpus.test_prompts[0]
     greedy = answers(model, corpus.tokenizer, prompts, config, CPU)
     settings = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": [7], "min_new_tokens": 8}
     for name, value in settings.items():
@@ -489,46 +467,32 @@ def test_greedy_decoding_heeds_no_settings_of_the_model(llm_settings):
 
 
 def test_generation_stops_where_the_models_own_settings_say(llm_settings):
-    training, _, corpus = training_of(llm_settings)
-    training.model.generation_config.eos_token_id = [7, 9]
-    assert stop_tokens(training.model, corpus.tokenizer) == {7, 9, corpus.tokenizer.eos_token_id}
+    model, _, corpus = loaded(llm_settings)
+    model.generation_config.eos_token_id = [7, 9]
+    assert stop_tokens(model, corpus.tokenizer) == {7, 9, corpus.tokenizer.eos_token_id}
 
 
 def test_gradient_checkpointing_changes_nothing(llm_settings):
-    (one, config, corpus), (other, _, _) = (
-        training_of(llm_settings, llm__gradient_checkpointing=flag) for flag in (False, True)
-    )
-    assert other.model.model.layers[0].gradient_checkpointing and not one.model.model.layers[0].gradient_checkpointing
-    for training in (one, other):
-        learn(training, config, corpus, 0)
-    assert torch.allclose(weights(one), weights(other), atol=1e-6)
+    one, other = (watched(llm_settings, llm__gradient_checkpointing=flag) for flag in (False, True))
+    layers = [run.trainer.model.model.layers[0].gradient_checkpointing for run in (one, other)]
+    assert layers == [False, True] and torch.allclose(one.last, other.last, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["wsc", "magmax"])
 def test_adapters_alone_are_trained_and_consolidated(method, llm_settings):
     pytest.importorskip("peft")
-    training, config, corpus = training_of(llm_settings, llm__method=method, llm__lora_rank=2)
-    frozen = {
-        name: parameter.detach().clone()
-        for name, parameter in training.model.named_parameters()
-        if name not in training.parameters
-    }
-    before = weights(training)
-    plain, replay, _ = training_of(llm_settings, llm__method="replay", llm__lora_rank=2)
-    consolidations, ends = [], []
-    for index in range(2):
-        learn(training, config, corpus, index, lambda *_: consolidations.append(training.wsc))
-        learn(plain, replay, corpus, index)
-        ends.append(torch.equal(weights(training), weights(plain)))
-        with training.tested():
-            pass
-    if method == "wsc":
-        assert ends == [True, False], "the first task is Replay's"
-        assert (consolidations[0], consolidations[-1].resets, consolidations[-1].phase) == (None, 1, "finished")
-    else:
-        assert ends == [True, True] and not any(consolidations), "the merge is only tested"
-    assert all("lora" in name for name in training.parameters) and not any("lora" in name for name in frozen)
-    assert all(
-        torch.equal(parameter, frozen[name]) for name, parameter in training.model.named_parameters() if name in frozen
-    )
-    assert not torch.equal(weights(training), before)
+    run, plain = (watched(llm_settings, llm__method=name, llm__lora_rank=2) for name in (method, "replay"))
+    second = next(number for number, step in enumerate(run.steps) if step.task == 1)
+    assert torch.equal(run.weights[second], plain.weights[second]), "the first task is Replay's"
+    assert torch.equal(run.last, plain.last) == (method == "magmax"), "a merge is only tested"
+    start = dict(load_model(*start_of(llm_settings)).named_parameters())
+    for name, parameter in run.trainer.model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name)
+        own = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        assert parameter.requires_grad or torch.equal(parameter, start[own])
+    assert not torch.equal(run.weights[0], run.last)
+
+
+def start_of(settings):
+    config, corpus = configured(settings)
+    return config, corpus.tokenizer

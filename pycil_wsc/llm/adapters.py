@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pycil_wsc.errors import UnusableRun, UserError, first_line
 from pycil_wsc.llm.config import LLMConfig
 
 NAME = "default"  # PEFT's name of a single adapter
+PREFIX = "base_model.model."  # of the names in a PeftModel
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Adapted:
     scaling: float
 
 
-def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
-    """Add adapters to the layers of ``model``, a transformers model; only the adapters are trained."""
+def add_adapters(model: Any, config: LLMConfig) -> nn.Module:
+    """``model``, a transformers model, with adapters, which alone are trained: a ``PeftModel``."""
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError:
         raise UserError("llm.lora_rank: adapters need peft; pip install peft, or use 0") from None
     targets: Any = config.lora_targets
@@ -38,8 +38,7 @@ def add_adapters(model: nn.Module, config: LLMConfig) -> nn.Module:
         r=config.lora_rank, lora_alpha=cast(int, config.lora_alpha), target_modules=targets, task_type="CAUSAL_LM"
     )
     try:
-        # Not get_peft_model: the forward and generate of its wrapper bypass the model's hooks, which FSDP needs.
-        adapted = inject_adapter_in_model(options, model)
+        adapted = get_peft_model(model, options)
     except ValueError as error:
         raise UnusableRun(f"llm.lora_targets: {first_line(error)}") from None
     layers = [f".{layer.layer}" for layer in adapted_layers(adapted)]
@@ -70,26 +69,18 @@ def adapted_layers(model: nn.Module) -> list[Adapted]:
 def merged_state(state: dict[str, Tensor], layers: Iterable[Adapted]) -> dict[str, Tensor]:
     """The state dict of the model without adapters: W + s B A replaces each adapted W."""
     merged = {
-        name.replace(".base_layer.", "."): tensor
+        name.removeprefix(PREFIX).replace(".base_layer.", "."): tensor
         for name, tensor in state.items()
         if ".lora_A." not in name and ".lora_B." not in name
     }
     for each in layers:
         up, down = (state[f"{each.layer}.{part}.{NAME}.weight"] for part in ("lora_B", "lora_A"))
-        merged[f"{each.layer}.weight"] = merged[f"{each.layer}.weight"] + each.scaling * (up @ down)
+        name = f"{each.layer.removeprefix(PREFIX)}.weight"
+        merged[name] = merged[name] + each.scaling * (up @ down)
     return merged
 
 
 def save_adapters(folder: Path, model: Any, state: dict[str, Tensor], base: str) -> None:
     """Write the adapters in PEFT's format, to be loaded onto the model ``base``: a folder or a name on the hub."""
-    folder.mkdir(parents=True, exist_ok=True)
-    options = model.peft_config[NAME]
-    options.base_model_name_or_path, options.inference_mode = base, True
-    options.save_pretrained(folder)
-    options.inference_mode = False
-    adapters = {
-        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor.contiguous()
-        for name, tensor in state.items()
-        if ".lora_A." in name or ".lora_B." in name
-    }
-    save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config[NAME].base_model_name_or_path = base
+    model.save_pretrained(folder, state_dict=state)

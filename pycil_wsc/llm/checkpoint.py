@@ -1,92 +1,62 @@
-"""A training state as one safetensors file, written atomically.
+"""Which of the Trainer's checkpoints a stopped run resumes from.
 
-Tensors are stored under their paths; everything else is JSON in the header. So is the SHA-256 of it all: safetensors
-takes damaged tensors as they are.
+The Trainer writes a checkpoint's files one after the other into a folder, and execution may end between any two.
+``checkpoint.json`` names the last whole one. It has the SHA-256 of its files, since safetensors and torch take damaged
+tensors as they are, and what the run itself needs to resume.
 """
 
-import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from pycil_wsc.errors import UnusableRun
+from pycil_wsc.files import write_json
+from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS
 
-from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.state import packed, unpacked
+PARTS = {"checkpoint", "files", "state", "identity", "data"}
 
 
-def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state``, of which :func:`~pycil_wsc.state.packed` says what it may contain."""
-    tensors: dict[str, Tensor] = {}
-    header = json.dumps(packed(state, tensors))
-    partial = path.with_name(f".{path.name}.partial")
+def record(run: Path, checkpoint: Path, state: dict[str, Any]) -> None:
+    """Make ``checkpoint``, a folder, the one that ``run`` resumes from, with ``state``; earlier ones are removed."""
+    write_json(run / CHECKPOINT, {"checkpoint": checkpoint.name, "files": _digests(checkpoint), **state})
+    for other in checkpoint.parent.iterdir():
+        if other != checkpoint:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def recorded(run: Path) -> dict[str, Any] | None:
+    """What :func:`record` wrote, if anything. Raises :class:`UnusableRun` if the checkpoint was damaged since."""
+    path = run / CHECKPOINT
+    if not path.exists():
+        return None
     try:
-        save_file(
-            tensors, partial, metadata={"content": header, "sha256": _digest(header, tensors, tensors.__getitem__)}
-        )
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise UserError(
-            f"{path}: cannot be written ({error}); free space or choose another folder with --out. "
-            "What was saved before is intact"
-        ) from None
+        found = json.loads(path.read_text("utf-8"))
+        whole = found.keys() >= PARTS
+    except (ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise UnusableRun(f"{path}: is not a checkpoint of this version; delete it to start this run again")
+    folder = run / CHECKPOINTS / found["checkpoint"]
+    if _digests(folder) != found["files"]:
+        raise UnusableRun(f"{folder}: is damaged (a checksum is wrong); delete {path} to start this run again")
+    return found
 
 
-def verify_state(path: Path) -> None:
-    """Raise :class:`UnusableRun` if what :func:`save_state` wrote was damaged since."""
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            if header["sha256"] != _digest(header["content"], file.keys(), file.get_tensor):
-                raise UnusableRun(f"{path}: is damaged (its checksum is wrong); delete it to start this run again")
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise _unusable(path, error) from None
+def remove(run: Path) -> None:
+    """Remove the checkpoints of a finished run."""
+    shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
+    (run / CHECKPOINT).unlink(missing_ok=True)
 
 
-def _digest(header: str, names: Iterable[str], tensor_of: Callable[[str], Tensor]) -> str:
-    """The SHA-256 of the header and of the tensors: their names, types, shapes and bytes."""
-    digest = hashlib.sha256(header.encode())
-    for name in sorted(names):
-        tensor = tensor_of(name)
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def open_state(path: Path) -> Iterator[Any]:
-    """Open what :func:`save_state` wrote: tensors as slices of the file, read when indexed; numbers as tensors.
-
-    The checksum is not compared: see :func:`verify_state`.
-    """
-    try:
-        with safe_open(path, "pt") as file:
-            yield _opened(path, file)
-    except (OSError, SafetensorError) as error:
-        raise _unusable(path, error) from None
-
-
-def _opened(path: Path, file: Any) -> Any:
-    def tensor_of(name):
-        stored = file.get_slice(name)
-        return stored if stored.get_shape() else file.get_tensor(name)
-
-    try:
-        return unpacked(json.loads(file.metadata()["content"]), tensor_of)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unusable(path, error) from None
-
-
-def _unusable(path: Path, error: Exception) -> UnusableRun:
-    return UnusableRun(
-        f"{path}: is not a checkpoint of this version ({type(error).__name__}); delete it to start this run again"
-    )
+def _digests(folder: Path) -> dict[str, str]:
+    """{name: SHA-256} of the files in a folder."""
+    digests = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+        digests[path.name] = digest.hexdigest()
+    return digests

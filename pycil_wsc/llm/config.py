@@ -25,7 +25,8 @@ from pycil_wsc.keys import (
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
 TINY = "tiny-llama"
-CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
+CHECKPOINT = "checkpoint.json"  # in a run's folder: which of the Trainer's checkpoints is the last whole one
+CHECKPOINTS = "checkpoints"  # the Trainer's folder
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.llm.adapters import adapted_layers, merged_state, save_adapters
 from pycil_wsc.llm.config import TINY, LLMConfig
 from pycil_wsc.llm.model import load_model, own_dtype
+from pycil_wsc.llm.training import TaskTrainer
 
 
 def save_model(
@@ -32,7 +33,15 @@ def save_model(
         if with_adapters:
             save_adapters(folder / "adapter", model, state, _base(folder, tokenizer, config))
         state = merged_state(state, adapted_layers(model))
+        model = model.get_base_model()
     _save(folder, model, tokenizer, state, own_dtype(config))
+
+
+def whole_state(trainer: TaskTrainer) -> dict[str, Tensor]:
+    """The state dict of the whole model, with tied weights as one tensor; complete in the first process."""
+    state, first = trainer.accelerator.get_state_dict(trainer.model), {}
+    names = {name: id(parameter) for name, parameter in trainer.model.named_parameters(remove_duplicate=False)}
+    return {name: first.setdefault(names.get(name, name), tensor) for name, tensor in state.items()}
 
 
 def _base(folder: Path, tokenizer: Any, config: LLMConfig) -> str:

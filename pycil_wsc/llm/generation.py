@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ def answers(
     prompts: Sequence[Sequence[int]],
     config: LLMConfig,
     device: torch.device,
-    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     address: Sequence[str | int] = (),
     end: Sequence[int] = (),
     answered: Callable[[int], None] = lambda count: None,
@@ -54,7 +52,7 @@ def answers(
         ids, mask = left_padded([prompts[i] for i in batch], tokenizer.pad_token_id, device)
         seeded = seeding.seeded(config.seed, "sampling", *address, start, device=device)
         casts = contextlib.nullcontext() if together else casts_kept(model)  # FSDP has its own casts
-        with casts, autocast(), seeded, no_settings(model):
+        with casts, seeded, no_settings(model):
             generated = model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=options, synced_gpus=together
             )
@@ -73,6 +71,7 @@ def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
 @contextlib.contextmanager
 def no_settings(model: Any) -> Iterator[None]:
     """A context without the model's own generation settings, which ``generate`` would take as defaults."""
+    model = getattr(model, "get_base_model", lambda: model)()  # below adapters
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield

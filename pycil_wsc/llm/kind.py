@@ -14,7 +14,7 @@ from pycil_wsc.registry import Kind, register_kind
 class LanguageModel(Kind):
     unit = "tokens"
     checkpoint = options.CHECKPOINT
-    records = ("metrics.jsonl", "predictions", "models")
+    records = ("metrics.jsonl", "predictions", "models", options.CHECKPOINTS)
 
     def takes_list(self, name: str) -> bool:
         return name in options.KEYS and options.KEYS[name].takes_list

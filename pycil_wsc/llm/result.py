@@ -11,7 +11,7 @@ from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.merging import models_resident
 from pycil_wsc.llm.metrics import VERSIONS, summary
-from pycil_wsc.llm.training import Training
+from pycil_wsc.llm.training import TaskTrainer, precision_of
 from pycil_wsc.results.identity import language_identity
 from pycil_wsc.results.schema import LanguageResult
 
@@ -19,7 +19,7 @@ from pycil_wsc.results.schema import LanguageResult
 def result_of(
     config: LLMConfig,
     corpus: Corpus,
-    training: Training,
+    trainer: TaskTrainer,
     history: list[dict[str, Any]],
     clock: dict[str, float],
     peak_memory: int,
@@ -40,24 +40,24 @@ def result_of(
         trivial=corpus.trivial,
         warnings=corpus.warnings,
         peak_memory_bytes=peak_memory,
-        processes=training.placing.processes.count,
-        sharded=training.sharded,
-        device=device_name(training.device),
-        precision=training.precision,
+        processes=trainer.processes.count,
+        sharded=trainer.sharded,
+        device=device_name(trainer.args.device),
+        precision=precision_of(config, trainer.args.device),
         torch=torch.__version__,
         transformers=transformers.__version__,
         commit=commit(),
-        **_cost(config, training, history[-1], clock, len(corpus.tasks)),
+        **_cost(config, trainer, history[-1], clock, len(corpus.tasks)),
     )
 
 
 def _cost(
-    config: LLMConfig, training: Training, last: dict[str, Any], clock: dict[str, float], tasks: int
+    config: LLMConfig, trainer: TaskTrainer, last: dict[str, Any], clock: dict[str, float], tasks: int
 ) -> dict[str, Any]:
     minutes, computed = clock["train_seconds"] / 60, last["padding"] + last["tokens"]
-    parameters = sum(parameter.numel() for parameter in training.model.parameters())
-    trained = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
-    merged = training.weights.elements
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
+    merged = trainer.merging.weights.elements
     residents = models_resident(
         config.method,
         tasks,

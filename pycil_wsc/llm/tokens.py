@@ -1,4 +1,4 @@
-"""The tokeniser, tokenised examples, and batches of examples of similar length."""
+"""The tokeniser, and tokenised examples."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pycil_wsc import seeding
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.llm.config import TINY
 
-IGNORED = -100  # label of a token without a loss: the default ignore_index of torch's cross_entropy
 PAPERS_MODEL = "Llama-3.2-1B"  # the paper's TRACE protocol trains it on raw prompts
 PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # placeholders at which a chat template is split
 TEMPLATE_DATE = "26 Jul 2024"  # Llama's template contains the date; a fixed date gives the same tokens every day
@@ -172,97 +169,3 @@ def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     if not texts:
         return []
     return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-
-
-# ---- batches -------------------------------------------------------------------------------------------------------
-
-
-def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> list[list[int]]:
-    """The items of each optimiser step of an epoch: lists of at most ``batch_size``, in random order.
-
-    Together they are ``range(count)``. The order depends on ``seed`` and ``address``.
-    """
-    order = torch.randperm(count, generator=seeding.generator(seed, "order", *address)).tolist()
-    return [order[start : start + batch_size] for start in range(0, count, batch_size)]
-
-
-def micro_batches(
-    examples: Iterable[Example], tokens: int, padding: float, packing: bool = False
-) -> list[list[Example]]:
-    """The examples of an optimiser step in groups of similar length, one for each forward pass.
-
-    A group has at most ``tokens`` tokens, including padding, which is at most the share ``padding`` of them; a longer
-    example is a group of its own. With ``packing`` there is no padding.
-    """
-    groups: list[list[Example]] = []
-    for example in sorted(examples, key=len, reverse=True):
-        if groups and (_packs if packing else _fits)(groups[-1], example, tokens, padding):
-            groups[-1].append(example)
-        else:
-            groups.append([example])
-    return groups
-
-
-def _fits(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
-    area = len(group[0]) * (len(group) + 1)
-    return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
-
-
-def _packs(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
-    return sum(map(len, group)) + len(example) <= tokens
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A group as tensors, padded on the right: ``ids`` and ``labels`` (B, L), ``counts`` of labels (B,).
-
-    No label is before position ``first``. Padding is on the right and attention is causal, so no mask is needed.
-    """
-
-    ids: torch.Tensor
-    labels: torch.Tensor
-    counts: torch.Tensor
-    first: int
-
-
-def collate(examples: Sequence[Example], pad: int, device: torch.device | str) -> Batch:
-    """A group as a :class:`Batch` on ``device``."""
-    length = max(map(len, examples))
-    ids = torch.full((len(examples), length), pad)
-    labels = torch.full((len(examples), length), IGNORED)
-    for row, example in enumerate(examples):
-        ids[row, : len(example)] = torch.tensor(example.ids)
-        labels[row, example.prompt : len(example)] = ids[row, example.prompt : len(example)]
-    counts = torch.tensor([len(example) - example.prompt for example in examples])
-    ids, labels, counts = (tensor.to(device, non_blocking=True) for tensor in (ids, labels, counts))
-    return Batch(ids, labels, counts, min(example.prompt for example in examples))
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A group as one row without padding: ``ids`` and ``positions`` (1, L), which restart at 0 with each item.
-
-    From positions that restart, transformers infers that items do not attend to each other. Recurrent layers and
-    positions counted from a mask ignore them; ``load_model`` refuses such models. The learned tokens are ``labels``
-    (N,), predicted at the indices ``predicted_at`` (N,) of the row; ``owners`` (N,) are their items, ``counts`` (B,)
-    their numbers per item.
-    """
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    labels: torch.Tensor
-    predicted_at: torch.Tensor
-    owners: torch.Tensor
-    counts: torch.Tensor
-
-
-def pack(examples: Sequence[Example], device: torch.device | str) -> Packed:
-    """A group as a :class:`Packed` on ``device``."""
-    ids = torch.tensor([token for example in examples for token in example.ids])
-    positions = torch.cat([torch.arange(len(example)) for example in examples])
-    prompts = torch.tensor([example.prompt for example in examples])
-    lengths = torch.tensor([len(example) for example in examples])
-    owners = torch.repeat_interleave(torch.arange(len(examples)), lengths)
-    (learned,) = torch.nonzero(positions >= prompts[owners], as_tuple=True)
-    tensors = (ids[None], positions[None], ids[learned], learned - 1, owners[learned], lengths - prompts)
-    return Packed(*(tensor.to(device, non_blocking=True) for tensor in tensors))

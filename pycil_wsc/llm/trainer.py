@@ -12,42 +12,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import changed
-from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device, synchronize
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.llm.checkpoint import open_state, save_state, verify_state
-from pycil_wsc.llm.config import CHECKPOINT, LLMConfig
+from pycil_wsc.llm import checkpoint
+from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus
-from pycil_wsc.llm.export import save_model
+from pycil_wsc.llm.export import save_model, whole_state
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.metrics import VERSIONS, score, summary
-from pycil_wsc.llm.model import positions
+from pycil_wsc.llm.model import load_model, positions
 from pycil_wsc.llm.result import result_of
-from pycil_wsc.llm.tokens import shuffled
-from pycil_wsc.llm.training import Training
+from pycil_wsc.llm.schedule import steps_of
+from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
+from pycil_wsc.plugins.huggingface import drop_gathered
 from pycil_wsc.results import write_result
 from pycil_wsc.runs.progress import INTERVAL, Progress, open_log, print_task
 
-Position = dict[str, Any]
-PARTS = {"position", "training", "history", "clock", "peak_memory", "identity"}  # of a checkpoint
-START: Position = {"task": 0, "stage": "train", "epoch": 0, "step": 0, "loss": 0.0}
+MERGE = "merge.safetensors"  # in the Trainer's checkpoint
 
 
-class Run:
+class Run(TrainerCallback):
     """One run of a sweep, in its own folder: resumes if it was stopped, and ends with ``result.json``.
 
-    ``on_progress`` is called with every :class:`pycil_wsc.runs.progress.Progress`.
+    It follows the Trainer as a callback: logs, saves when it is time to, and tests after each task. ``on_progress`` is
+    called with every :class:`pycil_wsc.runs.progress.Progress`.
     """
 
     def __init__(self, config: LLMConfig, corpus: Corpus, on_progress: Callable[[Progress], None] = print_task) -> None:
         self.config, self.corpus, self.on_progress, self.folder = config, corpus, on_progress, config.run_folder
-        self.epochs = [corpus.epochs(config, index) for index in range(len(corpus.tasks))]
+        self.steps = steps_of(config, corpus)
         self.history: list[dict[str, Any]] = []  # the rows of metrics.jsonl, one per task
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0}
         self.peak_memory, self.shown = 0, 0.0
@@ -57,43 +58,50 @@ class Run:
         rank, _ = rank_and_count()
         self.log = logging.getLogger("pycil_wsc.following") if rank else open_log(self.folder)
         self._set_up()
-        position = self._resume()
-        self.before = self.clock | self.training.counts  # at the start of this command
+        found = self._resume()
+        self.before = self.clock | self.trainer.counts  # at the start of this command
         self.mark = self.saved = time.perf_counter()
-        for index in range(position["task"], len(self.corpus.tasks)):
-            if position["stage"] == "train":
-                try:
-                    self._learn(index, position)
-                except NonFiniteGradients as error:
-                    raise TrainingDiverged(f"task {index + 1}: {error}") from None
-            self._test(index, known=position["stage"] == "test")
-            position = START
-        result = result_of(self.config, self.corpus, self.training, self.history, self.clock, self.peak_memory)
+        if self.steps:
+            try:
+                self.trainer.train(resume_from_checkpoint=found and str(self.folder / CHECKPOINTS / found))
+            except NonFiniteGradients as error:
+                raise TrainingDiverged(f"task {self._task + 1}: {error}") from None
+        else:  # zero_shot
+            for index in range(len(self.corpus.tasks)):
+                self._test(index, known=False)
+        result = result_of(self.config, self.corpus, self.trainer, self.history, self.clock, self.peak_memory)
         if self.processes.first:
             write_result(self.folder, result)
-            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            checkpoint.remove(self.folder)
         return result.contents()
 
     def _set_up(self) -> None:
-        """Processes, device and model."""
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
-        self.processes = Processes(self.config.timeout_minutes)
-        self.device = self.processes.device(resolved_device(self.config.device))
+        """Processes, device, model and Trainer."""
+        config = self.config
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.processes = Processes(config.timeout_minutes)
+        self.device = self.processes.device(resolved_device(config.device))
         if not self.processes.agree(self.corpus.fingerprint):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
-        self.training = Training(self.config, self.corpus.tokenizer, self.processes, self.device)
+        callbacks = consolidation(config, self.steps)
+        # reading the weights may take longer than the timeout
+        model = self.processes.in_all(lambda: load_model(config, self.corpus.tokenizer))
+        layers = sorted(getattr(model, "_no_split_modules", None) or ())
+        arguments = training_arguments(config, len(self.steps), self.device, self.processes, layers)
+        pad = self.corpus.tokenizer.pad_token_id
+        self.trainer = TaskTrainer(config, model, pad, self.steps, arguments, self.processes, [*callbacks, self])
         self._check_lengths()
         if self.processes.first:
             self._begin()
 
     def _check_lengths(self) -> None:
         """Raise :class:`UnusableRun` if the model has too few positions for a training item or an answer."""
-        if not (limit := positions(self.training.model)):
+        if not (limit := positions(self.trainer.model)):
             return
-        items = (len(example) for epochs in self.epochs for epoch in epochs for example in epoch.examples)
+        items = (len(example) for step in self.steps for example in step.examples)
         if (longest := max(items, default=0)) > limit:
             raise UnusableRun(
                 f"llm.max_prompt: a training item has {longest} tokens, the model {limit} positions; "
@@ -114,66 +122,102 @@ class Run:
             "%s on %s, %s, %d process(es)",
             self.folder,
             device_name(self.device),
-            self.training.precision,
+            precision_of(self.config, self.device),
             self.processes.count,
         )
 
-    # ---- training ---------------------------------------------------------------------------------------------------
+    # ---- training: called by the Trainer ----------------------------------------------------------------------------
 
-    def _learn(self, index: int, position: Position) -> None:
-        """Train on task ``index`` from ``position`` on."""
-        epochs, training = self.epochs[index], self.training
-        if position["epoch"] == position["step"] == 0:
-            training.begin_task(index, epochs)
-        for number in range(position["epoch"], len(epochs)):
-            training.begin_epoch(epochs[number])
-            reached = (position["step"], position["loss"]) if number == position["epoch"] else (0, 0.0)
-            self._epoch(index, number, *reached)
-        self._check_weights(index)
-        if epochs:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        step, merging = state.global_step, self.trainer.merging  # it begins with the weights before the first task
+        merge = self._saved(step) / MERGE
+        if step and merge.exists():
+            merging.load_state_dict(load_file(merge))
+        if step and self.steps[step - 1].ends_task and len(self.history) == self.steps[step - 1].task:
+            self._test(self.steps[step - 1].task, known=True)  # it was interrupted
+        self.mark = self.saved = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        step = self.steps[state.global_step - 1]
+        self._tick("train_seconds")
+        self._show(step.task, f"{step.place}, step {step.number}/{step.total}")
+        if step.ends_task:
+            self._check_weights(step.task)
             self._tick()  # the check does not count as training
-            training.end_task()
+            self.trainer.merging.end_task()
+        control.should_log = step.ends_epoch
+        control.should_save = step.ends_task or self._due()
+        if control.should_log or control.should_save:
+            synchronize(self.device)
             self._tick("train_seconds")
-        if self.processes.first:  # answers of an earlier run in this folder
-            shutil.rmtree(self._after(index), ignore_errors=True)
-        self._checkpoint(START | {"task": index, "stage": "test"})
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **others: Any,
+    ) -> None:
+        if not logs or "loss" not in logs:  # the summary of the training
+            return
+        step = self.steps[state.global_step - 1]
+        place, speed = f"task {step.task + 1}, {step.place}", self._speed()
+        self.log.info("%s: loss %.4f, %s tokens/s", place, logs["loss"], f"{speed:,.0f}")
+        if not math.isfinite(logs["loss"]):
+            raise TrainingDiverged(f"the loss became {logs['loss']} in {place}; try a lower learning rate")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """The Trainer and the consolidation have saved their files."""
+        folder = self._saved(state.global_step)
+        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
+        merge = self.trainer.merging.state_dict(keep=self.processes.first)
+        self._tick()  # the Trainer's saving is no training
+        if self.processes.first:
+            if merge:
+                save_file({name: tensor.contiguous() for name, tensor in merge.items()}, folder / MERGE)
+            self._checkpoint(folder)
+        self._tick()
+        step = self.steps[state.global_step - 1]
+        if step.ends_task:
+            if self.processes.first:  # answers of an earlier run in this folder
+                shutil.rmtree(self._after(step.task), ignore_errors=True)
+            self._test(step.task, known=False)
+        self.saved = time.perf_counter()
+
+    def _saved(self, step: int) -> Path:
+        """The Trainer's checkpoint of a step."""
+        return self.folder / CHECKPOINTS / f"checkpoint-{step}"
+
+    def _checkpoint(self, folder: Path) -> None:
+        state = {
+            "counts": self.trainer.counts,
+            "history": self.history,
+            "clock": self.clock,
+            "peak_memory": self.peak_memory,
+            "sharded": self.trainer.sharded,
+        }
+        whole = {"state": state, "identity": self.config.identity(), "data": self.corpus.fingerprint}
+        checkpoint.record(self.folder, folder, whole)
 
     def _check_weights(self, index: int) -> None:
         """Raise :class:`TrainingDiverged` unless all weights are finite.
 
         The losses do not tell: that of the last step is computed before its update.
         """
-        finite = torch.stack([p.isfinite().all() for p in self.training.parameters.values()]).all()
+        weights = self.trainer.merging.weights.trained()
+        finite = torch.stack([tensor.isfinite().all() for tensor in weights]).all()
         if not self.processes.all(finite):
             raise TrainingDiverged(
                 f"the weights are no longer finite numbers after task {index + 1}; try a lower learning rate"
             )
 
-    def _epoch(self, index: int, number: int, first: int, loss: float) -> None:
-        """The steps of an epoch from ``first`` on; ``loss`` is the sum over the steps before."""
-        epoch = self.epochs[index][number]
-        batches = shuffled(len(epoch.examples), self.config.batch_size, self.config.seed, index, number)
-        losses = torch.zeros((), device=self.device)
-        for step in range(first, len(batches)):
-            losses += self.training.step([epoch.examples[i] for i in batches[step]])
-            self._tick("train_seconds")
-            self._show(index, f"{epoch.name} {epoch.number + 1}/{epoch.total}, step {step + 1}/{len(batches)}")
-            if self._due() and (number, step) != (len(self.epochs[index]) - 1, len(batches) - 1):
-                loss, losses = loss + self._summed(losses), torch.zeros((), device=self.device)
-                self._tick("train_seconds")  # the device has finished these steps
-                ended = step + 1 == len(batches)
-                done = {"epoch": number + 1} if ended else {"epoch": number, "step": step + 1, "loss": loss}
-                self._checkpoint(START | {"task": index} | done)
-        mean = (loss + self._summed(losses)) / len(batches)
-        self._tick("train_seconds")  # the device has finished all steps by now
-        place, speed = f"task {index + 1}, {epoch.name} {epoch.number + 1}/{epoch.total}", self._speed()
-        self.log.info("%s: loss %.4f, %s tokens/s", place, mean, f"{speed:,.0f}")
-        if not math.isfinite(mean):
-            raise TrainingDiverged(f"the loss became {mean} in {place}; try a lower learning rate")
-
-    def _summed(self, losses: Tensor) -> float:
-        """The sum of the losses over all processes."""
-        return self.processes.sum_(losses.clone()).item()
+    @property
+    def _task(self) -> int:
+        """The task in training."""
+        return self.steps[min(self.trainer.state.global_step, len(self.steps) - 1)].task
 
     # ---- testing ----------------------------------------------------------------------------------------------------
 
@@ -183,20 +227,20 @@ class Run:
         ``known``: answers that an interrupted test has written are of these weights, and are used again.
         """
         scores: dict[str, list[float]] = {version: [] for version in VERSIONS}
-        with self.training.tested():
+        with self.trainer.merging.tested():
             for number in range(index + 1):
                 task, texts = self.corpus.tasks[number], self._answers(index, number, known)
                 wanted, prompts = [item.answer for item in task.test], [item.prompt for item in task.test]
                 for version in VERSIONS:
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
             self._save_weights(index)
+        drop_gathered(self.trainer.model)  # what is read next are the parts
         self._tick()
         self.peak_memory = max(self.peak_memory, peak_memory(self.device))
         name = self.corpus.tasks[index].name
-        self.history.append({"task": index, "name": name, **scores, **self.training.counts, **self.clock})
+        self.history.append({"task": index, "name": name, **scores, **self.trainer.counts, **self.clock})
         if self.processes.first:
             write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
-        self._checkpoint(START | {"task": index + 1})
         now = summary([row["trace"] for row in self.history])
         line = f"{name} {100 * scores['trace'][-1]:.2f}, average of {index + 1} {100 * now['last_average']:.2f}"
         if index:
@@ -235,87 +279,60 @@ class Run:
             total = len(task.test)
             self._show(index, f"answers to {task.name}, {min(done * count, total)}/{total}")
 
-        share = answers(
-            self.training.model,
-            self.corpus.tokenizer,
-            self.processes.share(prompts),
-            self.config,
-            self.device,
-            self.training.placing.autocast,
-            (index, number),
-            self.corpus.frame.end,
-            answered,
-            self.training.sharded,
-        )
+        with contextlib.nullcontext() if self.trainer.sharded else self.trainer.accelerator.autocast():
+            share = answers(
+                self.trainer.model,
+                self.corpus.tokenizer,
+                self.processes.share(prompts),
+                self.config,
+                self.device,
+                (index, number),
+                self.corpus.frame.end,
+                answered,
+                self.trainer.sharded,
+            )
         return self.processes.gather(share, len(prompts))[: len(task.test)]
 
     def _save_weights(self, index: int) -> None:
         """Save the model as a folder for transformers if ``save_weights`` asks for it."""
         if self.config.save_weights == "every" or self.config.save_weights and index + 1 == len(self.corpus.tasks):
-            state, training = self.training.placing.state_dict(), self.training
+            model = self.trainer.model
+            state = whole_state(self.trainer)
             if self.processes.first:
                 folder = self.folder / "models" / f"after-{index + 1}"
                 # a merge changes the layers below the adapters
-                save_model(folder, training.model, self.corpus.tokenizer, state, self.config, not training.merge)
+                save_model(folder, model, self.corpus.tokenizer, state, self.config, not self.trainer.merging.merge)
 
-    # ---- saving and resuming ----------------------------------------------------------------------------------------
+    # ---- resuming, time and progress --------------------------------------------------------------------------------
 
-    def _checkpoint(self, position: Position) -> None:
-        self._tick()
-        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
-        state = {
-            "position": position,
-            "training": self.training.state_dict(),
-            "history": self.history,
-            "clock": self.clock,
-        }
-        if self.processes.first:
-            state |= {"peak_memory": self.peak_memory, "identity": self.config.identity()}
-            state["data"] = self.corpus.fingerprint
-            save_state(self.folder / CHECKPOINT, state)
-        self._tick()  # saving does not count as training
-        self.saved = time.perf_counter()
-
-    def _resume(self) -> Position:
-        """The position to resume from."""
-        path = self.folder / CHECKPOINT
-        self.processes.from_first(lambda: verify_state(path) if path.exists() else None)
-        with contextlib.ExitStack() as opened:  # each process reads its part
-            try:
-                state = opened.enter_context(open_state(path)) if path.exists() else None
-                if state and not PARTS <= state.keys():
-                    raise UnusableRun(f"{path}: is not a checkpoint of this version; delete it to start this run again")
-                found: Any = state["position"] if state else START
-            except UnusableRun as error:
-                state, found = None, str(error)
-            if not self.processes.agree(found):  # before one of them raises, and the others wait for it
-                raise UnusableRun(
-                    f"{self.folder}: not all processes see the same checkpoint there; "
-                    "give a folder that all machines share with --out"
-                )
-            if isinstance(found, str):
-                raise UnusableRun(found)
-            position: Position = found
-            if not state:
-                return position
-            if not self.config.continues(state["identity"]):
-                raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
-            if difference := changed(state.get("data"), self.corpus.fingerprint):
-                raise UnusableRun(
-                    f"{path}: was made with other data ({difference}); "
-                    "restore them, or delete it to start this run again"
-                )
-            self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
-            if position["task"] < len(self.epochs):
-                self.training.load_state_dict(state["training"], position["task"], self.epochs[position["task"]])
-        self.log.info(
-            "resuming at task %d, %s, epoch %d, step %d",
-            position["task"] + 1,
-            position["stage"],
-            position["epoch"] + 1,
-            position["step"] + 1,
-        )
-        return position
+    def _resume(self) -> str | None:
+        """The name of the checkpoint to resume from, whose state becomes the run's."""
+        found: Any = self.processes.from_first(lambda: checkpoint.recorded(self.folder))
+        path = self.folder / checkpoint.CHECKPOINT
+        if not self.processes.agree(path.exists()):
+            raise UnusableRun(
+                f"{self.folder}: not all processes see the same checkpoint there; "
+                "give a folder that all machines share with --out"
+            )
+        if not found:
+            return None
+        if not self.config.continues(found["identity"]):
+            raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
+        if difference := changed(found["data"], self.corpus.fingerprint):
+            raise UnusableRun(
+                f"{path}: was made with other data ({difference}); restore them, or delete it to start this run again"
+            )
+        state = found["state"]
+        if state["sharded"] != self.trainer.sharded:
+            was = "a sharded" if state["sharded"] else "a whole"
+            raise UnusableRun(
+                f"{path}: is of {was} model; resume as the run began (llm.shard, and several processes or one), "
+                "or delete it to start again"
+            )
+        self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
+        self.trainer.counts = state["counts"]
+        self.log.info("resuming at step %d", state["counts"]["steps"] + 1)
+        return found["checkpoint"]
 
     def _due(self) -> bool:
         """Whether it is time for a checkpoint, in all processes."""
@@ -328,17 +345,15 @@ class Run:
             self.clock[name] += now - self.mark
         self.mark = now
 
-    # ---- progress ---------------------------------------------------------------------------------------------------
-
     def _speed(self) -> float:
         """Tokens per second of training, since this command started."""
         seconds = self.clock["train_seconds"] - self.before["train_seconds"]
-        return (self.training.counts["tokens"] - self.before["tokens"]) / seconds if seconds else 0.0
+        return (self.trainer.counts["tokens"] - self.before["tokens"]) / seconds if seconds else 0.0
 
     def _show(self, index: int, position: str, line: str = "") -> None:
         """Report the progress of task ``index``, at most once per ``INTERVAL``; a ``line`` is always reported."""
         if not line and time.monotonic() - self.shown < INTERVAL:
             return
         self.shown, task = time.monotonic(), f"task {index + 1}/{len(self.corpus.tasks)}"
-        where, tokens = f"{task} {self.corpus.tasks[index].name} {position}", self.training.counts["tokens"]
+        where, tokens = f"{task} {self.corpus.tasks[index].name} {position}", self.trainer.counts["tokens"]
         self.on_progress(Progress(where, tokens, self._speed(), line and f"{task}  {line}", unit="tokens"))

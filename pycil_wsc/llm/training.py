@@ -1,181 +1,111 @@
-"""Trains the model: optimiser steps, consolidation, and the merge after each task."""
+"""Trains the model by ``transformers.Trainer``: its arguments, its optimiser steps, and the consolidation."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from pycil_wsc import seeding
 from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolidation, moment_score
 from pycil_wsc.consolidation.epochs import warmup_in_steps
-from pycil_wsc.consolidation.functional import Betas
+from pycil_wsc.devices import make_current
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.llm.config import Consolidation, LLMConfig
-from pycil_wsc.llm.corpus import Epoch
-from pycil_wsc.llm.merged import AdaptedWeights, TrainedWeights
-from pycil_wsc.llm.merging import MERGES, Merge
-from pycil_wsc.llm.model import load_model, packed_losses, token_losses
-from pycil_wsc.llm.placing import Replicated, Sharded
-from pycil_wsc.llm.tokens import Example, collate, micro_batches, pack
+from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
+from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
+from pycil_wsc.llm.merged import Merging
+from pycil_wsc.llm.schedule import Step, periods_of
+from pycil_wsc.llm.tokens import Example
+from pycil_wsc.plugins.huggingface import Period, WSCCallback
 
 
-class Training:
-    """Call ``begin_task``, ``begin_epoch`` and ``step`` for each epoch, then ``end_task``; test within ``tested``."""
+class TaskTrainer(Trainer):
+    """A ``Trainer`` of the ``steps`` of a whole run.
 
-    def __init__(self, config: LLMConfig, tokenizer: Any, processes: Processes, device: torch.device) -> None:
-        self.config, self.device, self.pad = config, device, tokenizer.pad_token_id
-        self.precision = _precision(config, device)
-        placing = Sharded if config.shard and processes.count > 1 else Replicated
-        load = partial(load_model, config, tokenizer)
-        self.placing = placing(load, processes, device, self.precision)
-        self.model, self.parameters = self.placing.model, self.placing.parameters
-        self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
-            lr=config.lr,
-            betas=_betas(config),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        self.weights, self.merge = self._merging()
-        self.names = {name for name, _ in self.model.named_parameters()}
-        self.wsc: WeightSpaceConsolidation | None = None
-        # tokens: without padding; answers: tokens with a label
+    Each process gets the items of every step and computes its share of them, in groups of similar length. ``counts``
+    grow with the steps: their number, tokens without padding, padding, and tokens with a label.
+    """
+
+    model: Any
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        model: Any,
+        pad: int,
+        steps: Sequence[Step],
+        arguments: TrainingArguments,
+        processes: Processes,
+        callbacks: Sequence[TrainerCallback],
+    ) -> None:
+        self.config, self.pad, self.processes = config, pad, processes
         self.counts = {"steps": 0, "tokens": 0, "padding": 0, "answers": 0}
+        self._merging: Merging | None = None
+        super().__init__(model, arguments, train_dataset=steps, callbacks=list(callbacks))  # pyright: ignore[reportArgumentType]
+        self.remove_callback(PrinterCallback)
+        self.model.tie_weights()  # on devices that register themselves with torch, `to` makes shared weights two
 
-    def begin_task(self, index: int, epochs: Sequence[Epoch]) -> None:
-        """Start task ``index``, which has these ``epochs``; the consolidation stores the current weights."""
-        self.covered = sum(steps_of(epoch, self.config) for epoch in epochs if self._covered(epoch))
-        wanted = self.config.method == "wsc" and self.covered and (index or self.config.wsc.first_task)
-        self.wsc = self._new_consolidation() if wanted else None
-
-    def begin_epoch(self, epoch: Epoch) -> None:
-        """Start an epoch; the consolidation follows the epochs that it covers."""
-        if self.wsc and self._covered(epoch):
-            self.wsc.detach()
-            if not (self.wsc.warmup_steps or self.wsc.steps):  # the average starts from these weights
-                self.wsc = self._new_consolidation()
-            self.wsc.attach(self.optimizer)
-
-    def step(self, examples: Sequence[Example]) -> Tensor:
-        """One optimiser step; returns this process's part of the mean loss, on the device."""
-        self.model.train()
-        groups = micro_batches(examples, self.config.micro_tokens, self.config.padding, self.config.packing)
-        labels, loss = sum(len(e) - e.prompt for e in examples), torch.zeros((), device=self.device)
-        *others, last = self.placing.share(groups)
-        address = "dropout", self.counts["steps"], self.placing.processes.rank
-        with seeding.seeded(self.config.seed, *address, device=self.device):
-            with self.placing.accumulating():
-                for group, factor in others:
-                    loss += self._backward(group, factor, len(examples), labels)
-            loss += self._backward(*last, len(examples), labels)
-        self.placing.collect_gradients()
-        self._clip()
-        self.optimizer.step()
-        self.placing.clear()
-        self._count(groups, labels)
-        return loss
-
-    def end_task(self) -> None:
-        """Set the weights to the average or to an online merge; add them to any other merge."""
-        if self.wsc:
-            self.wsc.finish()
-            self.wsc.detach()
-            self.wsc = None
-        if self.merge:
-            self.merge.update(self.weights.read())
-            if self.merge.online:
-                self.weights.write(self.merge.result())
-
-    def tested(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which the model has the weights to test: for a merge that is not online, the merged weights."""
-        if not self.merge or self.merge.online:
-            return contextlib.nullcontext()
-        return self.weights.replaced(self.merge.result())
+    @property
+    def merging(self) -> Merging:
+        """The running merge, which begins with the weights before the first task."""
+        if self._merging is None:
+            self._merging = Merging(self.config, self.model)
+        return self._merging
 
     @property
     def sharded(self) -> bool:
-        return self.placing.peers is not None
+        return self.is_fsdp_enabled
 
-    # ---- saving and resuming ----------------------------------------------------------------------------------------
+    def get_train_dataloader(self) -> DataLoader:
+        """The steps in order, the same in each process: the Trainer's own would give each process other steps."""
+        return DataLoader(self.train_dataset, batch_size=1, collate_fn=_only)  # pyright: ignore[reportArgumentType]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state to resume from, of the whole model; tensors are not copied."""
-        parts = {"wsc": self.wsc and self.wsc.state_dict(), "merge": self.merge and self.merge.state_dict()}
-        model = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        state = {"model": model, "optimizer": self.optimizer.state_dict(), **parts}
-        return self._by_parameter(self.placing.whole, state) | {"counts": self.counts}
+    def floating_point_ops(self, inputs: Any) -> int:
+        return 0  # the Trainer's estimate takes one batch of tensors
 
-    def load_state_dict(self, state: Mapping[str, Any], index: int, epochs: Sequence[Epoch]) -> None:
-        """Resume from ``state``, saved in or after task ``index`` of ``epochs``; its tensors may be in a file."""
-        self.counts = state["counts"]
-        parts = {name: part for name, part in state.items() if name != "counts"}
-        parts = self._by_parameter(self.placing.part, parts)
-        if self.merge and parts["merge"]:
-            self.merge.load_state_dict(parts["merge"])
-            if self.merge.online and self.merge.count:
-                self.weights.write(self.merge.result())  # the merged weights below the adapters
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(parts["model"][name])
-        self.optimizer.load_state_dict(parts["optimizer"])
-        if parts["wsc"]:
-            self.begin_task(index, epochs)
-            assert self.wsc
-            # of a sharded model, the shapes are those of this process's rows
-            self.wsc.load_state_dict(parts["wsc"] | {"shapes": self.wsc.state_dict()["shapes"]})
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """The gradients of a step; returns this process's part of its mean loss, times the number of processes."""
+        model.train()
+        config, examples = self.config, inputs["step"].examples
+        groups = micro_batches(examples, config.micro_tokens, config.padding, config.packing)
+        labels = sum(len(example) - example.prompt for example in examples)
+        *others, last = self._share(groups)
+        loss = torch.zeros((), device=self.args.device)
+        with seeding.seeded(config.seed, "dropout", self.counts["steps"], self.processes.rank, device=self.args.device):
+            # sharded gradients are reduced at once: whole ones would not fit beside the model
+            with contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(model):
+                for group, factor in others:
+                    loss += self._backward(model, group, factor, len(examples), labels)
+            loss += self._backward(model, *last, len(examples), labels)
+        self._count(groups, labels)
+        return loss
 
-    def _by_parameter(self, change: Callable[[str, Any], Tensor], state: Any, path: tuple[Any, ...] = ()) -> Any:
-        """Replace each tensor of a parameter, found by key or optimiser index, by ``change(name, tensor)``."""
-        if isinstance(state, dict):
-            return {key: self._by_parameter(change, value, (*path, key)) for key, value in state.items()}
-        if hasattr(state, "get_shape") or isinstance(state, Tensor) and state.dim():
-            numbered = list(self.parameters)
-            names = [numbered[key] if isinstance(key, int) else str(key).removeprefix("running.") for key in path]
-            (name,) = (name for name in names if name in self.names)
-            return change(name, state)
-        return state
+    def _share(self, groups: Sequence[Sequence[Example]]) -> Sequence[tuple[Sequence[Example], float]]:
+        """This process's groups, as many as the others', each with the factor of its loss.
 
-    # ---- steps ------------------------------------------------------------------------------------------------------
+        Gradients are averaged over processes, so the factor is their number. The last group is repeated with a factor
+        of 0 where there are too few: sharded layers are gathered together.
+        """
+        count = self.processes.count
+        weighted = [(group, float(count)) for group in groups] + [(groups[-1], 0.0)] * (-len(groups) % count)
+        return self.processes.share(weighted)
 
-    def _new_consolidation(self) -> WeightSpaceConsolidation:
-        return _consolidation(self.config.wsc, _betas(self.config), self.placing, self.covered)
-
-    def _covered(self, epoch: Epoch) -> bool:
-        return epoch.replay or self.config.wsc.covers == "all"
-
-    def _backward(self, group: Sequence[Example], factor: float, examples: int, labels: int) -> Tensor | float:
+    def _backward(self, model: Any, group: Sequence[Example], factor: float, examples: int, labels: int) -> Tensor:
         """Add ``factor`` times the gradients of a group's share in the mean of ``examples`` items or ``labels`` tokens.
 
-        Returns the share.
+        Returns the share, times ``factor``.
         """
-        losses, counts = self._losses(group)
-        loss = (losses / counts).sum() / examples if self.config.loss == "item" else losses.sum() / labels
-        (factor * loss).backward()
-        return loss.detach() if factor else 0.0
-
-    def _losses(self, group: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """The loss of each item, summed over its learned tokens, and their number: (B,) each."""
-        if self.config.packing:
-            packed = pack(group, self.device)
-            with self.placing.autocast():
-                return self.placing.losses(packed_losses, packed), packed.counts
-        batch = collate(group, self.pad, self.device)
-        with self.placing.autocast():
-            return self.placing.losses(token_losses, batch).sum(1), batch.counts
-
-    def _clip(self) -> None:
-        """Like torch's ``clip_grad_norm_``, over all parts of the model."""
-        if self.config.clip is None:
-            return
-        factor = (self.config.clip / (self.placing.square_norm().sqrt() + 1e-6)).clamp(max=1.0)
-        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        torch._foreach_mul_(gradients, factor)
+        batch = collate(group, self.pad, self.config.packing).to(self.args.device)
+        losses = summed_losses(model, batch)
+        loss = (losses / batch.counts).sum() / examples if self.config.loss == "item" else losses.sum() / labels
+        self.accelerator.backward(factor * loss)
+        return factor * loss.detach()
 
     def _count(self, groups: Sequence[Sequence[Example]], labels: int) -> None:
         tokens = sum(len(example) for group in groups for example in group)
@@ -183,56 +113,94 @@ class Training:
         for name, more in {"steps": 1, "tokens": tokens, "padding": area - tokens, "answers": labels}.items():
             self.counts[name] += more
 
-    def _merging(self) -> tuple[TrainedWeights, Merge | None]:
-        """The weights that the method merges, and the running merge; None for a method without merging."""
-        config, peers = self.config, self.placing.peers
-        options: dict[str, dict[str, Any]] = {
-            "avg_offline": {},
-            "avg_online": {"decay": config.ema_decay if config.average == "ema" else None},
-            "slerp": {"weight": config.slerp_weight, "space": config.slerp_on, "total": peers and peers.sum},
-            "task_arithmetic": {"scale": config.task_arithmetic_scale},
-            "magmax": {"scale": config.magmax_scale},
-        }
-        if config.method not in options:
-            return TrainedWeights(self.placing), None
-        weights = AdaptedWeights(self.placing) if config.lora_rank else TrainedWeights(self.placing)
-        return weights, MERGES[config.method](weights.read(), **options[config.method])
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        assert self.merging  # from the weights before the first task, which the checkpoint's will replace
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
-def _precision(config: LLMConfig, device: torch.device) -> str:
+def _only(steps: Sequence[Step]) -> dict[str, Step]:
+    (step,) = steps
+    return {"step": step}
+
+
+def training_arguments(
+    config: LLMConfig, steps: int, device: torch.device, processes: Processes, layers: Sequence[str] = ()
+) -> TrainingArguments:
+    """The Trainer's arguments for a run of so many ``steps``; ``layers``: the classes to shard, if it is sharded."""
+    sharded = {}
+    if config.shard and processes.count > 1 and steps:
+        sharded = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": list(layers)}}
+    first, second = config.betas
+    arguments = TrainingArguments(
+        str(config.run_folder / CHECKPOINTS),
+        max_steps=steps,
+        per_device_train_batch_size=1,
+        learning_rate=config.lr,
+        lr_scheduler_type="constant",
+        adam_beta1=first,
+        adam_beta2=second,
+        adam_epsilon=config.eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.clip or 0.0,
+        bf16=precision_of(config, device) == "bf16",
+        use_cpu=device.type == "cpu",
+        seed=config.seed,
+        save_strategy="no",  # the run decides when
+        logging_strategy="no",
+        logging_nan_inf_filter=False,  # it would hide divergence, and wait for the device in every step
+        log_level="error",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
+        ddp_timeout=int(60 * config.timeout_minutes) or 1,
+        **sharded,
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # one process uses one GPU, not all by DataParallel
+    if device.type != "cpu":  # not the first GPU, but the run's
+        make_current(device)
+        vars(arguments)["_setup_devices"] = device
+    return arguments
+
+
+def precision_of(config: LLMConfig, device: torch.device) -> str:
     """``"fp32"`` or ``"bf16"``. On a CPU, ``auto`` is fp32, which is faster for models of a feasible size."""
     if config.precision == "auto" and device.type == "cpu":
         return "fp32"
     return resolved_precision(config.precision, device)
 
 
-def steps_of(epoch: Epoch, config: LLMConfig) -> int:
-    """The number of optimiser steps of an epoch."""
-    return -(-len(epoch.examples) // config.batch_size)
+def consolidation(config: LLMConfig, steps: Sequence[Step]) -> list[WSCCallback]:
+    """The consolidation of the run's tasks; [] if there is none.
 
-
-def _betas(config: LLMConfig) -> Betas:
-    first, second = config.betas
-    return first, second
-
-
-def _consolidation(options: Consolidation, betas: Betas, placing: Replicated, steps: int) -> WeightSpaceConsolidation:
-    """A consolidation over ``steps`` optimiser steps, with the current weights as those before the task."""
-    momentum = options.reset_momentum
+    Raises :class:`UnusableRun` if a task has too few steps for it.
+    """
+    periods = periods_of(config, steps) if config.method == "wsc" else []
+    if not periods:
+        return []
+    options, momentum = config.wsc, config.wsc.reset_momentum
     resets = {"blend": Blend(options.blend, momentum=momentum), "revert": Revert(momentum=momentum), "none": None}
     average = Average(options.average_every, options.average_start, options.average_count, options.average_last)
-    consolidation = WeightSpaceConsolidation(
-        placing.parameters.items(),
-        warmup_steps=warmup_in_steps(options.warmup, steps, resets=options.reset != "none"),
-        retain=options.retain,
-        importance=moment_score(betas if options.moments == "own" else None, source=options.moments),
-        reset=resets[options.reset],
-        average=average if options.average else None,
-        rank_scope=options.rank_scope,
-        peers=placing.peers,
-    )
+    first, second = config.betas
+    chosen: dict[str, Any] = {
+        "retain": options.retain,
+        "importance": moment_score((first, second) if options.moments == "own" else None, source=options.moments),
+        "reset": resets[options.reset],
+        "average": average if options.average else None,
+        "rank_scope": options.rank_scope,
+    }
+    for period in periods:
+        _check_fits(period, options.warmup, chosen)
+    return [WSCCallback(options.warmup, periods=periods, save_average=False, **chosen)]
+
+
+def _check_fits(period: Period, warmup: float, chosen: dict[str, Any]) -> None:
+    steps = period.end - period.start
+    in_steps = warmup_in_steps(warmup, steps, resets=chosen["reset"] is not None)
     try:
-        consolidation.check_fits(steps)
+        WeightSpaceConsolidation([("weight", Parameter(torch.zeros(1)))], warmup_steps=in_steps, **chosen).check_fits(
+            steps
+        )
     except ValueError as error:
         raise UnusableRun(f"wsc: a task is too short ({error}); change the keys 'wsc.*'") from None
-    return consolidation

@@ -3,7 +3,8 @@
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ logger = logging.getLogger(__name__)
 FILE, AVERAGE = "wsc.pt", "average"  # in each checkpoint's folder
 MARK = "wsc"  # the entry in trainer_state.json with the identity of the training, which FILE has too
 OF_THE_MODEL = ("eligible", "named_buffers", "peers")  # options
+
+
+@dataclass(frozen=True)
+class Period:
+    """The optimiser steps ``start`` to ``end`` of a training, counted from 0, which are consolidated as one task.
+
+    ``before``: the weights before this step are those that a reset blends with.
+    """
+
+    before: int
+    start: int
+    end: int
 
 
 class WSCCallback(TrainerCallback):
@@ -44,6 +57,10 @@ class WSCCallback(TrainerCallback):
             memory; ``moment_score()`` works with any optimiser.
         average: when the weights are averaged, in optimiser steps.
         evaluate_average: after the reset, evaluate the average during training.
+        periods: the tasks of a training of several, in order; steps outside them are not consolidated. At the end of
+            each, before a checkpoint of that step, its average becomes the weights. With AdamW's moments, which go on
+            from task to task, use ``importance=moment_score(source="carried")``. None: the whole training is one task.
+        save_average: save the average beside each checkpoint, in ``average/``.
         options: options of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``; ``named_buffers`` are
             the model's.
 
@@ -59,13 +76,16 @@ class WSCCallback(TrainerCallback):
         importance: Importance | Callable = moment_score(source="optimizer"),
         average: Average | None = Average(),
         evaluate_average: bool = False,
+        periods: Sequence[Period] | None = None,
+        save_average: bool = True,
         **options: Any,
     ):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
         self.warmup, self.options = warmup, {"importance": importance, "average": average} | options
         self.wsc: WeightSpaceConsolidation | None = None
-        self.evaluate_average = evaluate_average
+        self.evaluate_average, self.save_average = evaluate_average, save_average
+        self.periods = None if periods is None else list(periods)
         self._evaluation: contextlib.ExitStack | None = None  # while the average is evaluated
         self._hook: Any = None  # on the model
         # Bad options raise here, not when training begins; those about the parameters of the model need it.
@@ -91,35 +111,90 @@ class WSCCallback(TrainerCallback):
         self._hook = model.register_state_dict_pre_hook(lambda *_: self._end_evaluation())  # a checkpoint follows
         if self.wsc:
             self.wsc.detach()  # from interrupted training
-        steps = warmup_in_steps(self.warmup, state.max_steps, resets=self.options.get("reset", True) is not None)
-        options = self.options | {"named_buffers": model.named_buffers()}
-        self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=steps, **options)
-        self.wsc.check_fits(state.max_steps)
+        self.wsc = None
         if state.global_step:
-            saved = _saved(args, state.global_step)
-            if saved.get("training") != _training_of(state):
-                raise RuntimeError(
-                    f"cannot resume at step {state.global_step}: the {FILE} that was found is of another training; "
-                    "also set TrainingArguments(resume_from_checkpoint=...) to the folder of the checkpoint"
-                )
-            self.wsc.load_state_dict(saved)
+            self._resume(args, state, model, optimizer)
         _mark(state)
-        self.wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser
+        if self.periods is None:
+            self._follow(state, model, optimizer)
+
+    def _resume(self, args: TrainingArguments, state: TrainerState, model: Any, optimizer: Any) -> None:
+        """Continue the period that the step to resume from lies in, as the checkpoint has it."""
+        saved = _saved(args, state.global_step)
+        if saved.get("training") != _training_of(state):
+            raise RuntimeError(
+                f"cannot resume at step {state.global_step}: the {FILE} that was found is of another training; "
+                "also set TrainingArguments(resume_from_checkpoint=...) to the folder of the checkpoint"
+            )
+        for period in self._periods(state):
+            last = period.end if self.periods is None else period.end - 1  # a period of several has ended by its save
+            if self._first(period) < state.global_step <= last:
+                wsc = self._begin(period, model)
+                wsc.load_state_dict(saved)
+                if period.start < state.global_step:
+                    self._attach(wsc, optimizer)
+
+    def _periods(self, state: TrainerState) -> list[Period]:
+        return [Period(0, 0, state.max_steps)] if self.periods is None else self.periods
+
+    def _warmup(self, period: Period) -> int:
+        return warmup_in_steps(
+            self.warmup, period.end - period.start, resets=self.options.get("reset", True) is not None
+        )
+
+    def _first(self, period: Period) -> int:
+        """The step before which the consolidation begins; an average without a warm-up starts with its period."""
+        return period.before if self._warmup(period) else period.start
+
+    def _follow(self, state: TrainerState, model: Any, optimizer: Any) -> None:
+        """Begin or follow a period if the next step is the first to do so."""
+        for period in self._periods(state):
+            if state.global_step == self._first(period):
+                self._begin(period, model)
+            if state.global_step == period.start and self.wsc:
+                self._attach(self.wsc, optimizer)
+
+    def _begin(self, period: Period, model: Any) -> WeightSpaceConsolidation:
+        options = self.options | {"named_buffers": model.named_buffers()}
+        self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=self._warmup(period), **options)
+        self.wsc.check_fits(period.end - period.start)
+        return self.wsc
+
+    def _attach(self, wsc: WeightSpaceConsolidation, optimizer: Any) -> None:
+        wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
     ) -> None:
+        if any(period.end == state.global_step for period in self.periods or ()):
+            self._finish(model)
+            self.wsc = None
+        self._evaluate(control, model)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
+    ) -> None:
+        self._evaluate(control, model)
+
+    def _evaluate(self, control: TrainerControl, model: Any) -> None:
+        """Let an evaluation that is due find the average."""
         if self.evaluate_average and control.should_evaluate and self._averaging():
             self._end_evaluation()
             self._evaluation = contextlib.ExitStack()
             self._evaluation.enter_context(self._applied(model))
 
-    on_epoch_end = on_step_end
-
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        optimizer: Any = None,
+        **others: Any,
     ) -> None:
         self._end_evaluation()  # not in on_evaluate, which is called after each of several eval datasets
+        if self.periods is not None:
+            self._follow(state, model, optimizer)
 
     def on_save(
         self,
@@ -132,12 +207,13 @@ class WSCCallback(TrainerCallback):
     ) -> None:
         self._end_evaluation()
         first, sharded = state.is_world_process_zero, bool(self.wsc and self.wsc.peers)
-        if not self.wsc or not (first or sharded):
+        if not (first or sharded):
             return
-        folder, saved = _folder(args, state.global_step), gathered(self.wsc.state_dict(), keep=first)
+        folder = _folder(args, state.global_step)
+        saved = gathered(self.wsc.state_dict(), keep=first) if self.wsc else {}  # between two periods
         if first:
             torch.save(saved | {"training": _training_of(state)}, folder / FILE)
-        if not self._averaging() or not hasattr(model, "save_pretrained"):
+        if not self.save_average or not self._averaging() or not hasattr(model, "save_pretrained"):
             return
         with self._applied(model):
             weights = _whole_weights(model) if sharded else None
@@ -152,7 +228,7 @@ class WSCCallback(TrainerCallback):
             return
         weights = []
         if loaded is not None:
-            _drop_gathered(loaded)
+            drop_gathered(loaded)
             weights = [(weight, weight.detach().clone()) for weight in loaded.parameters()]
         self._evaluation.close()
         self._evaluation = None
@@ -167,17 +243,21 @@ class WSCCallback(TrainerCallback):
     def _applied(self, model: Any) -> Iterator[None]:
         """A context in which the model's weights are the average."""
         assert self.wsc
-        _drop_gathered(model)
+        drop_gathered(model)
         with self.wsc.applied():
             yield
-            _drop_gathered(model)
+            drop_gathered(model)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
     ) -> None:
-        self._end_evaluation()
         if self._hook:
             self._hook.remove()
+        self._finish(model)
+
+    def _finish(self, model: Any) -> None:
+        """End the task: the average becomes the weights."""
+        self._end_evaluation()
         if not self.wsc:
             return
         self.wsc.detach()
@@ -188,7 +268,7 @@ class WSCCallback(TrainerCallback):
                 self.wsc.warmup_steps,
             )
         else:
-            _drop_gathered(model)
+            drop_gathered(model)
             self.wsc.finish()
 
 
@@ -201,7 +281,7 @@ def _check(args, model):
         raise ValueError("WSCCallback needs FSDP2, not FSDP1: set fsdp_config={'version': 2}")
 
 
-def _drop_gathered(model):
+def drop_gathered(model: Any) -> None:
     """Free the layers that FSDP2 keeps gathered after a forward pass, to gather them again from the current weights."""
     for module in model.modules():
         if hasattr(module, "reshard") and hasattr(module, "unshard"):  # an FSDPModule

@@ -1,0 +1,101 @@
+"""Groups of examples of similar length as tensors, padded or packed, and the loss of each example.
+
+Own code where transformers and TRL have a fixed number of items per forward pass: with the lengths of TRACE's items
+that is half padding, and their grouping by length puts items of one task alone into a step.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.llm.tokens import Example
+
+IGNORED = -100  # label of a token without a loss: the default ignore_index of torch's cross_entropy
+
+
+def micro_batches(
+    examples: Iterable[Example], tokens: int, padding: float, packing: bool = False
+) -> list[list[Example]]:
+    """The examples of an optimiser step in groups of similar length, one for each forward pass.
+
+    A group has at most ``tokens`` tokens, including padding, which is at most the share ``padding`` of them; a longer
+    example is a group of its own. With ``packing`` there is no padding.
+    """
+    groups: list[list[Example]] = []
+    for example in sorted(examples, key=len, reverse=True):
+        if groups and (_packs if packing else _fits)(groups[-1], example, tokens, padding):
+            groups[-1].append(example)
+        else:
+            groups.append([example])
+    return groups
+
+
+def _fits(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
+    area = len(group[0]) * (len(group) + 1)
+    return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
+
+
+def _packs(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
+    return sum(map(len, group)) + len(example) <= tokens
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A group as the model's ``inputs``, in which only the places ``kept`` (K,) predict a learned token.
+
+    Padding is on the right and attention is causal, so no mask is needed. A packed group is one row without padding;
+    from positions that restart at 0 with each item, transformers infers that the items do not attend to each other.
+
+    ``targets`` (B, K) are the tokens predicted there, ``IGNORED`` where a row has none; ``items`` (B, K) are the
+    numbers of their examples, ``counts`` (examples,) how many learned tokens each example has.
+    """
+
+    inputs: dict[str, Tensor]
+    kept: Tensor
+    targets: Tensor
+    items: Tensor
+    counts: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
+        others = (self.kept, self.targets, self.items, self.counts)
+        return Batch(inputs, *(tensor.to(device, non_blocking=True) for tensor in others))
+
+
+def collate(examples: Sequence[Example], pad: int, packing: bool = False) -> Batch:
+    """The group as a :class:`Batch` on the CPU."""
+    rows = [examples] if packing else [[example] for example in examples]
+    length = max(sum(map(len, row)) for row in rows)
+    ids = torch.full((len(rows), length), pad)
+    labels = torch.full((len(rows), length), IGNORED)
+    items, positions = torch.zeros_like(ids), torch.zeros_like(ids)
+    number = 0
+    for row, contents in enumerate(rows):
+        start = 0
+        for example in contents:
+            end = start + len(example)
+            ids[row, start:end] = torch.tensor(example.ids)
+            labels[row, start + example.prompt : end] = ids[row, start + example.prompt : end]
+            positions[row, start:end] = torch.arange(len(example))
+            items[row, start:] = number
+            start, number = end, number + 1
+    kept = (labels[:, 1:] != IGNORED).any(0).nonzero().squeeze(1)
+    inputs = {"input_ids": ids} | ({"position_ids": positions} if packing else {})
+    counts = torch.tensor([len(example) - example.prompt for example in examples])
+    return Batch(inputs, kept, labels[:, kept + 1], items[:, kept + 1], counts)
+
+
+def summed_losses(model: Any, batch: Batch) -> Tensor:
+    """Cross-entropy in fp32, summed over each example's learned tokens: (examples,).
+
+    Logits, which take most of the memory, are computed for the predicting places only.
+    """
+    logits = model(**batch.inputs, logits_to_keep=batch.kept, use_cache=False).logits.float()
+    losses = cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
+    if len(batch.targets) == len(batch.counts):  # a row for each example
+        return losses.view(batch.targets.shape).sum(1)
+    return losses.new_zeros(len(batch.counts)).index_add(0, batch.items.flatten(), losses)
