@@ -3,7 +3,7 @@
     python benchmarks/throughput.py --out results/throughput-cpu.json
     python benchmarks/throughput.py --methods replay der foster memo --tasks 6
     python benchmarks/throughput.py --shape imagenet --images 512 --cache-images
-    python benchmarks/throughput.py --cuda-graph --side-by-side 8 --images 50000 --epochs 5
+    python benchmarks/throughput.py --compile reduce-overhead --side-by-side 8 --images 50000 --epochs 5
 
 * engine: the learner's own ``fit``, with gathering, augmentation and meters;
 * bare: forward, backward and step with the same losses and precision on one fixed batch, never as a CUDA graph;
@@ -94,21 +94,25 @@ def add_options(parser):
         "--epochs",
         type=int,
         default=1,
-        help="engine epochs per measurement; the first steps of a phase are also counted, or recorded for a CUDA graph",
+        help="engine epochs per measurement; the first steps of a phase are also counted, or compiled",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--cuda-graph", action="store_true", help="run the engine's passes as a CUDA graph")
+    parser.add_argument(
+        "--compile",
+        type=lambda value: True if value == "true" else value,
+        default=False,
+        choices=(True, "reduce-overhead"),
+        help="the engine's key compile: true or reduce-overhead",
+    )
     parser.add_argument("--workers", type=int, default=4, help="decoding processes (4 in PyCIL's Replay)")
     parser.add_argument("--out", type=Path)
 
 
 def given(args):
     """The options that are part of a record."""
-    return {
-        name: getattr(args, name) for name in ("shape", "images", "cache_images", "epochs", "workers", "cuda_graph")
-    }
+    return {name: getattr(args, name) for name in ("shape", "images", "cache_images", "epochs", "workers", "compile")}
 
 
 def compared(name, dataset, device, args):
@@ -182,7 +186,7 @@ def last_task(name, dataset, args, precision):
         "init_epoch": 1,
         "epochs": 1,
     }
-    keys |= {"cuda_graph": args.cuda_graph}
+    keys |= {"compile": args.compile}
     keys |= {"compression_epochs": 1} if name == "foster" else {}
     config = resolve(
         keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"}

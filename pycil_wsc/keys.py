@@ -58,6 +58,7 @@ def key(
     instead: str = "",
     read_by: Iterable[str] = (),
     before: Any = SAME,
+    replaces: str = "",
 ) -> Any:
     """Declare a dataclass field as a configuration key.
 
@@ -82,6 +83,7 @@ def key(
         instead: the key whose presence replaces this one.
         read_by: the methods that read the key; empty: all.
         before: the value that applied before the key was added, if it differs from the default; a comment says why.
+        replaces: a key of earlier versions that is refused now, but stands in their records.
     """
     if decides not in DECIDES:
         raise ValueError(f"decides={decides!r} is not one of {', '.join(map(repr, DECIDES))}")
@@ -95,6 +97,7 @@ def key(
     limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices)}
     roles = {"decides": decides, "affects": affects, "names": names, "only": only, "fixed": fixed}
     roles |= {"by_method": by_method, "like": like, "within": within, "instead": instead, "read_by": tuple(read_by)}
+    roles |= {"replaces": replaces}
     return field(default=default, metadata={"doc": doc, "before": before, **limits, **roles})
 
 
@@ -133,6 +136,7 @@ class Key:
     instead: str = ""
     read_by: tuple[str, ...] = ()
     before: Any = SAME
+    replaces: str = ""
 
     @property
     def earlier(self) -> Any:
@@ -184,6 +188,17 @@ def declared(cls: type, prefix: str = "") -> Mapping[str, Key]:
 def having(keys: Mapping[str, Key], **roles: Any) -> list[str]:
     """The names of the ``keys`` that have all these roles: ``having(KEYS, names="folder")``."""
     return [name for name, key in keys.items() if all(getattr(key, role) == value for role, value in roles.items())]
+
+
+def replaced(keys: Mapping[str, Key]) -> dict[str, str]:
+    """{a key of earlier versions: the one of ``keys`` that replaces it}."""
+    return {key.replaces: name for name, key in keys.items() if key.replaces}
+
+
+def without_replaced(values: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+    """Recorded ``values`` without the keys of earlier versions, which no longer say anything."""
+    earlier = replaced(keys)
+    return {name: value for name, value in values.items() if name not in earlier}
 
 
 def select(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Container[str]) -> dict[str, Any]:

@@ -531,7 +531,7 @@ def test_every_key_says_what_it_decides():
     by_decision = {what: {name for name, key in KEYS.items() if key.decides == what} for what in DECIDES}
     assert by_decision["files"] == {"data_root", "out", "save_weights", "tensorboard", "wandb", "analyse"}
     assert by_decision["speed"] == {"num_workers", "cache_first_task", "checkpoint_seconds", "timeout_minutes"}
-    assert by_decision["rounding"] == {"device", "threads", "cuda_graph", "channels_last"}
+    assert by_decision["rounding"] == {"device", "threads", "compile", "channels_last"}
     assert by_decision["name"] == {"prefix", "label"}
     assert set.union(*(by_decision[what] for what in ("files", "speed", "rounding", "name"))) == INCIDENTAL
     with pytest.raises(ValueError, match="decides='nothing' is not one of"):
@@ -542,7 +542,7 @@ EVERYWHERE = """
 memory_size memory_per_class fixed_memory convnet_type consolidate device seed replay_ratio exemplars nme precision
 init_epoch init_lr init_milestones init_lr_decay init_weight_decay epochs lrate milestones lrate_decay weight_decay
 scheduler momentum batch_size pretrained grad_checkpointing channels_last optimizer betas clip_norm label_smoothing
-warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze sync_batch_norm timeout_minutes cuda_graph
+warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze sync_batch_norm timeout_minutes compile
 num_workers data_root checkpoint_seconds"""
 
 

@@ -19,6 +19,7 @@ from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
+from pycil_wsc.keys import without_replaced
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.runs import weights
 
@@ -44,7 +45,8 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     state = weights.read(path, again)
     try:
         info = checked_info(state["info"])
-        learner = rebuilt(resolve(state["config"] | {"device": str(device), "pretrained": False}), info, state)
+        config = without_replaced(state["config"], KEYS) | {"device": str(device), "pretrained": False}
+        learner = rebuilt(resolve(config), info, state)
         return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

@@ -26,9 +26,11 @@ import torch
 
 from pycil_wsc import old_formats
 from pycil_wsc.classifier.inference import checked_info
+from pycil_wsc.config.options import KEYS
 from pycil_wsc.data.types import Arrivals, Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
+from pycil_wsc.keys import without_replaced
 from pycil_wsc.runs.checkpoint import PARTS
 from pycil_wsc.runs.journal import new_curves
 from pycil_wsc.state import load_state, save_state
@@ -156,7 +158,8 @@ def read(folder: Path) -> SavedLearner:
 
 def _checked(folder: Path, content: Mapping[str, Any]) -> SavedLearner:
     """The learner with this content; raises an exception if its parts do not fit together."""
-    stored, state, config = content["exemplars"], content["run"], content["config"]
+    stored, state = content["exemplars"], content["run"]
+    config = without_replaced(content["config"], KEYS)
     lists = {name: tuple(content["info"][name]) for name in ("classes", "mean", "std")}  # format 1 has no tuples
     info = checked_info({**content["info"], **lists})
     seen = tuple(content["seen"])

@@ -11,7 +11,7 @@ from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ALL
 from pycil_wsc.errors import UserError, did_you_mean, shown
-from pycil_wsc.keys import Key, declared, without_empty_groups
+from pycil_wsc.keys import Key, declared, replaced, without_empty_groups
 
 
 def complete(flat: Mapping[str, Any]) -> Config:
@@ -72,6 +72,8 @@ def _refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
             raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object")
         if name not in known:
             pycil.refuse_alias(name)
+            if new := replaced(KEYS).get(name):
+                raise UserError(f"{name}: is replaced by '{new}'; set that instead")
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
 
 

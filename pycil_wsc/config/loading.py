@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pycil_wsc import registry
+from pycil_wsc.config.options import KEYS
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.keys import RESULT
+from pycil_wsc.keys import RESULT, without_replaced
 
 DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
 ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line: a string, a bare word or a number
@@ -64,7 +65,7 @@ def resolve_recorded(flat: Mapping[str, Any], path: Path) -> Any:
     """
     kind = registry.kind_for_keys(flat)
     try:
-        return kind.resolve({**kind.earlier(), **flat})
+        return kind.resolve({**kind.earlier(), **without_replaced(flat, KEYS)})
     except UserError as error:
         raise UnusableRun(
             f"{path}: was made by another version of pycil_wsc ({error}); use that one, or move the file away"

@@ -111,9 +111,7 @@ def herding(features: np.ndarray, quota: int) -> np.ndarray:
     return np.array(picks, np.int64)
 
 
-def reservoir(
-    held: np.ndarray, seen: int, stream: np.ndarray, capacity: int, rng: np.random.Generator
-) -> np.ndarray:
+def reservoir(held: np.ndarray, seen: int, stream: np.ndarray, capacity: int, rng: np.random.Generator) -> np.ndarray:
     """Vitter's algorithm R: update ``held``, a uniform sample of ``seen`` items, with the items of ``stream``, in
     random order.
     """

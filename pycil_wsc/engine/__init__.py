@@ -1,1 +1,1 @@
-"""Components of the training loop: phases, schedules, precision, recorded passes, step cost, triggers."""
+"""Components of the training loop: phases, schedules, precision, passes, step cost, triggers."""

@@ -102,10 +102,13 @@ class DeviceOptions:
     deterministic: bool = key(
         False, "on a GPU, use deterministic algorithms: results are equal to the bit; on the CPU they always are"
     )
-    cuda_graph: bool = key(
+    compile: bool | str = key(
         False,
-        "on a GPU, launch each step's forward and backward pass as one CUDA graph (not measured yet)",
+        "compile each phase's loss with `torch.compile`; `reduce-overhead` also launches it as a graph on devices that "
+        "have graphs. Not measured on a GPU yet",
+        choices=(False, True, "reduce-overhead"),
         decides="rounding",
+        replaces="cuda_graph",
     )
     sync_batch_norm: bool = key(
         True,

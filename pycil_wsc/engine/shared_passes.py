@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.passes import Passes
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.engine.recorded_passes import Passes
 from pycil_wsc.engine.synced_batch_norm import OwnBatchNorm, SyncedBatchNorm
 
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (mean loss, logits)

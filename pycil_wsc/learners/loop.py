@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,8 @@ from torch import Tensor
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.optimization import clip, set_rate
+from pycil_wsc.engine.passes import CompiledPasses, Passes
 from pycil_wsc.engine.phase import Phase, Resume, refuse_images_and_targets
-from pycil_wsc.engine.recorded_passes import Passes, RecordedPasses, cuda_graph
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.engine.step_cost import StepCost
 
@@ -79,6 +78,7 @@ def fit(learner: BaseLearner, task: Task, number: int, phase: Phase, first: int,
         set_rate(phase.optimizer, phase.lr(epoch))
         learner.eval()
         phase.network.train()
+        backward.begin_epoch()
         total_loss = torch.zeros((), device=device)
         correct = torch.zeros((), device=device, dtype=torch.int64)
         with learner.seeded("dropout", task.index, number, epoch, processes.rank, device=device):
@@ -123,6 +123,8 @@ class Backward:
     def __init__(self, learner: BaseLearner, phase: Phase) -> None:
         self.learner, self.phase = learner, phase
         self.passes: dict[Callable, Passes] = {}  # by loss
+        if learner.config.compile:
+            torch.compiler.reset()  # what was compiled for the networks of earlier phases is of no more use
         self.last = self.of(phase.loss)
 
     def __call__(self, batch: Batch, loss: Callable | None = None) -> tuple[Tensor, Tensor]:
@@ -136,6 +138,11 @@ class Backward:
             refuse_images_and_targets(loss, f"{self.phase.name}: loss")
             self.passes[loss] = passes(self.learner, self.phase, loss)
         return self.passes[loss]
+
+    def begin_epoch(self) -> None:
+        """Called before the first step of an epoch."""
+        for passes_of_loss in self.passes.values():
+            passes_of_loss.begin_epoch()
 
     def clear(self) -> None:
         """Clear the gradients."""
@@ -151,7 +158,12 @@ def passes(learner: BaseLearner, phase: Phase, loss: Callable) -> Passes:
 
     if learner.processes.count > 1:
         return SharedPasses(compute, phase.optimizer, learner.processes, learner.config.sync_batch_norm)
-    if learner.records_passes:
-        learning = [p for p in learner.parameters() if p.requires_grad]
-        return RecordedPasses(compute, phase.optimizer, learning, functools.partial(cuda_graph, learner.device))
+    if mode := learner.config.compile:
+        fused = torch.compile(loss, dynamic=False, mode=None if mode is True else mode)
+
+        def compiled(batch):
+            with learner.autocast():
+                return fused(batch)
+
+        return CompiledPasses(compute, phase.optimizer, compiled)
     return Passes(compute, phase.optimizer)

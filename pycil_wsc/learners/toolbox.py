@@ -230,10 +230,6 @@ class Toolbox(nn.Module):
         memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
         self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
 
-    @property
-    def records_passes(self) -> bool:
-        return self.config.cuda_graph and self.device.type == "cuda"
-
     def freeze(self) -> None:
         """Turn off gradients of the parts that the configuration freezes."""
         freeze(self)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from pycil_wsc.config.options import INCIDENTAL, KEYS
-from pycil_wsc.keys import plain
+from pycil_wsc.keys import plain, replaced
 from pycil_wsc.results.identity import Identity, image_identity, language_identity
 
 # the keys of language models that did not decide a result when schema 1 was written
@@ -28,7 +28,8 @@ def first_schema(contents: Mapping[str, Any]) -> Identity:
     config = contents["config"]
     if contents.get("kind") == "llm":
         return language_identity(_without(config, LANGUAGE_INCIDENTAL), config)
-    return image_identity(_without(with_earlier_values(config), INCIDENTAL | _unused_memory(config)), contents)
+    incidental = INCIDENTAL | _unused_memory(config) | replaced(KEYS).keys()
+    return image_identity(_without(with_earlier_values(config), incidental), contents)
 
 
 def with_earlier_values(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""Runs whose losses torch compiles: the plain runs up to rounding, compiled once per phase, and as resumable."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from small_runs import ROOT, killed_at, without_measurements
+
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve, resolve_recorded
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.learners import loop
+from pycil_wsc.runs.run import Run
+
+SHORT = {"init_epoch": 2, "epochs": 2, "batch_size": 6, "precision": "fp32", "wsc.warmup": 0.5, "max_tasks": 2}
+SHORT |= {"cache_first_task": False, "convnet_options.width": 4, "checkpoint_seconds": 3600}
+compiler = pytest.mark.skipif(not shutil.which("c++"), reason="torch's compiler for the CPU needs a C++ compiler")
+
+
+def run(settings, **keys):
+    config = resolve(settings | SHORT | keys)
+    return Run(config, Datasets().of(config), lambda progress: None)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """For each graph that is compiled, the number of the phase, from 0."""
+    phases, found = [], []
+
+    class Backward(loop.Backward):
+        def __init__(self, *arguments):
+            phases.append(len(phases))
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(loop, "Backward", Backward)
+    compile, inductor = torch.compile, torch._dynamo.lookup_backend("inductor")
+
+    def counting(graph, inputs, **options):
+        found.append(phases[-1])
+        return inductor(graph, inputs, **options)
+
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic, mode: compile(loss, dynamic=dynamic, backend=counting))
+    return found
+
+
+def assert_compiled_is_plain(settings, graphs, **keys):
+    plain = run(settings, out=settings["out"] + "-plain", **keys).execute()
+    assert not graphs
+    compiled = run(settings, compile=True, **keys).execute()
+    assert graphs and graphs == sorted(set(graphs)), "at most one graph per phase, whose batches and epochs share it"
+    for mine, theirs in zip(compiled["train_loss"], plain["train_loss"], strict=True):
+        assert np.allclose(mine, theirs, rtol=1e-3)
+    assert compiled["train_flops"] == plain["train_flops"]
+
+
+@compiler
+def test_a_compiled_run_is_the_plain_one_up_to_rounding_and_is_compiled_once_per_task(settings, graphs):
+    assert_compiled_is_plain(settings, graphs, model_name="wsc")
+    assert graphs == [2, 3]  # a phase in each task; 0 and 1 are those of the plain run
+
+
+OTHERS = [
+    {"model_name": "der", "consolidate": True},
+    {"model_name": "wsc", "wsc.reset": "continual_backprop", "wsc.maturity": 2},
+    {"model_name": "replay", "optimizer": "adamw", "clip_norm": 0.5},
+]
+
+
+@compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [*({"model_name": name} for name in sorted(registry.learners)), *OTHERS])
+def test_every_learner_compiles_in_one_graph_per_phase(keys, settings, graphs):
+    assert_compiled_is_plain(settings, graphs, **keys)
+
+
+@compiler
+def test_a_compiled_run_that_was_killed_ends_like_one_that_was_not(settings):
+    """To the bit, as the first step of each epoch is computed operator by operator: the step to resume with."""
+    keys = {"model_name": "finetune", "compile": True, "checkpoint_seconds": 0, "max_tasks": 1, "init_epoch": 3}
+    expected = run(settings, prefix="whole", **keys).execute()
+    with killed_at(2):
+        run(settings, **keys).execute()
+    resumed = without_measurements(run(settings, **keys).execute())
+    different = {name for name, value in resumed.items() if value != without_measurements(expected)[name]}
+    assert different <= {"config"}
+
+
+def test_a_loss_that_cannot_be_compiled_stops_its_run_in_one_line(settings, monkeypatch):
+    def refuse(graph, inputs):
+        raise RuntimeError("no compiler for this device\nand more")
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic, mode: compile(loss, dynamic=dynamic, backend=refuse))
+    with pytest.raises(UnusableRun) as error:
+        run(settings, model_name="replay", compile=True).execute()
+    assert str(error.value).startswith("compile: torch cannot compile the loss (") and "\n" not in str(error.value)
+
+
+def test_the_mode_is_the_one_asked_for_and_none_is_asked_for_by_default(settings, monkeypatch):
+    asked = []
+
+    def compile(loss, dynamic, mode):
+        asked.append(mode)
+        return loss
+
+    monkeypatch.setattr(torch, "compile", compile)
+    for keys in ({}, {"compile": True}, {"compile": "reduce-overhead"}):
+        run(settings, model_name="finetune", max_tasks=1, prefix=f"x{len(asked)}", **keys).execute()
+    assert asked == [None, "reduce-overhead"]
+
+
+def test_the_key_before_is_refused_in_configurations_and_read_in_records(settings):
+    with pytest.raises(UserError, match="^cuda_graph: is replaced by 'compile'; set that instead$"):
+        resolve(settings | {"cuda_graph": False})
+    record = ROOT / "results/quickstart/wsc-m10-seed1993.json"
+    values = json.loads(record.read_text())["config"]
+    assert "cuda_graph" in values and resolve_recorded(values, record).compile is False
