@@ -7,6 +7,7 @@ Modification times are ignored, because copying a folder to another machine chan
 path have the same fingerprint.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -51,10 +52,8 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
         return {name: known[name] for name in ("train", "test", "sha256")}
     found = fingerprint(train, test)
     if time.time() - max(read.st_mtime, read.st_ctime) > SETTLED:
-        try:
+        with contextlib.suppress(UserError):  # the folder cannot be written
             write_atomically(cache, json.dumps(state | found) + "\n")
-        except UserError:
-            pass  # the folder cannot be written
     return found
 
 
