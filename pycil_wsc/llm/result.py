@@ -25,8 +25,8 @@ def result_of(
     peak_memory: int,
 ) -> LanguageResult:
     """The result of a run, from the rows of ``metrics.jsonl``, its times in seconds, and its peak memory in bytes."""
-    matrices: dict[str, list[list[float]]] = {version: [row[version] for row in history] for version in VERSIONS}
-    scores = {version: summary(matrix) | {"matrix": matrix} for version, matrix in matrices.items()}
+    matrices = {version: [row[version] for row in history] for version in VERSIONS}
+    scores: dict[str, Any] = {version: summary(matrix) | {"matrix": matrix} for version, matrix in matrices.items()}
     values = config.recorded()
     return LanguageResult(
         config=values,
@@ -34,7 +34,7 @@ def result_of(
         data=corpus.fingerprint,
         tasks=[task.name for task in corpus.tasks],
         metrics=[task.info.metric for task in corpus.tasks],
-        avg_score=float(scores["trace"]["last_average"]),
+        avg_score=scores["trace"]["last_average"],
         scores=scores,
         chat_template=corpus.frame.chat,
         trivial=corpus.trivial,

@@ -1,6 +1,8 @@
-"""Tables and figures of runs, from ``result.json``, ``metrics.jsonl`` and ``analyses.jsonl`` alone.
+"""Tables and figures of runs, from their results and the records of their analyses alone.
 
-matplotlib is imported only to draw figures: the table that a sweep prints does not need it.
+Results become one table of rows (:mod:`pycil_wsc.report.measures`), in groups of runs that may be compared
+(:mod:`pycil_wsc.report.groups`). Every table is a view of it (:mod:`pycil_wsc.report.views`), every figure a drawing of
+it (:mod:`pycil_wsc.report.figures`). matplotlib is imported to draw figures only.
 """
 
 from __future__ import annotations
@@ -11,52 +13,47 @@ from typing import Any
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.report.formats import to_text
-from pycil_wsc.report.groups import Group, group_runs
+from pycil_wsc.report.groups import Group, group_runs, memory_text
 from pycil_wsc.report.language import score_table
 from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.runs import memory_text
-from pycil_wsc.report.stats import mean_and_error
-from pycil_wsc.report.tables import Cell, Column, Row, Table
-from pycil_wsc.results import Found, Record, find_runs, read_result
-from pycil_wsc.results.schema import is_language_model
+from pycil_wsc.report.tables import Column, Table, aggregate
+from pycil_wsc.results import Found, LanguageResult, Record, find_runs, read_result
 
-__all__ = ["Options", "accuracy_table", "find_runs", "mean_and_error", "read_result", "result_table", "write_report"]
+__all__ = ["Options", "accuracy_table", "find_runs", "read_result", "result_table", "write_report"]
 
 
 def result_table(results: Iterable[dict[str, Any]]) -> str:
-    """The text that a sweep prints: :func:`accuracy_table` and, for language models, the scores on each task."""
-    results = list(results)
-    images = [result for result in results if not is_language_model(result)]
-    language = [result for result in results if is_language_model(result)]
-    tables = [accuracy_table(images)] if images or not language else []
+    """The text that a sweep prints: average accuracies of image runs and scores of language models."""
+    images, language = [], []
+    for record in map(Record.of, results):
+        (language if isinstance(record.result, LanguageResult) else images).append(record)
+    tables = [_accuracies(images)] if images or not language else []
     return "\n\n".join([*tables, *([score_table(language)] if language else [])])
 
 
 def accuracy_table(results: Iterable[dict[str, Any]]) -> str:
     """Average accuracy by method (rows) and memory size (columns), with standard errors over seeds, as text."""
-    groups, _ = group_runs(map(Record.of, results))
+    return _accuracies([Record.of(result) for result in results])
+
+
+def _accuracies(records: list[Record]) -> str:
+    groups, _ = group_runs(records)
     titled = len(groups) > 1
     texts = [_group_text(group, group.title if titled or group.setting.validation_split else "") for group in groups]
     return "\n\n".join(texts) or "No finished runs."
 
 
 def _group_text(group: Group, title: str) -> str:
+    of_what = "/class" if group.setting.fixed_memory else " in total"
     names = group.names(group.records)
-    memories = sorted({record.memory for record in names})
-    lines = {
-        name: [
-            Cell({r.seed: r.average for r in names if (names[r], r.memory) == (name, memory)}) for memory in memories
-        ]
-        for name in dict.fromkeys(names.values())
-    }
-    seeds = sorted({len(cell.seeds) for line in lines.values() for cell in line if cell.seeds})
+    rows = group.rows.assign(exemplars=group.rows["record"].map(names), value=group.rows["average"])
+    rows["column"] = [memory_text(memory) + of_what for memory in rows["memory"]]
+    columns = [memory_text(memory) + of_what for memory in sorted(rows["memory"].unique())]
+    cells = aggregate(rows, ["exemplars"], columns).assign(expands=False)
+    seeds = sorted(set(cells["averaged_over"]) - {0})
     over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
     header = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
-    of_what = "/class" if group.setting.fixed_memory else " in total"
-    columns = [memory_text(memory) + of_what for memory in memories]
-    rows = tuple(Row((name,), False, tuple(line)) for name, line in lines.items())
-    return to_text(Table("", header, title, ("exemplars",), tuple(map(Column, columns)), rows))
+    return Table("", header, title, ("exemplars",), tuple(map(Column, columns)), cells).to_text()
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None, options: Options = DEFAULT) -> Path:

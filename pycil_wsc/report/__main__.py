@@ -11,12 +11,12 @@ from pathlib import Path
 from pycil_wsc.errors import UserError
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import find_runs, write_found
-from pycil_wsc.report.grids import baseline_of, row_names
 from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.runs import Record
 from pycil_wsc.report.studies import STUDIES
+from pycil_wsc.report.views import baseline_of, row_names
+from pycil_wsc.results import Record
 
 
 def main(argv: Sequence[str] | None = None) -> int:

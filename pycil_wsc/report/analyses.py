@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
-from pycil_wsc.report.runs import ALL, Record, memory_text
+from pycil_wsc.report.groups import memory_text
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.style import PAGE, legend, new_figure
+from pycil_wsc.results import ALL, Record
 
 WIDE = "Every task is one unit wide, regardless of its number of epochs."
 

@@ -10,9 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from pycil_wsc.report.runs import Record, memory_text
+from pycil_wsc.report.groups import memory_text
 from pycil_wsc.report.series import Plot, Read, Series
 from pycil_wsc.report.style import Style, legend, panels
+from pycil_wsc.results import Record
 
 Curve = tuple[Any, Any] | tuple[Any, Any, Any]  # x values, y values and, optionally, their spread
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.runs import Record
+from pycil_wsc.results import Record
 
 
 def experiment(group: Group) -> dict[str, Any]:

@@ -14,14 +14,19 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from pycil_wsc.report.analyses import ANALYSES, WIDE
 from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
-from pycil_wsc.report.groups import Group, changed_keys, studied_value
+from pycil_wsc.report.groups import Group, changed_keys, memory_text, studied_value
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.runs import Record, memory_text
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.studies import RETAIN
 from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, legend, new_figure, wrapped
 from pycil_wsc.report.tables import Failed
+from pycil_wsc.results import Record
+
+
+def language_figures(group: Any) -> Iterator[Plot | Failed]:
+    """A language model's scores after each task, and score and relative VRAM against the memory."""
+    yield from draw_plots(group, [score_curves, scores_over_memory])
 
 
 def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:

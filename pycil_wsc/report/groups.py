@@ -6,17 +6,34 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from pycil_wsc.errors import shown
 from pycil_wsc.report import paper
+from pycil_wsc.report.measures import rows_of
 from pycil_wsc.report.names import clean, dataset_names, method_name
 from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.runs import STUDIED, Problem, Record
+from pycil_wsc.results import ALL, Problem, Record
 from pycil_wsc.results.duplicates import Variant, distinct, variants
 
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
 SCHEDULE = ("init_epoch", "epochs")
+STUDIED = {  # the keys that the paper's studies vary, with the values of the paper's method
+    "wsc.importance": "moment",
+    "wsc.reset": "blend",
+    "wsc.reset_every": "once",
+    "wsc.average": True,
+    "wsc.retain": 0.2,
+    "exemplars": "herding",
+}
+
+
+def memory_text(memory: float) -> str:
+    """A number of exemplars in tables and figures."""
+    return "all" if memory == ALL else f"{memory:,}"
 
 
 class Setting(NamedTuple):
@@ -60,6 +77,11 @@ class Group:
         self.reference = paper.tables(setting) if options.paper and not self.variants_of else {}
         self.custom_names = _custom_names(self.records, variant_of)
         self.labels = {own for record in self.records if (own := _label_of(record))}
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table of rows: a line per run."""
+        return rows_of(self.records, paper.expands)
 
     def _standard(self, name: str) -> Hashable:
         """The paper's value of a studied key if any run has it, otherwise the most frequent value."""

@@ -1,47 +1,26 @@
-"""Tables and figures of language models' runs. Scores are in percent."""
+"""Language models: a group of comparable runs, and its tables. Scores are in percent."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pycil_wsc.report.formats import to_text
-from pycil_wsc.report.grids import paper_note, seeds_note
+import numpy as np
+import pandas as pd
+
 from pycil_wsc.report.groups import distinct_names, number_slugs
-from pycil_wsc.report.listings import build_tables
+from pycil_wsc.report.measures import LANGUAGE_COSTS, USE, Measure, backward_transfer, rows_of, scores
 from pycil_wsc.report.names import clean, method_name
 from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.report.paper import PAPER
-from pycil_wsc.report.runs import Problem, Record
-from pycil_wsc.report.tables import Cell, Column, Failed, Measure, Row, Table, measured
+from pycil_wsc.report.tables import Column, Failed, Table, aggregate, melted
+from pycil_wsc.report.views import build_tables, paper_note, seeds_note
+from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.duplicates import Variant, distinct
 
-SCORE_MEASURES: Mapping[Column, Measure] = {
-    Column("average"): lambda result: 100 * result["avg_score"],
-    Column("new task"): lambda result: 100 * result["scores"]["trace"]["new_score"],
-    Column("forgetting"): lambda result: 100 * result["scores"]["trace"]["forgetting"],
-    Column("backward transfer"): lambda result: backward_transfer(result["scores"]["trace"]["matrix"]),
-    Column("minutes", 1): lambda result: result["train_minutes"],
-    Column("relative VRAM", 1): lambda result: result["relative_vram_minutes"],
-}
-FIXED: Mapping[Column, Measure] = {  # the same measures by the fixed metrics
-    Column("average"): lambda result: 100 * result["scores"]["fixed"]["last_average"],
-    Column("new task"): lambda result: 100 * result["scores"]["fixed"]["new_score"],
-    Column("forgetting"): lambda result: 100 * result["scores"]["fixed"]["forgetting"],
-    Column("backward transfer"): lambda result: backward_transfer(result["scores"]["fixed"]["matrix"]),
-}
-COSTS: Mapping[Column, Measure] = {
-    Column("models resident", 2, True): lambda result: result["models_resident"],
-    Column("streamed", 2, True): lambda result: result["models_resident_streamed"],
-    Column("relative VRAM, streamed", 1): lambda result: result["relative_vram_minutes_streamed"],
-    Column("peak memory (MiB)", 0): lambda result: result["peak_memory_bytes"] / 2**20,
-    Column("tokens trained", 0, True): lambda result: result["tokens_trained"],
-    Column("tokens per second", 0): lambda result: result["tokens_per_second"],
-    Column("padding (%)", 1): lambda result: 100 * result["padding"],
-}
 NAMED_FIRST = "llm.lora_rank"  # by which runs are named, if they differ in it; the rate usually differs then, too
 # the paper's order, after the untrained model
 ORDER = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
@@ -53,19 +32,18 @@ class LanguageGroup:
     memory_title = "% of each earlier task replayed"
 
     def __init__(
-        self,
-        data: str,
-        model: str,
-        tasks: tuple[str, ...],
-        records: Iterable[Record],
-        variant_of: Mapping[Record, Variant],
-        options: Options = DEFAULT,
+        self, records: Iterable[Record], variant_of: Mapping[Record, Variant], options: Options = DEFAULT
     ) -> None:
-        self.data, self.model, self.tasks = clean(data), clean(model), [clean(task) for task in tasks]
         self.variant_of, self.options, self.number = variant_of, options, 1
         self.records = sorted(records, key=lambda record: (_rank(record.method), record.memory, record.seed))
-        in_paper = options.paper and list(tasks) == PAPER["trace"]["tasks"] and "Llama-3.2" in model
+        first = self.records[0]
+        self.data, self.model = clean(first.config["llm.data"]), clean(first.config["llm.model"])
+        self.tasks = [clean(task) for task in first.data["tasks"]]
+        in_paper = options.paper and first.data["tasks"] == PAPER["trace"]["tasks"] and "Llama-3.2" in self.model
         self.reference = PAPER["trace"]["scores"] if in_paper else {}
+        names = self.names(self.records)
+        rows = rows_of(self.records, lambda method: False)
+        self.rows = rows.assign(method=rows["record"].map(names), memory_text=[f"{m:g}" for m in rows["memory"]])
 
     def base(self) -> list[Record]:
         return self.records
@@ -90,19 +68,6 @@ class LanguageGroup:
         return f"{data}, {len(self.tasks)} task{'s' * (len(self.tasks) != 1)}, {model}"
 
 
-def overall(matrix: Sequence[Sequence[float]]) -> list[float]:
-    """Overall performance after each task, in percent: the mean score on the tasks so far.
-
-    ``matrix``: scores in 0..1, a row per trained task.
-    """
-    return [100 * sum(row) / len(row) for row in matrix]
-
-
-def backward_transfer(matrix: Sequence[Sequence[float]]) -> float:
-    """The mean over all tasks of (final score - score when learned), in percentage points; 0 for the newest task."""
-    return sum(100 * (last - row[-1]) for last, row in zip(matrix[-1], matrix)) / len(matrix)
-
-
 def _rank(method: str) -> int:
     return ORDER.index(method) if method in ORDER else len(ORDER)
 
@@ -110,135 +75,110 @@ def _rank(method: str) -> int:
 def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[LanguageGroup], list[Problem]]:
     """One :class:`LanguageGroup` per setting, and the duplicate results that were left out."""
     variants: dict[Record, Variant] = {}
+    settings: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
         values = sorted(record.identity.own.items(), key=lambda item: item[0] != NAMED_FIRST)
         variants[record] = Variant(values)
-    settings: dict[Any, list[Record]] = defaultdict(list)
-    for record in variants:
         settings[record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])].append(record)
     groups, problems = [], []
-    for (data, model, tasks), found in sorted(settings.items()):
+    for _, found in sorted(settings.items()):
         kept, duplicates = distinct({record: variants[record] for record in found})
-        groups.append(LanguageGroup(data, model, tasks, kept, variants, options))
+        groups.append(LanguageGroup(kept, variants, options))
         problems += duplicates
     number_slugs(groups)
     return groups, problems
 
 
-def score_table(results: Iterable[dict[str, Any]]) -> str:
+def score_table(records: Iterable[Record]) -> str:
     """The score table that a sweep prints, with the note on ±."""
-    tables = [_scores(group) for group in language_groups(map(Record.of, results))[0]]
-    return "\n\n".join("\n".join([to_text(table), *seeds_note(table.rows, "standard error")]) for table in tables)
+    tables = [after_last_task(group) for group in language_groups(records)[0]]
+    return "\n\n".join("\n".join([table.to_text(), *seeds_note(table.cells, "standard error")]) for table in tables)
 
 
 def language_tables(group: LanguageGroup) -> Iterator[Table | Failed]:
     """Tables of scores by both versions of the metrics, of scores after each task, and of costs."""
-    return build_tables(group, [_scores, partial(_scores, measures=FIXED, version="fixed"), _stages, _costs])
+    fixed = partial(after_last_task, version="fixed")
+    return build_tables(group, [after_last_task, fixed, after_each_task, costs])
 
 
-def _scores(group: LanguageGroup, measures: Mapping[Column, Measure] = SCORE_MEASURES, version: str = "trace") -> Table:
-    """The paper's main table: scores on each task after the last one, and ``measures``."""
-    rows = []
-    for (name, memory), records in _cells(group).items():
-        paper = group.reference.get(name, {}).get(f"{memory:g}", {}) if version == "trace" else {}
-        cells = [
-            _cell(records, lambda result, i=i: 100 * result["scores"][version]["matrix"][-1][i], paper.get(task))
-            for i, task in enumerate(group.tasks)
-        ]
-        cells += [_cell(records, read, paper.get(column.label)) for column, read in measures.items()]
-        rows.append(Row((name, f"{memory:g}"), False, tuple(cells)))
-    return Table(
-        f"scores-{version}-{group.slug}",
-        f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'fixed metrics'}",
-        group.title,
-        ("method", "memory"),
-        (*map(Column, group.tasks), *measures),
-        tuple(rows),
-        (*_spread_notes(group, rows), *_data_notes(group, version)),
-        spread=group.options.spread,
-        shown=group.shown,
-    )
+def after_last_task(group: LanguageGroup, version: str = "trace") -> Table:
+    """The paper's main table: scores on each task after the last one, and their summaries."""
+    summaries = {**scores(version), **(USE if version == "trace" else {})}
+    reads: dict[str, Measure] = {column.label: read for column, read in summaries.items()}
+    lines = []
+    for row, record in zip(group.rows.to_dict("records"), group.rows["record"]):
+        last = record.data["scores"][version]["matrix"][-1]
+        row |= {task: 100 * score for task, score in zip(group.tasks, last)}
+        lines.append(row | {name: read(record.data) for name, read in reads.items()})
+    columns = (*map(Column, group.tasks), *summaries)
+    title = f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'fixed metrics'}"
+    of_paper = group.reference if version == "trace" else {}
+    notes = _data_notes(group, version)
+    return _table(group, f"scores-{version}", title, pd.DataFrame(lines), columns, notes, of_paper)
 
 
-def _stages(group: LanguageGroup) -> Table:
+def after_each_task(group: LanguageGroup) -> Table:
     """Scores on each task after each task, and their mean (TRACE's overall performance)."""
-    rows = []
-    for (name, memory), records in _cells(group).items():
+    lines = []
+    for row, record in zip(group.rows.to_dict("records"), group.rows["record"]):
+        matrix = record.data["scores"]["trace"]["matrix"]
         for stage, task in enumerate(group.tasks):
-
-            def after(value: Callable[[Any], float], stage: int = stage) -> Measure:
-                return lambda result: value(result["scores"]["trace"]["matrix"][: stage + 1])
-
-            cells = [
-                _cell(records, after(lambda matrix, i=i: 100 * matrix[-1][i])) if i <= stage else Cell()
-                for i in range(len(group.tasks))
-            ]
-            cells += [_cell(records, after(read)) for read in (lambda matrix: overall(matrix)[-1], backward_transfer)]
-            rows.append(Row((name, f"{memory:g}", f"{stage + 1} {task}"), False, tuple(cells)))
-    return Table(
-        f"stages-{group.slug}",
-        "Scores after each task (%), TRACE’s metrics",
-        group.title,
-        ("method", "memory", "after task"),
-        (*map(Column, group.tasks), Column("overall"), Column("backward transfer")),
-        tuple(rows),
-        _spread_notes(group, rows),
-        spread=group.options.spread,
-        shown=group.shown,
-    )
+            line = row | {"after task": f"{stage + 1} {task}", "stage": stage}
+            line |= {name: 100 * score for name, score in zip(group.tasks, matrix[stage])}
+            line |= {"overall": record.curve[stage], "backward transfer": backward_transfer(matrix[: stage + 1])}
+            lines.append(line)
+    rows = pd.DataFrame(lines)
+    place = {pair: number for number, pair in enumerate(zip(group.rows["method"], group.rows["memory_text"]))}
+    order = [place[pair] for pair in zip(rows["method"], rows["memory_text"])]
+    rows = rows.iloc[np.lexsort((rows["stage"], order))]  # all stages of one method and memory follow each other
+    columns = (*map(Column, group.tasks), Column("overall"), Column("backward transfer"))
+    return _table(group, "stages", "Scores after each task (%), TRACE’s metrics", rows, columns)
 
 
-def _costs(group: LanguageGroup) -> Table:
-    rows = [
-        Row((name, f"{memory:g}"), False, tuple(_cell(records, read) for read in COSTS.values()))
-        for (name, memory), records in _cells(group).items()
-    ]
+def costs(group: LanguageGroup) -> Table:
     note = (
         "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge "
         "at the end keep one model per task), and as they are needed here (streamed)."
     )
+    return _table(group, "cost", "Cost", group.rows, tuple(LANGUAGE_COSTS), [note])
+
+
+def _table(
+    group: LanguageGroup,
+    slug: str,
+    title: str,
+    rows: pd.DataFrame,
+    columns: Sequence[Column],
+    notes: Sequence[str] = (),
+    of_paper: Mapping[str, Any] = {},
+) -> Table:
+    """A table of a group, of columns of ``rows``; ``of_paper`` has the paper's numbers by method and memory."""
+    rows = rows.assign(share=rows["memory"], memory=rows["memory_text"])
+    labels = ("method", "memory", *(["after task"] if "after task" in rows else []))
+    names = [column.label for column in columns]
+    cells = aggregate(melted(rows, names), [*labels, "expands"], names)
+    for i, (name, memory, column) in enumerate(zip(cells["method"], cells["memory"], cells["column"])):
+        mean, error = of_paper.get(name, {}).get(memory, {}).get(column, (None, None))
+        cells.loc[i, ["paper_mean", "paper_standard_error"]] = [np.nan if v is None else v for v in (mean, error)]
+    spread = group.options
     return Table(
-        f"cost-{group.slug}",
-        "Cost",
+        f"{slug}-{group.slug}",
+        title,
         group.title,
-        ("method", "memory"),
-        tuple(COSTS),
-        tuple(rows),
-        (*_spread_notes(group, rows), note),
-        spread=group.options.spread,
+        labels,
+        tuple(columns),
+        cells,
+        (*seeds_note(cells, spread.spread_name), *paper_note(cells), *notes),
+        spread=spread.spread,
         shown=group.shown,
     )
 
 
-def _cells(group: LanguageGroup) -> dict[tuple[str, float], list[Record]]:
-    """The runs of every method at every memory size."""
-    cells: dict[tuple[str, float], list[Record]] = defaultdict(list)
-    for record, name in group.names(group.records).items():
-        cells[name, record.memory].append(record)
-    return cells
-
-
-def _cell(records: list[Record], read: Measure, paper: list[float] | None = None) -> Cell:
-    return Cell(measured(read, records), (paper[0], paper[1]) if paper else None)
-
-
-def _spread_notes(group: LanguageGroup, rows: Sequence[Row]) -> tuple[str, ...]:
-    cells = [cell for row in rows for cell in row.cells]
-    return (*seeds_note(rows, group.options.spread_name), *paper_note(cells))
-
-
-def _data_notes(group: LanguageGroup, version: str) -> tuple[str, ...]:
+def _data_notes(group: LanguageGroup, version: str) -> list[str]:
     data = group.records[0].data
     guesses = "; ".join(
         f"{task}: " + ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
-        for task, scores in data.get("trivial", {}).get(version, {}).items()
+        for task, scores in (data.get("trivial") or {}).get(version, {}).items()
     )
     notes = [f"Scores of trivial answers, without a model (%): {guesses}."] if guesses else []
-    return (*notes, *(f"Data: {line}" for line in data.get("warnings", ())))
-
-
-def language_figures(group: LanguageGroup) -> Iterator[Any]:
-    """Scores after each task, and score and relative VRAM against the memory."""
-    from pycil_wsc.report import figures  # imports matplotlib
-
-    yield from figures.draw_plots(group, [figures.score_curves, figures.scores_over_memory])
+    return [*notes, *(f"Data: {line}" for line in data.get("warnings") or ())]

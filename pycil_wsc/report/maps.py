@@ -16,12 +16,13 @@ from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pycil_wsc.report.groups import memory_text
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.runs import ALL, Record, memory_text
 from pycil_wsc.report.series import Plot, Read, Series, means_over
 from pycil_wsc.report.style import PAGE, arranged, new_figure
 from pycil_wsc.report.tables import DAGGER
+from pycil_wsc.results import ALL, Record
 
 COLOURS = colormaps["viridis"]
 NUMBERED = 10  # numbers are written for at most this many tasks

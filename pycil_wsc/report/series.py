@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from pycil_wsc.report.groups import memory_text
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.runs import ALL, Record, memory_text
-from pycil_wsc.report.stats import mean_and_error, standard_deviation
 from pycil_wsc.report.style import line_styles
+from pycil_wsc.results import ALL, Record
 
 MOST = 16  # lines in a figure that a reader can still distinguish
 Read = Callable[[Record], Any]
@@ -78,8 +78,10 @@ class Series:
 
     def spread(self, values: Sequence[float]) -> float:
         """Half the length of an error bar: the standard error or deviation; 0 for a single value."""
-        width = mean_and_error(values)[1] if self.options.spread == "se" else standard_deviation(values)
-        return width or 0.0
+        if len(values) < 2:
+            return 0.0
+        deviation = float(np.std(values, ddof=1))
+        return deviation / len(values) ** 0.5 if self.options.spread == "se" else deviation
 
     def mean_and_spread(self, values: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
         """The elementwise mean and spread of lists of numbers, up to the length of the shortest."""

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from pycil_wsc.report.grids import Study
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
 from pycil_wsc.report.groups import studied_value
-from pycil_wsc.report.runs import Record
+from pycil_wsc.report.measures import SCORING, Measure
 from pycil_wsc.report.tables import Column
+from pycil_wsc.results import Record
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table of average accuracies. ``row(record, changed)`` names the row that a run belongs to, or None."""
+
+    slug: str
+    title: str
+    corner: str
+    row: Callable[[Record, set[str]], str | None]
+    studied: tuple[str, ...] = ()  # the keys that distinguish the rows
+    options: tuple[str, ...] = ()  # further keys that apply to some of the rows only
+    plain: frozenset[str] = frozenset()  # rows that do not make a study without others
+    order: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    costs: Mapping[Column, Measure] = field(default_factory=dict)  # costs of a row's runs, over all memory sizes
+    of_all_runs: bool = True  # False: only of the runs that belong to no study
 
 
 def _is_wsc(record: Record) -> bool:
@@ -31,16 +51,16 @@ def _retraining_row(record: Record, changed: set[str]) -> str | None:
 def _ablation_row(record: Record, changed: set[str]) -> str | None:
     if record.method == "replay" and record.memory and not changed:
         return "replay"
-    without = {
+    if not _is_wsc(record) or not changed <= {"wsc.reset", "wsc.average"}:
+        return None
+    if "wsc.reset" in changed and studied_value(record, "wsc.reset") != "none":
+        return None
+    return {
         (): "wsc",
         ("wsc.reset",): "wsc without reset",
         ("wsc.average",): "wsc without averaging",
         ("wsc.average", "wsc.reset"): "wsc with neither",
-    }
-    ablated = changed <= {"wsc.reset", "wsc.average"} and (
-        "wsc.reset" not in changed or studied_value(record, "wsc.reset") == "none"
-    )
-    return without[tuple(sorted(changed))] if _is_wsc(record) and ablated else None
+    }[tuple(sorted(changed))]
 
 
 def _importance_row(record: Record, changed: set[str]) -> str | None:
@@ -50,13 +70,9 @@ def _importance_row(record: Record, changed: set[str]) -> str | None:
 def _reset_rule_row(record: Record, changed: set[str]) -> str | None:
     if not _is_wsc(record) or studied_value(record, "wsc.reset") == "none":
         return None
-    return (
-        "blend without averaging"
-        if changed == {"wsc.average"}
-        else studied_value(record, "wsc.reset")
-        if changed <= {"wsc.reset"}
-        else None
-    )
+    if changed == {"wsc.average"}:
+        return "blend without averaging"
+    return studied_value(record, "wsc.reset") if changed <= {"wsc.reset"} else None
 
 
 def _reset_frequency_row(record: Record, changed: set[str]) -> str | None:
@@ -66,7 +82,7 @@ def _reset_frequency_row(record: Record, changed: set[str]) -> str | None:
     return interval if isinstance(interval, str) else f"every {interval} epochs"
 
 
-def retain_row(record: Record, changed: set[str]) -> str | None:
+def _retain_row(record: Record, changed: set[str]) -> str | None:
     """Names like ``0.5`` and ``0.5 without averaging``."""
     if not _is_wsc(record) or not changed <= {"wsc.retain", "wsc.average"}:
         return None
@@ -75,17 +91,11 @@ def retain_row(record: Record, changed: set[str]) -> str | None:
     return share + (" without averaging" if "wsc.average" in changed else "")
 
 
-SCORING = {
-    Column("scoring, s"): lambda data: data["importance_seconds"],
-    Column("scoring, MiB"): lambda data: data["importance_bytes"] / 2**20,
-    Column("scoring, passes"): lambda data: data["importance_passes"],
-}
-RESET_OPTIONS = ("wsc.shrink", "wsc.perturb", "wsc.replacement_rate", "wsc.maturity", "wsc.utility_decay")
 RETAIN = Study(
     "retain-rate",
     "Share of the parameters that is retained at the reset: average accuracy (%)",
     "wsc.retain",
-    retain_row,
+    _retain_row,
     studied=("wsc.retain", "wsc.average"),
     plain=frozenset({"0.2", "0.2 without averaging"}),
     order=tuple(f"{share / 100:g}{end}" for end in ("", " without averaging") for share in range(101)),
@@ -122,7 +132,7 @@ STUDIES = (
         "wsc.reset",
         _reset_rule_row,
         studied=("wsc.reset", "wsc.average"),
-        options=RESET_OPTIONS,
+        options=("wsc.shrink", "wsc.perturb", "wsc.replacement_rate", "wsc.maturity", "wsc.utility_decay"),
         plain=frozenset({"blend", "blend without averaging"}),
         order=("random", "revert", "shrink_perturb", "continual_backprop", "blend without averaging", "blend"),
     ),

@@ -7,11 +7,13 @@ import statistics
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from pycil_wsc.report.groups import Group, distinct_names
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.runs import Record
-from pycil_wsc.report.tables import Cell, Column, Row, Table
+from pycil_wsc.report.tables import Column, Table, aggregate
+from pycil_wsc.results import Record
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
 
@@ -25,11 +27,6 @@ class Trial(NamedTuple):
     @property
     def mean(self) -> float:
         return statistics.fmean(record.average for record in self.records)
-
-    @property
-    def cell(self) -> Cell:
-        several = len({record.memory for record in self.records}) > 1
-        return Cell({(r.memory, r.seed) if several else r.seed: r.average for r in self.records})
 
 
 def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
@@ -53,11 +50,18 @@ def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
 
 def tuning(group: Group) -> Table:
     """The table of a group that was tested on held-out training data: a row per method."""
-    found, rows = trials(group), []
+    found, lines = trials(group), []
     for method, (ranked, _) in found.items():
+        row = {"method": method, "trials": len(ranked), "best trial": ranked[0].keys or "the only one"}
+        row |= {"expands": expands(method)}
+        for record in ranked[0].records:
+            run = {"memory": record.memory, "seed": record.seed, "value": record.average}
+            lines.append(row | run | {"column": COLUMNS[0].label})
         means = [trial.mean for trial in ranked]
-        cells = (ranked[0].cell, Cell({"median": statistics.median(means)}), Cell({"worst": means[-1]}))
-        rows.append(Row((method, len(ranked), ranked[0].keys or "the only one"), expands(method), cells))
+        for column, value in zip(COLUMNS[1:], (statistics.median(means), means[-1])):  # of no seed
+            lines.append(row | {"memory": 0, "seed": None, "value": value, "column": column.label})
+    values = pd.DataFrame(lines)
+    cells = aggregate(values, ["method", "trials", "best trial", "expands"], [column.label for column in COLUMNS])
     share, counts = group.setting.validation_split, {method: len(ranked) for method, (ranked, _) in found.items()}
     notes = [
         f"Accuracy on {100 * share:g} % of each class's training samples, on which no run with the same seed was "
@@ -78,7 +82,7 @@ def tuning(group: Group) -> Table:
         group.title,
         ("method", "trials", "best trial"),
         COLUMNS,
-        tuple(rows),
+        cells,
         tuple(notes),
         missing,
         spread=group.options.spread,
