@@ -58,7 +58,7 @@ def test_missing_runs_are_named(tmp_path, unrendered):
         ),
     )
     page = report.write_report(tmp_path)
-    sentence = "Missing: WA at 40; 1 of 3 seeds of WSC at 20."
+    sentence = "Missing: WA at 40; 1 of 3 seeds of WSC (at 20)."
     assert sentence in (page.parent / "tables" / f"accuracy-{HERE}.md").read_text()
     assert sentence in page.read_text() and "Missing: WA at 40." in page.read_text()
 
@@ -340,8 +340,8 @@ def corrupt(folder):
         "empty/result.json": ("", "is not a complete result"),
         "binary/result.json": (b"\xff\xfe\x00\x01", "is not a complete result"),
         "nested/result.json": ("[" * 100000, "is not a complete result"),
-        "version/result.json": (json.dumps(other), "another version (&#x27;matrix&#x27; is missing)"),
-        "spoilt/result.json": (json.dumps(spoilt), "&#x27;train_loss&#x27; is not as expected; left out"),
+        "version/result.json": (json.dumps(other), "another version (&#39;matrix&#39; is missing)"),
+        "spoilt/result.json": (json.dumps(spoilt), "&#39;train_loss&#39; is not as expected; left out"),
         "written/metrics.jsonl": ('{"task": 0, "cnn_top1": 80.0}\n{"task": 1, "cnn_t', "line 2 is incomplete; skipped"),
         "elder/metrics.jsonl": ('{"epoch": 3}\n', "line 1 is of another version"),
     }

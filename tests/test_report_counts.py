@@ -173,7 +173,7 @@ def test_no_odd_record_of_the_data_stops_the_report(tmp_path, undrawn):
     runs = [synthetic.result("replay", ALL, seed, losses=1) | WHOLE | {"data": data} for seed, data in enumerate(odd)]
     synthetic.write(tmp_path, *runs)
     page = report.write_report(tmp_path).read_text()
-    assert page.count("&#x27;data&#x27; is not as expected; left out") == len(odd)
+    assert page.count("&#39;data&#39; is not as expected; left out") == len(odd)
     assert f'<a href="#problems">{len(odd)} problems</a>' in page and ">all</th>" in page
 
 

@@ -12,7 +12,8 @@ from test_report import ODD
 from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.config import METHODS
-from pycil_wsc.report.language import language_figures, language_groups
+from pycil_wsc.report.figures import language_figures
+from pycil_wsc.report.language import language_groups
 from pycil_wsc.report.style import line_styles
 from pycil_wsc.results import Record
 

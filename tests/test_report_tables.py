@@ -7,15 +7,16 @@ import math
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import scipy.stats
 import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.report import groups
-from pycil_wsc.report.formats import to_latex
-from pycil_wsc.report.tables import Cell, Column, Row, Table
+from pycil_wsc.report.tables import Column, Table, aggregate
 from pycil_wsc.results import Record, duplicates
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
@@ -198,6 +199,8 @@ def test_differences_from_replay_are_over_equal_seeds(made, slug):
             accuracies[line["method"], line["column"]], accuracies["replay", line["column"]]
         )
         assert float(line["mean"]) == pytest.approx(difference) and int(line["averaged_over"]) == seeds
+        reach = scipy.stats.t.ppf(0.975, seeds - 1) * error if seeds > 1 else math.inf
+        assert line["best"] == str(int(difference > reach)), "ahead: the 95 % interval is above 0"
         assert line["standard_error"] == "" if error is None else float(line["standard_error"]) == pytest.approx(error)
 
 
@@ -396,8 +399,8 @@ def test_the_best_of_each_column_and_all_that_are_not_apart_from_it_are_bold(mad
         for place, line in enumerate(lines):
             bold = place == top
             if top is not None and place in seeds and not bold:
-                difference, error, _ = paired(seeds[top], seeds[place])
-                bold = difference <= error
+                difference, error, count = paired(seeds[top], seeds[place])
+                bold = difference <= scipy.stats.t.ppf(0.975, count - 1) * error
             assert line["best"] == str(int(bold)), line
         assert {next(iter(line.values())) for line in lines if line["expands"] == "1"} <= {"der", "foster", "memo"}
 
@@ -463,9 +466,10 @@ def test_what_the_papers_method_has_goes_without_saying():
 
 
 def test_a_minus_sign_in_latex_is_no_hyphen():
-    columns, cells = (Column("20", signed=True), Column("200")), (Cell({1: -2.5}), Cell())
-    table = Table("t", "", "", ("method",), columns, (Row(("a-b",), False, cells),))
-    assert "a-b & $-$2.50 & -- \\\\" in to_latex(table)
+    values = pd.DataFrame({"method": ["a-b"], "expands": False, "column": "20", "memory": 20, "seed": 1, "value": -2.5})
+    cells = aggregate(values, ["method", "expands"], ["20", "200"])
+    table = Table("t", "", "", ("method",), (Column("20", signed=True), Column("200")), cells)
+    assert "a-b & $-$2.50 & -- \\\\" in table.to_latex()
 
 
 def test_places_and_seeds_make_no_rows():

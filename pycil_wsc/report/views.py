@@ -252,9 +252,7 @@ def _listing(group: Group, slug: str, title: str, columns: list[Column], notes: 
     place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
     labels = ("method", group.memory_title, "seeds")
     rows = group.rows.assign(method=group.rows["record"].map(names))
-    rows = rows.sort_values(
-        ["method", "memory"], key=lambda c: c.map(place) if c.name == "method" else c, kind="stable"
-    )
+    rows = rows.assign(place=rows["method"].map(place)).sort_values(["place", "memory"], kind="stable")
     rows[labels[1]] = rows["memory"].astype(object).where(rows["memory"] != ALL, "all")
     rows["seeds"] = rows.groupby(["learner", "method", "memory"])["seed"].transform("count")
     columns = [column for column in columns if rows[column.label].notna().any()]
