@@ -93,7 +93,8 @@ def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         cpuinfo = Path("/proc/cpuinfo")
         model = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
-        return f"{model[1] if model else 'cpu'}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"{model[1] if model else 'cpu'}, {threads} thread{'s' * (threads != 1)}"
     name = getattr(_module(device), "get_device_name", None)
     return name(device) if name else device.type
 

@@ -63,6 +63,39 @@ def test_missing_runs_are_named(tmp_path, unrendered):
     assert sentence in page.read_text() and "Missing: WA at 40." in page.read_text()
 
 
+def test_seeds_that_several_methods_lack_are_each_ones_own(tmp_path, undrawn):
+    results = synthetic.main_table(seeds=(1, 2), memories=(10, 20), methods=("replay", "wa", "wsc"))
+    gone = [("wsc", 10, 2), ("wa", 10, 2), ("wa", 20, 2)]
+    kept = [
+        r
+        for r in results
+        if (r["config"]["model_name"], r["config"]["memory_per_class"], r["config"]["seed"]) not in gone
+    ]
+    synthetic.write(tmp_path, *kept)
+    text = (report.write_report(tmp_path).parent / "tables" / f"accuracy-{HERE}.md").read_text()
+    assert "Missing: 1 of 2 seeds each of WA, WSC (at 10)." in text
+
+
+def test_a_run_counts_as_begun_before_its_first_task_has_ended(tmp_path, undrawn):
+    synthetic.write(tmp_path / "done", synthetic.result())
+    for name, file in (("begun", "log.txt"), ("one", "metrics.jsonl")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(json.dumps({"task": 0, "cnn_top1": 1.0}) + "\n" if name == "one" else "")
+    (tmp_path / "waiting").mkdir()
+    page = report.write_report(tmp_path).read_text()
+    assert "2 runs begun and not finished</a>; runs that have not begun are not counted" in page
+    assert "begun</code>: 0 tasks done" in page and "one</code>: 1 task done" in page
+
+
+def test_a_small_spread_is_not_shown_as_none_and_one_thread_is_one(tmp_path, undrawn):
+    made = [
+        synthetic.result(seed=seed) | {"train_seconds": 9 + 0.1 * seed, "device": "CPU, 1 threads"} for seed in (1, 2)
+    ]
+    synthetic.write(tmp_path, *made, synthetic.result(seed=3) | {"train_seconds": 9.3, "device": "CPU, 1 thread"})
+    page = report.write_report(tmp_path).read_text()
+    assert ">9.2 ± 0.1<" in page and "measured on CPU, 1 thread." in page and "1 threads" not in page
+
+
 def test_nothing_is_said_of_tables_and_figures_that_nobody_asked_for(tmp_path, undrawn):
     synthetic.write(tmp_path, synthetic.result("replay", 20))
     text = report.write_report(tmp_path).read_text().partition("</style>")[2]
@@ -108,6 +141,24 @@ def test_the_figures_show_the_means_over_the_seeds():
     assert plots["accuracy-time"][0].lines[0].get_xdata(orig=False)[0] * {"seconds": 1, "minutes": 60, "hours": 3600}[
         unit_of(plots["accuracy-time"][0].get_xlabel())
     ] == pytest.approx(seconds)
+
+
+def test_confusion_matrices_of_runs_with_other_class_orders_are_averaged_by_class():
+    """Two runs that confuse no classes but 3 with 0, learned in different orders."""
+    made, orders = [], ([3, 1, 0, 2], [0, 2, 3, 1])
+    for seed, order in enumerate(orders, 1):
+        by_class = np.diag([10.0] * 4)
+        by_class[3] = [4 * seed, 0, 0, 10 - 4 * seed]
+        result = synthetic.result("replay", 20, seed, classes=4, increment=2, class_names=None)
+        result |= {"class_order": order, "class_names": [f"c{label}" for label in order]}
+        made.append(result | {"confusion": by_class[np.ix_(order, order)].tolist()})
+    axes = drawn(*made)["confusion-m20"][0]
+    expected = np.diag([100.0] * 4)
+    expected[3] = [60, 0, 0, 40]
+    np.testing.assert_allclose(axes.images[0].get_array(), expected)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["c0", "c1", "c2", "c3"]
+    assert axes.get_ylabel() == "true class (sorted by label)"
+    assert drawn(made[0])["confusion-m20"][0].get_ylabel() == "true class (learning order)"
 
 
 def test_a_memory_of_all_images_has_a_place_of_its_own_beside_the_numbers():

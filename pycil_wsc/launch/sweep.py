@@ -171,7 +171,8 @@ def dry_run(configs: Sequence[Any], where: Where = HERE, measured: bool = False)
         except UnusableRun as error:
             unusable, line = unusable + 1, f"{line}, will fail: {error}"
         print(line + "  (finished)" * done)
-    print(f"{len(configs)} runs, {' and '.join(f'{cost:,} training {unit}' for unit, cost in total.items())} to go")
+    costs = " and ".join(f"{cost:,} training {unit}" for unit, cost in total.items())
+    print(f"{len(configs)} run{'s' * (len(configs) != 1)}, {costs} to go")
     if measured:
         print(f"{left / 3600:,.2f} hours of training on this machine, one run after another")
     return 1 if unusable else 0

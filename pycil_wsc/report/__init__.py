@@ -46,7 +46,8 @@ def _accuracies(records: list[Record]) -> str:
 def _group_text(group: Group, title: str) -> str:
     of_what = "/class" if group.setting.fixed_memory else " in total"
     names = group.names(group.records)
-    rows = group.rows.assign(exemplars=group.rows["record"].map(names), value=group.rows["average"])
+    rows = group.named_rows(names, "exemplars")
+    rows["value"] = rows["average"]
     rows["column"] = [memory_text(memory) + of_what for memory in rows["memory"]]
     columns = [memory_text(memory) + of_what for memory in sorted(rows["memory"].unique())]
     cells = aggregate(rows, ["exemplars"], columns).assign(expands=False)

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from pycil_wsc.report.analyses import ANALYSES, WIDE
-from pycil_wsc.report.curves import Curve, concatenated, curves, mean_series
+from pycil_wsc.report.curves import ACCURACY, ANALYSES, LOSS, SCORE, gradients
 from pycil_wsc.report.groups import Group, changed_keys, memory_text, studied_value
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.names import clean
@@ -26,7 +25,7 @@ from pycil_wsc.results import Record
 
 def language_figures(group: Any) -> Iterator[Plot | Failed]:
     """A language model's scores after each task, and score and relative VRAM against the memory."""
-    yield from draw_plots(group, [score_curves, scores_over_memory])
+    yield from draw_plots(group, [SCORE.draw, scores_over_memory])
 
 
 def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
@@ -36,9 +35,12 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
     """
     if group.setting.validation_split:
         return  # trials, used to choose hyperparameters, are not drawn
-    parts: list[Callable[[Series], Iterable[Plot]]] = [accuracy_curves, over_memory, accuracy_over_time]
-    parts += [retain_rates, loss_curves, *ANALYSES, cost_dots, matrix_maps, confusion_maps]
-    yield from draw_plots(group, [accuracy_curves, average_over_memory] if brief else parts)
+    if brief:
+        yield from draw_plots(group, [ACCURACY.draw, average_over_memory])
+        return
+    analyses = [gradients, *(curves.draw for curves in ANALYSES)]
+    parts = [ACCURACY.draw, over_memory, accuracy_over_time, retain_rates, LOSS.draw, *analyses, cost_dots]
+    yield from draw_plots(group, [*parts, matrix_maps, confusion_maps])
 
 
 def draw_plots(group: Any, parts: Iterable[Callable[[Series], Iterable[Plot]]]) -> Iterator[Plot | Failed]:
@@ -260,50 +262,6 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     notes = [f"Error bars: ± {series.options.spread_name}." if several else "One seed."]
     notes += [f"Missing: {'; '.join(gaps)}."] if gaps else []
     yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, tuple(notes))
-
-
-# ---- over the tasks --------------------------------------------------------------------------------------------------
-
-
-def accuracy_curves(series: Series) -> Iterator[Plot]:
-    """Accuracy on all classes seen so far."""
-    yield from _over_tasks(series, "Accuracy after each task", "accuracy on all classes seen (%)")
-
-
-def score_curves(series: Series) -> Iterator[Plot]:
-    """A language model's mean score on the tasks seen so far."""
-    yield from _over_tasks(series, "Average score after each task", "average score (%)")
-
-
-def _over_tasks(series: Series, title: str, axis: str) -> Iterator[Plot]:
-    def curve(records: list[Record]) -> Curve:
-        means, width = series.mean_and_spread([record.curve for record in records])
-        return np.arange(1, len(means) + 1), means, width
-
-    yield from curves(series, "curves", title, average, curve, ("task", axis), markers=True)
-
-
-def loss_curves(series: Series) -> Iterator[Plot]:
-    """Mean training loss per epoch."""
-
-    def curve(records: list[Record]) -> Curve:
-        return concatenated([mean_series(losses) for losses in zip(*map(training_loss, records))])
-
-    yield from curves(
-        series,
-        "training-loss",
-        "Training loss, mean of each epoch",
-        training_loss,
-        curve,
-        ("tasks learned", "mean training loss (nats)"),
-        (WIDE,),
-        from_zero=True,
-    )
-
-
-def training_loss(record: Record) -> Any:
-    losses = record.data.get("train_loss")
-    return losses if losses and all(losses) else None  # a method without training has none
 
 
 def cost_dots(series: Series) -> Iterator[Plot]:

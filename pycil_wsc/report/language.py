@@ -129,8 +129,8 @@ def after_each_task(group: LanguageGroup) -> Table:
             lines.append(line)
     rows = pd.DataFrame(lines)
     place = {pair: number for number, pair in enumerate(zip(group.rows["method"], group.rows["memory_text"]))}
-    order = [place[pair] for pair in zip(rows["method"], rows["memory_text"])]
-    rows = rows.iloc[np.lexsort((rows["stage"], order))]  # all stages of one method and memory follow each other
+    rows["place"] = [place[pair] for pair in zip(rows["method"], rows["memory_text"])]
+    rows = rows.sort_values(["place", "stage"], kind="stable")  # all stages of a method and memory follow each other
     columns = (*map(Column, group.tasks), Column("overall"), Column("backward transfer"))
     return _table(group, "stages", "Scores after each task (%), TRACE’s metrics", rows, columns)
 

@@ -83,15 +83,6 @@ class Series:
         deviation = float(np.std(values, ddof=1))
         return deviation / len(values) ** 0.5 if self.options.spread == "se" else deviation
 
-    def mean_and_spread(self, values: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-        """The elementwise mean and spread of lists of numbers, up to the length of the shortest."""
-        shortest = min(map(len, values))
-        array = np.array([line[:shortest] for line in values], dtype=float)
-        if len(array) < 2:
-            return array.mean(0), np.zeros(shortest)
-        deviation = array.std(0, ddof=1)
-        return array.mean(0), deviation / len(array) ** 0.5 if self.options.spread == "se" else deviation
-
     def notes(self, *notes: str, read: Read | None = None, errors: str = "") -> tuple[str, ...]:
         """Notes on the number of seeds, ``notes``, and notes on missing runs.
 

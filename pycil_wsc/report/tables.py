@@ -116,9 +116,10 @@ class Table:
 
     def to_csv(self) -> str:
         """One line per non-empty cell, with unrounded numbers and a column per seed."""
-        filled = self.cells[(self.cells["averaged_over"] > 0) | self.cells["paper_mean"].notna()]
-        names = [*self.labels, "expands", "column", *MEASURED, *PUBLISHED, *seeds_of(filled)]
-        filled = filled[names].astype({"expands": int, "best": int, "compared": int})
+        names = [*self.labels, "expands", "column", *MEASURED, *PUBLISHED, *seeds_of(self.cells)]
+        filled = self.cells.loc[(self.cells["averaged_over"] > 0) | self.cells["paper_mean"].notna(), names].copy()
+        for name in ("expands", "best", "compared"):
+            filled[name] = filled[name].astype(int)
         for name in (*self.labels, "column"):
             filled[name] = filled[name].map(_without_formula)
         return filled.to_csv(index=False, lineterminator="\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,10 +88,10 @@ def _rows_of_study(group: Group, study: Study) -> pd.DataFrame:
         return group.name_of(record) if kinds[record] == record.method else kinds[record]
 
     names = group.names(kinds, base, study.studied)
-    rows = group.rows[group.rows["record"].isin(list(names))]
+    rows = group.named_rows(names, study.corner)
     place = {kind: number for number, kind in enumerate(study.order)}
     by_name = {record: number for number, record in enumerate(names)}
-    rows = rows.assign(**{"kind": rows["record"].map(kinds), study.corner: rows["record"].map(names)})
+    rows["kind"] = rows["record"].map(kinds)
     order = sorted(rows.index, key=lambda i: (place.get(rows.at[i, "kind"], len(place)), by_name[rows.at[i, "record"]]))
     return rows.loc[order]
 
@@ -154,10 +154,12 @@ def _comparable(group: Group, study: Study, rows: pd.DataFrame) -> set[str]:
 
 def _mark_best(cells: pd.DataFrame, corner: str, comparable: set[str]) -> None:
     """Mark the best cells of each column, among comparable rows of methods that do not expand."""
-    chosen = cells[~cells["expands"].astype(bool) & cells[corner].isin(comparable)]
+    chosen = cells.loc[~cells["expands"].astype(bool) & cells[corner].isin(comparable)]
     seeds = seeds_of(cells)
     for _, column in chosen.groupby("column"):
-        candidates = {place: column.loc[place, seeds].dropna().astype(float) for place in column.index}
+        candidates: dict[Hashable, pd.Series] = {}
+        for place in column.index:
+            candidates[place] = column.loc[place, seeds].dropna().astype(float)
         cells.loc[list(best(candidates)), "best"] = True
 
 
@@ -170,9 +172,9 @@ def differences(group: Group, study: Study = STUDIES[0]) -> Table | None:
     baseline = baseline_of(group, names)
     if baseline is None or group.variants_of:
         return None
-    rows = group.rows[group.rows["record"].isin(list(names))]
-    rows = rows.assign(method=rows["record"].map(names))
-    rows = rows.sort_values("method", key=lambda column: column.map({n: i for i, n in enumerate(names.values())}))
+    rows = group.named_rows(names, "method")
+    rows["place"] = rows["method"].map({name: place for place, name in enumerate(names.values())})
+    rows = rows.sort_values("place", kind="stable")
     theirs = rows.loc[rows["method"] == baseline, ["memory", "seed", "average"]]
     pairs = rows[rows["method"] != baseline].merge(theirs, on=["memory", "seed"], suffixes=("", "_of_baseline"))
     if pairs.empty:
@@ -185,9 +187,8 @@ def differences(group: Group, study: Study = STUDIES[0]) -> Table | None:
     cells["best"] = [is_ahead(line.dropna()) for _, line in seeds.iterrows()]
     several = cells["averaged_over"].max() > 1
     shown = group.shown(baseline)
-    notes = [f"Each seed's difference, averaged over the seeds that both methods have, ± {group.options.spread_name}."]
-    if not several:
-        notes = ["One seed: an indication only; there is no standard error, and nothing is ahead."]
+    error = f"; ± is its {group.options.spread_name}" if several else "; with one seed, nothing is ahead"
+    notes = [f"The difference from {shown} with the same seed, averaged over the seeds that both methods have{error}."]
     if cells["best"].any():
         notes.append(f"Bold: ahead of {shown}; the 95 % interval of the difference (Student's t) is above 0.")
     return Table(
@@ -251,7 +252,7 @@ def _listing(group: Group, slug: str, title: str, columns: list[Column], notes: 
     names = group.names(group.records)
     place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
     labels = ("method", group.memory_title, "seeds")
-    rows = group.rows.assign(method=group.rows["record"].map(names))
+    rows = group.named_rows(names, "method")
     rows = rows.assign(place=rows["method"].map(place)).sort_values(["place", "memory"], kind="stable")
     rows[labels[1]] = rows["memory"].astype(object).where(rows["memory"] != ALL, "all")
     rows["seeds"] = rows.groupby(["learner", "method", "memory"])["seed"].transform("count")
@@ -303,7 +304,7 @@ def _paper_notes(cells: pd.DataFrame, records: Iterable[Record], shown: Callable
     notes = paper_note(cells)
     if not notes:
         return []
-    compared = cells[cells["compared"] & (cells["averaged_over"] > 0)]
+    compared = cells.loc[cells["compared"] & (cells["averaged_over"] > 0)]
     if (compared["standard_error"].notna() & compared["paper_standard_error"].notna()).any():
         notes.append(
             "▲ and ▼: the difference, if ours is above or below the paper's by more than the sum of the two standard "

@@ -19,7 +19,15 @@ LANGUAGE_INCIDENTAL = {"prefix", "device", "threads", "data_root", "out", "save_
 }
 
 
-def first_schema(contents: Mapping[str, Any]) -> Identity:
+def completed(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a result of schema 1 that are read differently now: its identity, and the name of one thread."""
+    device = contents.get("device")
+    if isinstance(device, str) and device.endswith(", 1 threads"):
+        device = device.removesuffix("s")
+    return {"identity": _identity(contents), "device": device}
+
+
+def _identity(contents: Mapping[str, Any]) -> Identity:
     """The identity of a run from its recorded configuration.
 
     A key that the run's version did not have gets the value that applied before the key was added. The options of a

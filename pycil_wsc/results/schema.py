@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidato
 from typing_extensions import NotRequired, TypedDict
 
 from pycil_wsc.errors import UnusableRun, one_line
-from pycil_wsc.results.earlier import first_schema
+from pycil_wsc.results.earlier import completed
 from pycil_wsc.results.identity import Identity
 
 SCHEMA = 2  # increased when earlier versions would misread a result; schema 1 has no identity
@@ -235,7 +235,7 @@ def parse(contents: Any, path: Path | str = "result.json") -> tuple[Result, list
         kept = {name: value for name, value in contents.items() if name not in malformed}
         result = declaration.model_validate(kept)
     if schema == 1:
-        result = result.model_copy(update={"identity": first_schema(result.contents())})
+        result = result.model_copy(update=completed(result.contents()))
     elif result.identity is None:
         raise _of_another_version(path, "identity", "missing")
     return result, [f"'{name}' is not as expected; left out" for name in malformed]

@@ -20,6 +20,7 @@ from pycil_wsc.results.identity import NAMED, Identity, part_of
 from pycil_wsc.results.schema import HUGE, LanguageResult, Numbers, Result, parse
 
 RESULT = "result.json"  # in a run's folder
+METRICS = "metrics.jsonl"  # a line per task
 REPLACED = "result.old.json"  # a result that was set aside to do its run again
 Problem = tuple[Any, str]  # a path, and what is wrong with it
 
@@ -157,7 +158,7 @@ def find_runs(places: Iterable[str | Path]) -> Found:
     found, seen = Found(), set()
     for path in _files(places, found.problems):
         try:
-            status = path.stat()
+            status = (path if path.name != METRICS else path.parent).stat()
         except (OSError, ValueError) as error:
             found.problems.append((path, f"cannot be read ({_reason(error)})"))
             continue
@@ -179,13 +180,15 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
             folders.sort()
             present = set(names)
             for name in sorted(present - {REPLACED}):
-                if name.endswith(".json") or name == "metrics.jsonl" and RESULT not in present:
+                if name.endswith(".json"):
                     yield Path(parent, name)
+            if RESULT not in present and present & {METRICS, "log.txt"}:
+                yield Path(parent, METRICS)  # which a run that has not ended a task lacks
 
 
 def _add(path: Path, found: Found) -> None:
-    if path.name == "metrics.jsonl":
-        lines, flaws = read_metrics(path)
+    if path.name == METRICS:
+        lines, flaws = read_metrics(path) if path.exists() else ([], [])
         found.problems += [(path, flaw) for flaw in flaws]
         found.unfinished.append((path.parent, f"{len(lines)} task{'s' * (len(lines) != 1)} done"))
         return
