@@ -1,17 +1,17 @@
 """Builds a complete, checked configuration from one value per key; absent keys get the learner's defaults."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pycil_wsc import registry
 from pycil_wsc.config import pycil
 from pycil_wsc.config.checks import check
-from pycil_wsc.config.loading import DIRECTIVES
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
+from pycil_wsc.config.unknown import DIRECTIVES, refuse_unknown
 from pycil_wsc.config.wsc import WSCOptions
 from pycil_wsc.data.memory import ALL
-from pycil_wsc.errors import UserError, did_you_mean, shown
-from pycil_wsc.keys import Key, declared, replaced, without_empty_groups
+from pycil_wsc.errors import UserError, shown
+from pycil_wsc.keys import Key, declared, without_empty_groups
 
 
 def complete(flat: Mapping[str, Any]) -> Config:
@@ -24,7 +24,7 @@ def complete(flat: Mapping[str, Any]) -> Config:
     known = {*known_keys(), *DIRECTIVES}
     flat = without_empty_groups(flat, {*known, BACKBONE_OPTION})
     flat = {name: value for name, value in flat.items() if name not in backbone}
-    _refuse_unknown(flat, known)
+    refuse_unknown(flat, known)
     if flat.get("memory_per_class") == "all":
         flat["memory_per_class"] = ALL
     optimizer = KEYS["optimizer"].check(flat.get("optimizer", KEYS["optimizer"].default))
@@ -63,18 +63,6 @@ def known_keys() -> dict[str, Key]:
     """The keys shared by all learners, and each learner's own."""
     own = {name: key for learner in registry.learners.values() for name, key in declared(learner.Options).items()}
     return {**own, **KEYS}
-
-
-def _refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    groups = {name.partition(".")[0] for name in (*known, BACKBONE_OPTION) if "." in name}
-    for name in names:
-        if name in groups:
-            raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object")
-        if name not in known:
-            pycil.refuse_alias(name)
-            if new := replaced(KEYS).get(name):
-                raise UserError(f"{name}: is replaced by '{new}'; set that instead")
-            raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
 
 
 def _schedule(given: Mapping[str, Any], default: Mapping[str, Any], learner: Any, like: str | None) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from pycil_wsc import registry
 from pycil_wsc.config.options import KEYS
+from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.keys import RESULT, without_replaced
 
-DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
 ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line: a string, a bare word or a number
 
 
@@ -119,6 +119,7 @@ def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
 def _grid(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
     """One run for each point of the sweep over list-valued keys."""
     file = without_emptied(file, overrides)
+    refuse_mistyped({**file, **overrides})
     kind = registry.kind_for_keys({**file, **overrides})
     return [kind.resolve(point) for point in _points(kind.merge(file, overrides), kind.takes_list)]
 

@@ -145,18 +145,19 @@ def _leave(number: int, frame: Any) -> None:
 
 def _run(args: argparse.Namespace, as_program: bool) -> int:
     from pycil_wsc.config.loading import load, parse_override  # imported late: --help does not need torch
-    from pycil_wsc.engine.processes import launched
-    from pycil_wsc.launch.status import status
-    from pycil_wsc.launch.sweep import Where, dry_run, sweep
-    from pycil_wsc.launch.torchrun import together
 
     overrides: dict[str, Any] = dict(map(parse_override, args.set))
     overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
     overrides |= {name: True for name in ("tensorboard", "wandb") if getattr(args, name)}
     configs = load(args.config, overrides)
+
+    from pycil_wsc.engine.processes import launched  # imported later still: an unknown key does not need torch either
+    from pycil_wsc.launch.status import status
+    from pycil_wsc.launch.sweep import Where, dry_run, sweep
+    from pycil_wsc.launch.torchrun import together
+
     if as_program:
         on_signals(interrupt)
-
     where = Where(args.workers, args.ray, args.gpus_per_run)
 
     def work() -> int:

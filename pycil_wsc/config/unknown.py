@@ -1,0 +1,62 @@
+"""Unknown keys. A mistyped one is told before torch is imported, which takes seconds."""
+
+import ast
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from pycil_wsc.config import pycil
+from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
+from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.keys import replaced
+
+DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
+
+
+def refuse_mistyped(flat: Mapping[str, Any]) -> None:
+    """Raise a :class:`UserError` for a key that no class-incremental run can have.
+
+    What only an import can tell is left to :func:`refuse_unknown`: the keys of language models, of other packages'
+    learners, and of PyCIL's own files.
+    """
+    language_model = any(name.partition(".")[0] == "llm" for name in flat)
+    of_pycil = any(name in str(flat.get("model_name")).lower() for name in pycil.OTHERS)
+    if language_model or of_pycil or _extended():
+        return
+    elsewhere = {*pycil.ALIASES, *pycil.STOCK, *(name for name, value in flat.items() if value == {})}
+    ours = [name for name in flat if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
+    refuse_unknown(ours, {*KEYS, *own_names(), *DIRECTIVES})
+
+
+def _extended() -> bool:
+    """Whether other packages may have learners of their own."""
+    try:
+        return bool(entry_points(group="pycil_wsc"))
+    except Exception:  # the registry says what is wrong
+        return True
+
+
+def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    """Raise a :class:`UserError` for a name that is not a ``known`` key."""
+    groups = {name.partition(".")[0] for name in (*known, BACKBONE_OPTION) if "." in name}
+    for name in names:
+        if name in groups:
+            raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object")
+        if name not in known:
+            pycil.refuse_alias(name)
+            if new := replaced(KEYS).get(name):
+                raise UserError(f"{name}: is replaced by '{new}'; set that instead")
+            raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
+
+
+@functools.cache
+def own_names() -> frozenset[str]:
+    """The keys that the package's learners declare as their own, read from their files without importing these."""
+    names = set()
+    for path in Path(__file__).parents[1].glob("learners/*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef) and node.name == "Options":
+                names |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}  # type: ignore
+    return frozenset(names)
