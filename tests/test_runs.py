@@ -285,7 +285,7 @@ def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):
 
 
 def test_a_defect_of_one_run_is_a_line_its_traceback_in_the_log(settings, tmp_path, capsys, monkeypatch):
-    def broken(self, images, targets):
+    def broken(self, batch):
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr(Replay, "loss", broken)

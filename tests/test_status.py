@@ -83,7 +83,7 @@ def test_a_run_records_where_it_stands_and_a_finished_one_leaves_no_record(setti
 
 
 def test_a_run_that_is_started_again_after_a_failure_and_stopped_is_waiting(settings, tmp_path, capsys, monkeypatch):
-    def fail(self, images, targets):
+    def fail(self, batch):
         raise RuntimeError("shapes do not fit")
 
     path = write(tmp_path, settings | {"model_name": "replay"})

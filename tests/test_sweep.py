@@ -191,7 +191,7 @@ def test_an_interrupt_that_python_drops_still_stops_the_sweep(settings, tmp_path
 def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings, tmp_path, capsys, monkeypatch):
     tried = []
 
-    def broken(self, images, targets):
+    def broken(self, batch):
         tried.append(self.config.seed)
         raise RuntimeError("shapes do not fit")
 
@@ -430,9 +430,9 @@ def load_settings(settings):
     return load(write(path, settings))
 
 
-def nothing(self, images, targets):
+def nothing(self, batch):
     """A loss with zero gradients."""
-    logits = self.network(images)
+    logits = self.network(batch.images)
     return 0 * logits.sum(), logits
 
 
