@@ -6,6 +6,8 @@ Importing the package does not import its modules, so that ``pycil_wsc.consolida
 
 from typing import Any
 
+__version__ = "0.2.0"
+
 
 def __getattr__(name: str) -> Any:
     if name == "load":

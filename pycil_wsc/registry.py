@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
@@ -120,6 +121,14 @@ importances = Registry("wsc.importance", ["pycil_wsc.studies"])
 analyses = Registry("analysis", ["pycil_wsc.studies"])
 metrics = Registry("metric", ["pycil_wsc.runs.metrics"])
 kinds = Registry("kind of run", _modules_named("kind"))
+
+
+def check_dataset(name: str) -> None:
+    """Raise :class:`UserError` unless a data set ``name`` is registered; for a folder or file, say how to name it."""
+    if name not in datasets and os.path.exists(name):
+        kind = "folder" if os.path.isdir(name) else "npz"
+        raise UserError(f"unknown {datasets.kind} '{name}'; did you mean '{kind}:{name}'?")
+    datasets[name]
 
 
 def register_learner(name: str, **defaults: Any) -> Callable[[type[T]], type[T]]:

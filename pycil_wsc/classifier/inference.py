@@ -14,6 +14,7 @@ from torchvision.transforms import InterpolationMode
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.sources import as_array
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.devices import numbered, resolved_device
@@ -102,7 +103,9 @@ class Classifier(nn.Module):
         wanted = f"uint8 (B, {side}, {side}, 3)"
         if isinstance(images, (str, os.PathLike)):
             raise UserError(f"images: give {'a list of file names' if takes_files else wanted}, not one name")
-        images = images.cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
+        images = as_array(images)
+        if images.shape == (0,):
+            return np.empty(0, str) if takes_files else np.empty((0, side, side, 3), np.uint8)
         if images.dtype.kind in "UO" and images.ndim == 1 and takes_files:
             return images.astype(str)
         if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):

@@ -38,6 +38,7 @@ from pycil_wsc.files import locked
 from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
+from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.progress import log_closed_after
 from pycil_wsc.runs.run import Run, end_of, losses
 
@@ -87,8 +88,16 @@ class Learner:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One entry per task: a line of ``metrics.jsonl``, without accuracies."""
-        return list(self._state["history"]) if self._state else []
+        """One entry per task: a line of ``metrics.jsonl``, without accuracies, and with ``task`` counted from 1."""
+        lines = self._state["history"] if self._state else []
+        return [line | {"task": line["task"] + 1} for line in lines]
+
+    def __repr__(self) -> str:
+        if not self.history:
+            return f"<Learner {self.config.method!r}: nothing learned yet>"
+        last = self.history[-1]
+        learned = f"{last['num_seen']} classes after task {last['task']}, {last['exemplars']} exemplars"
+        return f"<Learner {self.config.method!r}: {learned}>"
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -149,6 +158,7 @@ class Learner:
         config = dataclasses.replace(config, cache_first_task=False)
         if self._state and not config.learner.starts_anew:
             config = dataclasses.replace(config, pretrained=False)  # the state already has the weights
+        check_backbone(config, stream.info.image_size)
         bar = Bar(self.quiet)
         run = Run(config, for_training(stream, config), bar, folder, self._state)
         bar.begin(run.plan)

@@ -45,7 +45,7 @@ def check(config: Config) -> None:
         raise UserError(problem)
     for name in config.tasks or [config.dataset]:
         if not name.startswith(("npz:", "folder:")):
-            registry.datasets[name]
+            registry.check_dataset(name)
     for name in having(KEYS, instead="tasks") if config.tasks else ():
         if getattr(config, name) != KEYS[name].default:
             raise UserError(

@@ -134,7 +134,7 @@ class Config(
 
     def identity(self) -> dict[str, Any]:
         """The values that decide the result, without a memory key that is unused or follows from the data."""
-        skipped = {self._unused_memory_key} - self.learner.also_reads(self)
+        skipped = {self.memory_keys[0]} - self.learner.also_reads(self)
         skipped |= {"memory_size"} if self.memory_bytes is not None else set()
         values = select(self.to_dict(), self.keys, RESULT)
         return {name: value for name, value in values.items() if name not in skipped}
@@ -177,7 +177,7 @@ class Config(
         the keys that are not at their defaults and not in the folder names. With ``tasks``, to which others may be
         added later, the first one names the folder: ``<task>-tasks``.
         """
-        named = {name: getattr(self, name) for name in having(KEYS, names="folder") if name != self._unused_memory_key}
+        named = {name: getattr(self, name) for name in having(KEYS, names="folder") if name != self.memory_keys[0]}
         named["tasks"] = self.tasks[:1]
         kind = registry.kinds[self.kind]
         default = kind.resolve(named).identity() | kind.earlier()  # a changed default does not change folder names
@@ -193,9 +193,9 @@ class Config(
         return {BACKBONE_OPTION + name: value for name, value in self.convnet_options.items()}
 
     @property
-    def _unused_memory_key(self) -> str:
-        """The memory key that ``fixed_memory`` makes ineffective."""
-        return "memory_size" if self.fixed_memory else "memory_per_class"
+    def memory_keys(self) -> tuple[str, str]:
+        """The memory key that ``fixed_memory`` makes ineffective, and the one that counts."""
+        return ("memory_size", "memory_per_class") if self.fixed_memory else ("memory_per_class", "memory_size")
 
 
 GROUPS = {  # as the page of the configuration shows them

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 
-BUILT_IN = ("bic", "der", "finetune", "foster", "icarl", "memo", "replay", "wa")  # whose files run unchanged
 OTHERS = ("acil", "aper_finetune", "beefiso", "coil", "ds-al", "ewc", "fetril", "gem", "il2a", "lwf", "pass", "podnet")
 OTHERS += ("rmm-foster", "rmm-icarl", "simplecil", "ssre", "tagfex")
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # in foster.json
@@ -44,8 +44,9 @@ def _first_device(device: Any) -> Any:
 def refuse_other_method(model_name: str) -> None:
     """Raise a :class:`UserError` for a PyCIL method that is not built in."""
     if model_name.lower() in OTHERS:
+        built_in = ", ".join(sorted(registry.learners))
         raise UserError(
-            f"model_name: '{model_name}' is a PyCIL method that is not built in (built in: {', '.join(BUILT_IN)}); "
+            f"model_name: '{model_name}' is a PyCIL method that is not built in (built in: {built_in}); "
             "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL --config FILE "
             "(docs/pycil.md)"
         )

@@ -24,7 +24,7 @@ from pycil_wsc.data.image_files import read_folder
 from pycil_wsc.data.npz import ARRAYS, check_arrays, info_of_arrays, mean_and_std, read_npz, reason, three_channels
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
-from pycil_wsc.registry import datasets, register_dataset
+from pycil_wsc.registry import check_dataset, datasets, register_dataset
 
 __all__ = ["Dataset", "DatasetInfo", "Split", "load_dataset"]
 DOWNLOAD_ERRORS = (OSError, RuntimeError, ValueError, EOFError)
@@ -48,6 +48,7 @@ def load_dataset(name: str, data_root: str | Path, image_size: int | None = None
     elif path and kind == "folder":
         dataset = read_folder(name, path_of("dataset", path))
     else:
+        check_dataset(name)
         dataset = datasets[name](path_of("data_root", str(data_root)))
     if dataset.fingerprint is None:
         dataset = replace(dataset, fingerprint=fingerprint(dataset.train, dataset.test))

@@ -1,17 +1,18 @@
 """Data sets of image files: ``PATH/{train,val}/<class>/*.jpg``."""
 
 import os
+import stat
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from pycil_wsc.data.npz import check_names, check_targets, reason
-from pycil_wsc.data.types import Dataset, DatasetInfo, Split
+from pycil_wsc.data.types import Dataset, DatasetInfo, Split, normal
 from pycil_wsc.errors import UserError
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -25,18 +26,16 @@ def read_folder(name: str, path: Path) -> Dataset:
     """Read ``train`` and ``val`` (or ``test`` if there is no ``val``), each with one folder per class.
 
     The layout is that of torchvision's ``ImageFolder``. A class is named after its folder; bytes that are not UTF-8
-    are replaced by U+FFFD.
+    are replaced by U+FFFD. Links are followed, but each real file is read once in a class: see :func:`image_files`.
     """
     parts = _parts(path)
-    layout = f"{path}/{{train,val}}/<class>/*.jpg"
-    folders = sorted(set().union(*(_class_folders(part, layout) for part in parts)))
-    classes = _names(path, folders)
-    splits = [_split(part, folders) for part in parts]
+    classes = _classes(path, parts, f"{path}/{{train,val}}/<class>/*.jpg")
+    splits = [_split(part, classes) for part in parts]
     problem = f"has no image files ({' '.join(IMG_EXTENSIONS)}); add some, or remove the class's folder from both parts"
     for part, split in zip(parts, splits):
-        check_targets(str(part), split.targets, classes, problem)
+        check_targets(str(part), split.targets, list(classes), problem)
     train, test = splits
-    return Dataset(DatasetInfo(name, classes, **IMAGE_FILES), train, test)
+    return Dataset(DatasetInfo(name, tuple(classes), **IMAGE_FILES), train, test)
 
 
 def common_folder(paths: Iterable[str]) -> str:
@@ -56,12 +55,51 @@ def read_task_folder(name: str, path: Path) -> Dataset:
     parts = _parts(path)
     if not all(map(os.path.isdir, parts)):
         parts = (path,)
-    folders = sorted(set().union(*(_class_folders(part, f"{path}/<class>/*.jpg") for part in parts)))
-    train, *others = (_split(part, folders) for part in parts)
+    classes = _classes(path, parts, f"{path}/<class>/*.jpg")
+    train, *others = (_split(part, classes) for part in parts)
     if not len(train):
         raise UserError(f"{parts[0]}: no image files ({' '.join(IMG_EXTENSIONS)}) in its class folders; add some")
     test = others[0] if others else Split(train.images[:0], train.targets[:0])
-    return Dataset(DatasetInfo(name, _names(path, folders), **IMAGE_FILES), train, test)
+    return Dataset(DatasetInfo(name, tuple(classes), **IMAGE_FILES), train, test)
+
+
+def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:
+    """The image files below ``folder``, sorted by folder and name. Links are followed; each real file is listed once.
+
+    ``elsewhere``: folders (device and inode) that are not entered: a link to one of them would be a loop, or would
+    give the images of another class.
+    """
+    found: dict[str, str] = {}  # real path -> path
+    entered = {_inode(folder)}
+    pending = [str(folder)]
+    while pending:
+        directory = pending.pop()
+        real_directory = os.path.realpath(directory)
+        for entry in _entries(directory):
+            if entry.is_dir():
+                inode = _inode(entry.path)
+                if inode not in entered and inode not in elsewhere:
+                    entered.add(inode)
+                    pending.append(entry.path)
+            elif entry.name.lower().endswith(IMG_EXTENSIONS):
+                real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real_directory, entry.name)
+                found[real] = min(entry.path, found.get(real, entry.path), key=os.path.split)
+    return sorted(found.values(), key=os.path.split)
+
+
+def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
+    """What is in ``directory``, by name."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be read ({reason(error)}); make it readable, or remove it") from None
+
+
+def _inode(path: str | Path) -> tuple[int, int]:
+    """What identifies a folder, whatever links lead to it."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def _parts(path: Path) -> tuple[Path, ...]:
@@ -70,17 +108,39 @@ def _parts(path: Path) -> tuple[Path, ...]:
     )
 
 
-def _names(path: Path, folders: list[str]) -> tuple[str, ...]:
-    """The class names; different folders may have the same one, after bytes that are not UTF-8 were replaced."""
-    names = tuple(os.fsencode(folder).decode(errors="replace") for folder in folders)
+def _classes(path: Path, parts: Sequence[Path], layout: str) -> dict[str, list[str]]:
+    """Class name -> its folders' names in ``parts``, in the order of the classes.
+
+    Folders whose names differ in their Unicode form alone (as after a copy from macOS) are one class. Other folders may
+    have the same name after bytes that are not UTF-8 were replaced; they are refused.
+    """
+    folders: dict[str, list[str]] = {}
+    for folder in sorted(set().union(*(_class_folders(part, layout) for part in parts))):
+        folders.setdefault(normal(folder), []).append(folder)
+    names = [os.fsencode(name).decode(errors="replace") for name in folders]
     check_names(str(path), names)
-    return names
+    return dict(zip(names, folders.values()))
 
 
-def _split(part: Path, folders: list[str]) -> Split:
-    """The image files below ``part``; class k is in ``folders[k]``."""
-    files = make_dataset(part, {folder: k for k, folder in enumerate(folders)}, IMG_EXTENSIONS, allow_empty=True)
-    return Split(np.array([file for file, _ in files], dtype=str), np.array([k for _, k in files], dtype=np.int64))
+def _split(part: Path, classes: Mapping[str, Sequence[str]]) -> Split:
+    """The image files below ``part``, where each of ``classes`` has these folders."""
+    above = {_inode(folder) for folder in (part, *part.resolve().parents)}
+    roots: dict[tuple[int, int], str] = {}
+    for folder in (folder for folders in classes.values() for folder in folders):
+        if not os.path.isdir(part / folder):
+            continue
+        inode = _inode(part / folder)
+        if inode in roots:
+            raise UserError(f"{part}: '{roots[inode]}' and '{folder}' are the same folder; remove one of the links")
+        roots[inode] = folder
+    files, targets = [], []
+    for number, folders in enumerate(classes.values()):
+        for folder in folders:
+            if folder in roots.values() and _inode(part / folder) not in above:
+                found = image_files(part / folder, above | roots.keys())
+                files += found
+                targets += len(found) * [number]
+    return Split(np.array(files, dtype=str), np.array(targets, dtype=np.int64))
 
 
 def _class_folders(directory: Path, layout: str) -> set[str]:
@@ -94,15 +154,19 @@ def _class_folders(directory: Path, layout: str) -> set[str]:
 
 
 def image_status(path: str) -> os.stat_result:
-    """``os.stat`` of an image file. Raises a :class:`UserError` that names it if it does not exist."""
+    """``os.stat`` of an image file. Raises a :class:`UserError` that names it if it is not an existing file."""
     try:
-        return os.stat(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; replace the image, or remove it") from None
+        status = os.stat(path)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UserError(f"{path}: {reason(error)}; replace the image, or remove it") from None
+    if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for ever
+        raise UserError(f"{path}: is not a file but a folder, a pipe or a device; remove it")
+    return status
 
 
 def decode(path: str) -> Image.Image:
     """Decode an image file as RGB."""
+    image_status(path)
     try:
         with Image.open(path) as image:
             if not image.mode.startswith(("I", "F")):

@@ -367,8 +367,10 @@ def num_batches(num_samples: int, batch_size: int, join: bool = False) -> int:
 
 
 def batch_slices(num_samples: int, batch_size: int, join: bool = False) -> list[slice]:
-    """The slice of each batch. With ``join``, a last batch of a single sample is merged into the one before."""
+    """The slice of each batch. With ``join``, a last batch of a single sample is merged into the one before, unless all
+    batches have one sample.
+    """
     starts = list(range(0, num_samples, batch_size))
-    if join and len(starts) > 1 and num_samples - starts[-1] == 1:
+    if join and batch_size > 1 and len(starts) > 1 and num_samples - starts[-1] == 1:
         starts.pop()
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], num_samples])]

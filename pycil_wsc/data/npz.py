@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from pycil_wsc.data.types import DatasetInfo, Split
+from pycil_wsc.data.types import DatasetInfo, Split, normal
 from pycil_wsc.errors import UserError
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
@@ -154,7 +154,7 @@ def check_names(place: str, names: Sequence[Any]) -> None:
 
     Classes are identified by their names where tasks are joined (:mod:`pycil_wsc.data.stream`).
     """
-    name, number = Counter(names).most_common(1)[0] if names else ("", 0)
+    name, number = Counter(map(normal, names)).most_common(1)[0] if names else ("", 0)
     if number > 1:
         raise UserError(f"{place}: class name '{name}' is given twice; give each class its own name")
 

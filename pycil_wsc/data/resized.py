@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,8 @@ def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
     """``dataset`` with its image files replaced by small copies below ``root``.
 
     The copies have the short side of the test transform and are resized by its interpolation; an image that is not
-    larger is not copied. A copy has the modification time of its original, and is outdated if the original has another
-    one now. Missing or outdated copies are made by ``workers`` processes, or in this one if they are few. Arrays in
+    larger is not copied. A copy has the size of its original in its name and the modification time, and is outdated if
+    the original has others now. Missing or outdated copies are made by ``workers`` processes, or in this one if they are few. Arrays in
     memory are left unchanged. Raises a :class:`UserError` if a file cannot be read or written.
     """
     if dataset.train.in_memory:
@@ -51,7 +52,7 @@ def cache_folder(dataset: Dataset, root: str | Path, side: int) -> tuple[Path, P
 
 def copied(paths: np.ndarray, base: Path, folder: Path, side: int, interpolation: str, workers: int) -> np.ndarray:
     """The files to read instead of ``paths``, an array of str."""
-    pairs = [(path, f"{folder}/{_below(path, str(base))}.jpg") for path in paths.tolist()]
+    pairs = [(path, f"{folder}/{_below(path, str(base))}") for path in paths.tolist()]
     files = [_usable(*pair) for pair in pairs]
     if None in files:
         with locked(folder):  # meanwhile another process may have made them
@@ -66,15 +67,22 @@ def _below(path, base):
     return path.removeprefix(start) if path.startswith(start) else Path(path).relative_to(base)
 
 
-def _usable(path, copy):
+def _copy_of(status, stem):
+    """The name of the copy of a file with this status, which begins with ``stem``."""
+    return f"{stem}.{status.st_size}.jpg"
+
+
+def _usable(path, stem):
     """The file to read instead of ``path``: its copy, or itself if it is small enough. None if the copy is missing or
     outdated.
     """
+    original = image_status(path)
+    copy = _copy_of(original, stem)
     try:
         status = os.stat(copy)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not status.st_size or not _same_time(status.st_mtime_ns, image_status(path).st_mtime_ns):
+    if not status.st_size or not _same_time(status.st_mtime_ns, original.st_mtime_ns):
         return None
     return copy if status.st_size > len(SMALL) else path
 
@@ -92,11 +100,24 @@ def _copy_all(pairs, folder, side, interpolation, workers):
         copies = partial(_copies, side=side, resampling=Image.Resampling[interpolation.upper()])
         for _ in map_parts(copies, pairs, pool, "resizing images"):
             pass
+    _remove_outdated(pairs)
+
+
+def _remove_outdated(pairs):
+    """Remove earlier copies of images that were copied now, of another size or without one in their names."""
+    current = {_copy_of(image_status(path), stem): stem for path, stem in pairs}
+    stems = set(current.values())
+    for directory in {os.path.dirname(stem) for stem in stems}:
+        for entry in os.scandir(directory):
+            copy = re.fullmatch(r"(.+?)(\.\d+)?\.jpg", entry.path)
+            if copy and copy[1] in stems and entry.path not in current:
+                os.unlink(entry.path)
 
 
 def _copies(pairs, side, resampling):
-    for path, copy in pairs:
+    for path, stem in pairs:
         status = image_status(path)  # before reading: a file that changes meanwhile is copied again by the next run
+        copy = _copy_of(status, stem)
         write_atomically(copy, _small(decode(path), side, resampling), durable=False)
         os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
 

@@ -15,8 +15,8 @@ from pycil_wsc.data.datasets import load_dataset, path_of
 from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.image_files import IMAGE_FILES, read_task_folder
 from pycil_wsc.data.npz import check_names, info_of_arrays, three_channels
-from pycil_wsc.data.types import Dataset, DatasetInfo, Split
-from pycil_wsc.errors import UserError
+from pycil_wsc.data.types import Dataset, DatasetInfo, Split, normal
+from pycil_wsc.errors import UserError, first_line
 
 Source = str | tuple[Any, Any] | TorchDataset
 FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
@@ -77,11 +77,13 @@ def _of_pair(images: Any, labels: Any) -> Dataset:
 
 def _listed(labels: Any) -> list[int | str]:
     """``labels`` as a list of integers or strings."""
+    if isinstance(labels, torch.Tensor):
+        labels = as_array(labels)
     labels = _list("labels", labels.tolist() if hasattr(labels, "tolist") else labels, "give one label per image")
     for label in labels:
         if isinstance(label, bool) or not isinstance(label, (str, int, np.integer)):
             raise UserError(f"labels: {label!r} is neither a string nor a whole number")
-    return [str(label) if isinstance(label, str) else int(label) for label in labels]
+    return [normal(str(label)) if isinstance(label, str) else int(label) for label in labels]
 
 
 def _list(what, values, remedy):
@@ -95,16 +97,19 @@ def _list(what, values, remedy):
 
 def _array(images: Any) -> np.ndarray:
     """A tensor, or a list of images of one shape, as an array (N, ...)."""
-    if isinstance(images, torch.Tensor):
-        return images.detach().cpu().numpy()
-    if isinstance(images, np.ndarray):
-        return images
-    try:
-        arrays = [_array(each) if isinstance(each, torch.Tensor) else np.asarray(_in_colour(each)) for each in images]
-    except ValueError:  # nested lists of different lengths
-        raise UserError(f"images: an item is not an array; {IMAGES}") from None
+    if isinstance(images, (torch.Tensor, np.ndarray)):
+        return as_array(images)
+    arrays = [as_array(_in_colour(each)) for each in images]
     _check_one_shape("images: shapes", arrays)
     return np.stack(arrays)
+
+
+def as_array(images: Any) -> np.ndarray:
+    """Images as an array. Raises :class:`UserError` for lists of different lengths and tensors that are not dense."""
+    try:
+        return images.detach().cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"images: are not an array ({first_line(error)}); {IMAGES}") from None
 
 
 def _in_colour(image):
@@ -138,6 +143,8 @@ def _of_torch(source: Any) -> Dataset:
     labels = [_plain(label) for _, label in samples]
     names: Sequence[str] | None = getattr(source, "classes", None)
     if names is not None:
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise UserError(f"{type(source).__name__}: its 'classes' are {names!r}, not a list of names; correct them")
         if wrong := [label for label in labels if isinstance(label, int) and not 0 <= label < len(names)]:
             raise UserError(f"{type(source).__name__}: label {wrong[0]} has no name in its {len(names)} classes")
         used = sorted({label for label in labels if isinstance(label, int)})

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError, did_you_mean
 
 
@@ -27,8 +27,8 @@ def only(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
 def _label(given, names, dataset):
     if isinstance(given, int) and 0 <= given < len(names):
         return given
-    if given in names:
-        return names.index(given)
+    if isinstance(given, str) and normal(given) in names:
+        return names.index(normal(given))
     hint = f"; its labels are 0..{len(names) - 1}" if isinstance(given, int) else did_you_mean(given, names)
     raise UserError(f"classes: {dataset} has no class {given!r}{hint}")
 

@@ -1,5 +1,6 @@
 """Frozen dataclasses that describe a data set."""
 
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,18 @@ if TYPE_CHECKING:
     from pycil_wsc.data.image_map import ImageMap
 
 
+def normal(name: str) -> str:
+    """A class name in the Unicode form NFC: classes are identified by name, and macOS gives folders' names in NFD."""
+    return unicodedata.normalize("NFC", name)
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
     """The classes of a data set, and how its images are transformed.
 
     Args:
         name: the data set's name.
-        classes: class names in label order.
+        classes: class names in label order; converted by :func:`normal`.
         image_size: side of the square images after the transforms.
         mean: of each channel, on the 0..1 scale.
         std: of each channel, on the same scale.
@@ -42,6 +48,9 @@ class DatasetInfo:
     stored_size: int | None = None
     interpolation: str = "bilinear"
     augmentation: str = "pycil"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(map(normal, self.classes)))
 
     @property
     def num_classes(self) -> int:

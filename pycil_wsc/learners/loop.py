@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from pycil_wsc.engine.passes import CompiledPasses, Passes
 from pycil_wsc.engine.phase import Phase, Resume, refuse_images_and_targets
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.errors import UnusableRun
 
 if TYPE_CHECKING:
     from pycil_wsc.learners.base import BaseLearner
@@ -153,7 +154,7 @@ def passes(learner: BaseLearner, phase: Phase, loss: Callable) -> Passes:
     """The forward and backward pass of a step of ``phase`` with ``loss``."""
 
     def compute(batch):
-        with learner.autocast():
+        with learner.autocast(), single_image_refused(len(batch)):
             return loss(batch)
 
     if learner.processes.count > 1:
@@ -167,3 +168,17 @@ def passes(learner: BaseLearner, phase: Phase, loss: Callable) -> Passes:
 
         return CompiledPasses(compute, phase.optimizer, compiled)
     return Passes(compute, phase.optimizer)
+
+
+@contextlib.contextmanager
+def single_image_refused(number: int) -> Iterator[None]:
+    """Say in one line what to do if batch norm cannot train on a batch of ``number`` images, which is one."""
+    try:
+        yield
+    except ValueError as error:
+        if number > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        raise UnusableRun(
+            "batch_size: batch norm cannot train on a single image whose features are one pixel wide; raise "
+            "batch_size or image_size, or give more images"
+        ) from None

@@ -26,7 +26,7 @@ from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.journal import Journal, summary
-from pycil_wsc.runs.planning import check_plan, plan_of
+from pycil_wsc.runs.planning import check_plan, plan_of, remarks
 from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.rehearsal import rehearse
 from pycil_wsc.runs.result import result_of
@@ -75,6 +75,7 @@ class Run:
         self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
         self.confusion = None  # the confusion matrix after the last task
         self.plan = plan_of(config, self.manager, start)  # training images of each task
+        self.remarks = remarks(config, self.manager.train_targets)  # to be said once
         self.peak_memory = 0
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
         self.saved_at = time.perf_counter()
@@ -131,6 +132,8 @@ class Run:
     def _learn(self, task, resume):
         """Learn a task, on as many images as planned."""
         self.journal.bar.begin(task)
+        while self.remarks:
+            self.journal.say(self.remarks.pop(0))
         try:
             if task.index == 0 and self.config.cache_first_task and self.learner.plain_first_task:
                 self._learn_shared(task, resume)
