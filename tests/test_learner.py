@@ -8,6 +8,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -452,6 +453,10 @@ class Few(torch.utils.data.Dataset):
         return self.samples[index]
 
 
+class Numbered(Few):
+    classes: Any = 3
+
+
 REFUSED = {
     "tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner("wsc", tasks=["npz:a.npz"]),
     "unknown key 'epoch'; did you mean 'epochs'?": lambda: Learner("wsc", epoch=3),
@@ -474,6 +479,24 @@ REFUSED = {
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),
     "no saved learner there": lambda: Learner.load("nowhere"),
+    "folder: 'a\\x00b' has a zero byte": lambda: Learner.load("a\0b"),
+    "folder: None is not the name of a folder": lambda: Learner.load(None),
+    "folder: 3 is not the name of a folder": lambda: Learner().save(3),
+    "out: 3 is not the name of a folder": lambda: Learner(out=3),
+    f"{256 * 'x'}: no saved learner there": lambda: Learner.load(256 * "x"),
+    "a\\x00b.jpg: embedded null byte": lambda: Learner().learn((["a\0b.jpg"], ["cat"])),
+    "unknown dataset 'a\\x00b'": lambda: Learner().learn("a\0b"),
+    "images: are not an array (can't convert Sparse": lambda: Learner().learn((torch.eye(2).to_sparse(), [0, 1])),
+    "images: are not an array (Cannot copy out of meta": lambda: Learner().learn((torch.ones(2, device="meta"), [0])),
+    "Numbered: its 'classes' are 3, not a list of names": lambda: Learner().learn(Numbered([(COLOUR, 0)])),
+    "did you mean 'folder:/'?": lambda: Learner().learn("/"),
+    f"did you mean 'npz:{__file__}'?": lambda: Learner().learn(__file__),
+    "convnet_options of 'resnet8': ": lambda: Learner(
+        convnet_type="resnet8", convnet_options={"width": 10**12}, device="cpu", quiet=True
+    ).learn((np.stack([COLOUR, COLOUR]), [0, 1])),
+    "batch_size: batch norm cannot train on a single image": lambda: Learner(
+        convnet_type="resnet18", device="cpu", quiet=True
+    ).learn((COLOUR[None], [0])),
 }
 
 
@@ -494,10 +517,42 @@ def test_what_was_never_learned_is_left_out_of_the_test_and_counted(months):
 
 
 def test_lines_and_a_bar_unless_quiet(months, capsys):
-    learned(months[0], quiet=False)
+    learner = learned(months[0], quiet=False)
     assert "task 1/1  2 classes: loss" in capsys.readouterr().out
+    assert learner.history[0]["task"] == 1, "counted as in lines and folders"
     learned(months[0])
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "keys, line",
+    [
+        ({"memory_size": 5}, "memory_size: has no effect with fixed_memory true; memory_per_class counts, which is 4"),
+        ({"fixed_memory": False}, None),
+        ({"memory_per_class": 9}, None),
+        ({"memory_per_class": 11}, "memory_per_class: 11 is more than any class has images (at most 10); all images"),
+        ({"memory_per_class": "all"}, None),
+    ],
+)
+def test_memory_keys_without_effect_are_told_in_a_line(keys, line, months, capsys):
+    learned(months[0], name="replay", **{"quiet": False, "epochs": 1, "init_epoch": 1} | keys)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + bool(line) and (line is None or line in lines[0])
+    learned(months[0], name="replay", **{"epochs": 1, "init_epoch": 1} | keys)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_a_learner_is_is_told_by_its_repr(months):
+    assert repr(Learner("wsc")) == "<Learner 'wsc': nothing learned yet>"
+    assert repr(learned(months[0], epochs=1, init_epoch=1)) == "<Learner 'wsc': 2 classes after task 1, 8 exemplars>"
+
+
+def test_predictions_of_no_images_are_none_and_of_odd_lists_one_line(months):
+    learner = learned(months[0], epochs=1, init_epoch=1)
+    for nothing in ([], (), np.empty((0, 8, 8, 3), np.uint8)):
+        assert learner.predict(nothing).tolist() == []
+    with pytest.raises(UserError, match="^images: are not an array .*; give uint8"):
+        learner.predict([[1], [1, 2]])
 
 
 def test_images_of_another_kind_than_before_are_refused_and_change_nothing(months, tmp_path):

@@ -230,3 +230,22 @@ def test_a_data_root_below_the_home_folder_has_the_copies(copies, folder, tmp_pa
 def test_arrays_in_memory_stay_as_they_are(tmp_path):
     digits = load_dataset("digits", ".")
     assert resized(digits, tmp_path, 1) is digits and not list(tmp_path.iterdir())
+
+
+def test_an_image_that_changes_but_not_its_time_is_copied_anew(folder, tmp_path):
+    """As from an archive with fixed times. The earlier copy is removed, and one without a size in its name."""
+    path = folder / "train" / "a" / "wide.jpg"
+    index = 3
+
+    def copy():
+        return resized(load_dataset(f"folder:{folder}", ".", 64), tmp_path, 0).train.images[index]
+
+    before, status = copy(), path.stat()
+    assert Path(before).name.startswith("wide.jpg")
+    old = Path(before).with_name("wide.jpg.jpg")
+    old.write_bytes(Path(before).read_bytes())
+    Image.new("RGB", (200, 100), (7, 7, 7)).save(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = copy()
+    assert np.asarray(Image.open(after)).std() < 2
+    assert not Path(before).exists() and not old.exists() and Path(after).exists()

@@ -9,7 +9,8 @@ import torch
 
 from pycil_wsc import registry
 from pycil_wsc.config.options import KEYS, Config
-from pycil_wsc.data.memory import ALL, ExemplarMemory
+from pycil_wsc.data.exemplars import ALL
+from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
@@ -68,16 +69,13 @@ def check_backbone(config: Config, image_size: int) -> None:
 def remarks(config: Config, targets: np.ndarray) -> list[str]:
     """Settings of the memory without effect, a line each. ``targets``: the classes of the training images."""
     lines = []
-    memory_bytes = config.memory_bytes is not None
-    if not config.learner.uses_memory or memory_bytes:
+    if not config.learner.uses_memory or config.memory_bytes is not None:
         return lines
     unused, used = config.memory_keys
     default = KEYS[unused].default
     if getattr(config, unused) != default and unused not in config.learner.also_reads(config):
-        fixed = json.dumps(config.fixed_memory)
-        lines.append(
-            f"{unused}: has no effect with fixed_memory {fixed}; {used} counts, which is {getattr(config, used)}"
-        )
+        because, value = json.dumps(config.fixed_memory), getattr(config, used)
+        lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} counts, which is {value}")
     largest = int(np.bincount(targets, minlength=1).max())
     if config.fixed_memory and largest < config.memory_per_class < ALL:
         lines.append(
