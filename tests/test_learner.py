@@ -487,7 +487,9 @@ REFUSED = {
     "a\\x00b.jpg: embedded null byte": lambda: Learner().learn((["a\0b.jpg"], ["cat"])),
     "unknown dataset 'a\\x00b'": lambda: Learner().learn("a\0b"),
     "images: are not an array (can't convert Sparse": lambda: Learner().learn((torch.eye(2).to_sparse(), [0, 1])),
-    "images: are not an array (Cannot copy out of meta": lambda: Learner().learn((torch.ones(2, device="meta"), [0])),
+    "images: are not an array (Cannot copy out of meta": lambda: Learner().learn(
+        (torch.ones(2, device="meta"), [0, 1])
+    ),
     "Numbered: its 'classes' are 3, not a list of names": lambda: Learner().learn(Numbered([(COLOUR, 0)])),
     "did you mean 'folder:/'?": lambda: Learner().learn("/"),
     f"did you mean 'npz:{__file__}'?": lambda: Learner().learn(__file__),
@@ -528,7 +530,8 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
     "keys, line",
     [
         ({"memory_size": 5}, "memory_size: has no effect with fixed_memory true; memory_per_class counts, which is 4"),
-        ({"fixed_memory": False}, None),
+        ({"fixed_memory": False}, "memory_per_class: has no effect with fixed_memory false; memory_size counts"),
+        ({"memory_bytes": 2000}, None),
         ({"memory_per_class": 9}, None),
         ({"memory_per_class": 11}, "memory_per_class: 11 is more than any class has images (at most 10); all images"),
         ({"memory_per_class": "all"}, None),
@@ -551,7 +554,7 @@ def test_predictions_of_no_images_are_none_and_of_odd_lists_one_line(months):
     learner = learned(months[0], epochs=1, init_epoch=1)
     for nothing in ([], (), np.empty((0, 8, 8, 3), np.uint8)):
         assert learner.predict(nothing).tolist() == []
-    with pytest.raises(UserError, match="^images: are not an array .*; give uint8"):
+    with pytest.raises(UserError, match="^images: an item is not an array; give uint8"):
         learner.predict([[1], [1, 2]])
 
 

@@ -108,7 +108,9 @@ def as_array(images: Any) -> np.ndarray:
     """Images as an array. Raises :class:`UserError` for lists of different lengths and tensors that are not dense."""
     try:
         return images.detach().cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except ValueError:  # nested lists of different lengths
+        raise UserError(f"images: an item is not an array; {IMAGES}") from None
+    except (TypeError, RuntimeError) as error:  # a sparse tensor, or one without memory
         raise UserError(f"images: are not an array ({first_line(error)}); {IMAGES}") from None
 
 
