@@ -27,8 +27,8 @@ def resized(dataset: Dataset, root: str | Path, workers: int) -> Dataset:
 
     The copies have the short side of the test transform and are resized by its interpolation; an image that is not
     larger is not copied. A copy has the size of its original in its name and the modification time, and is outdated if
-    the original has others now. Missing or outdated copies are made by ``workers`` processes, or in this one if they are few. Arrays in
-    memory are left unchanged. Raises a :class:`UserError` if a file cannot be read or written.
+    the original has others now. Missing or outdated copies are made by ``workers`` processes, or in this one if they
+    are few. Arrays in memory are left unchanged. Raises a :class:`UserError` if a file cannot be read or written.
     """
     if dataset.train.in_memory:
         return dataset
