@@ -206,6 +206,7 @@ def _check_state(state: Mapping[str, Any], tasks: int, labels: np.ndarray) -> No
     extra = state["learner"]["_extra_state"]
     _check(_numbers(extra["images_trained"], extra["train_flops"], extra["memory"]["seen"]), "counts")
     _check(extra["images_trained"] == history[-1]["images_trained"], "counts")
+    _check(extra["memory"].get("tasks", tasks) == tasks, "counts")  # missing in learners of earlier versions
     memory = extra["memory"]["classes"]
     held = [index for indices in memory.values() for index in indices]
     _check(sorted(held) == list(range(len(labels))), "memory")
