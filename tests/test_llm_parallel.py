@@ -1,6 +1,11 @@
 """Two processes on one run, whole and sharded: they stop, resume and fail together. Gloo on the CPU."""
 
 import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from unittest.mock import patch
 
@@ -8,7 +13,7 @@ import pytest
 import torch
 from small_llm import configured
 from small_processes import commanded, in_two_processes, shard_on_the_processor, sharded
-from small_runs import Killed, results, write
+from small_runs import ROOT, Killed, results, write
 
 pytest.importorskip("transformers")
 
@@ -158,3 +163,40 @@ def test_weights_that_cannot_be_read_fail_their_run_in_all_processes_and_the_nex
     assert in_two_processes(sharded, "--config", write(tmp_path, settings)) == [1, 0]
     ((_, result),) = results(settings).items()
     assert result["config"]["llm.model"] == str(sound) and result["sharded"]
+
+
+def accelerated(path):
+    """``accelerate launch`` of the run in two processes on the processor, in a process group of its own."""
+    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    options += ["--dynamo_backend", "no", "--main_process_port", "0"]
+    script = str(ROOT / "tests" / "sharded_main.py")
+    command = [sys.executable, "-m", "accelerate.commands.launch", *options, script, "--config", path]
+    return subprocess.Popen(command, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.slow
+def test_a_sharded_run_under_accelerate_launch_that_is_killed_ends_like_one_never_stopped(llm_settings, tmp_path):
+    keys = {"llm.method": "wsc", "wsc.covers": "all", "llm.shard": True, "llm.checkpoint_minutes": 0}
+    settings = llm_settings | keys | {"llm.epochs": [3, 12], "llm.max_new_tokens": 1, "save_weights": True}
+    config, _ = configured(settings)
+    saved, second = config.run_folder / "checkpoint.json", 10  # a step of the second task
+    process = accelerated(write(tmp_path, settings))
+    while not saved.exists() or json.loads(saved.read_text())["state"]["counts"]["steps"] <= second:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not results(settings)
+    assert accelerated(write(tmp_path, settings)).wait(300) == 0
+    assert "resuming at step" in (config.run_folder / "log.txt").read_text()
+    through = settings | {"out": str(tmp_path / "through")}
+    assert in_two_processes(sharded, "--config", write(tmp_path, through), seconds=100) == [0, 0]
+    ((_, one),), ((_, two),) = results(settings).items(), results(through).items()
+    assert (one["scores"], one["tokens_trained"], one["processes"], one["sharded"]) == (
+        two["scores"],
+        two["tokens_trained"],
+        2,
+        True,
+    )
+    weights, others = weights_of(settings), weights_of(through)
+    assert all(torch.equal(weights[name], others[name]) for name in others)

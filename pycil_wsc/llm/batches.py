@@ -1,7 +1,7 @@
 """Groups of examples of similar length as tensors, padded or packed, and the loss of each example.
 
-Own code where transformers and TRL have a fixed number of items per forward pass: with the lengths of TRACE's items
-that is half padding, and their grouping by length puts items of one task alone into a step.
+Own code where transformers and TRL have a fixed number of items per forward pass. With TRACE's items that is a third to
+more than a half padding; their grouping by length makes steps of long items alone, and steps of short ones alone.
 """
 
 from collections.abc import Iterable, Sequence
