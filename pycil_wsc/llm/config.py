@@ -239,10 +239,12 @@ class LLMOptions:
         decides="rounding",
     )
     shard: bool = key(
-        False, "`torchrun`: shard weights, gradients and moments over the processes (FSDP)", decides="rounding"
+        False,
+        "several processes: shard weights, gradients and moments over them (FSDP2, by accelerate)",
+        decides="rounding",
     )
     timeout_minutes: float = key(
-        30.0, "`torchrun`: how long a process waits for the others within a run", low=0.01, decides="speed"
+        30.0, "several processes: how long each waits for the others within a run", low=0.01, decides="speed"
     )
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0, decides="speed")
 

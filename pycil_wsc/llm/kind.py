@@ -52,6 +52,9 @@ class LanguageModel(Kind):
 
         return Run(config, data, on_progress).execute()
 
+    def leftovers(self, config: LLMConfig) -> tuple[str, ...]:
+        return (self.checkpoint, "checkpoint.safetensors")  # the second of earlier versions
+
     def headline(self, result: Mapping[str, Any]) -> str:
         return f"average score {100 * result['avg_score']:.2f}"
 
