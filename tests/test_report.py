@@ -351,15 +351,15 @@ SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_the_colours_of_the_methods_are_told_apart_by_every_sight(sight):
-    from pycil_wsc.report.style import COLOURS, MARKERS
+    from pycil_wsc.report.style import LOOKS
 
     seen = {
         name: lab([sum(w * v for w, v in zip(row, linear(colour))) for row in SIGHT[sight]])
-        for name, colour in COLOURS.items()
+        for name, (colour, _) in LOOKS.items()
     }
     distances = {(a, b): math.dist(seen[a], seen[b]) for a in seen for b in seen if a < b}
     assert min(distances.values()) > 10  # a difference of 2 is just noticeable
-    assert len(set(MARKERS.values())) == len(MARKERS) == len(COLOURS)
+    assert len({marker for _, marker in LOOKS.values()}) == len(LOOKS)
 
 
 def test_methods_that_expand_are_dashed_and_hollow():

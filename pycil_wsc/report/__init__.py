@@ -15,6 +15,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.report.groups import Group, group_runs, memory_text
 from pycil_wsc.report.language import score_table
+from pycil_wsc.report.measures import named
 from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.report.tables import Column, Table, aggregate
 from pycil_wsc.results import Found, LanguageResult, Record, find_runs, read_result
@@ -46,7 +47,7 @@ def _accuracies(records: list[Record]) -> str:
 def _group_text(group: Group, title: str) -> str:
     of_what = "/class" if group.setting.fixed_memory else " in total"
     names = group.names(group.records)
-    rows = group.named_rows(names, "exemplars")
+    rows = named(group.rows, names, "exemplars")
     rows["value"] = rows["average"]
     rows["column"] = [memory_text(memory) + of_what for memory in rows["memory"]]
     columns = [memory_text(memory) + of_what for memory in sorted(rows["memory"].unique())]

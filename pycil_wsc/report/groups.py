@@ -83,11 +83,6 @@ class Group:
         """The table of rows: a line per run."""
         return rows_of(self.records, paper.expands)
 
-    def named_rows(self, names: Mapping[Record, str], column: str) -> pd.DataFrame:
-        """The lines of the runs that have a name, with the name in a further ``column``."""
-        mine = self.rows.assign(**{column: self.rows["record"].map(dict(names))})
-        return mine.dropna(subset=column)
-
     def _standard(self, name: str) -> Hashable:
         """The paper's value of a studied key if any run has it, otherwise the most frequent value."""
         values = Counter(studied_value(record, name) for record in self.records if name in record.config)

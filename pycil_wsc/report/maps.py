@@ -103,7 +103,7 @@ class Order(NamedTuple):
         counts: np.ndarray = np.array(record.data["confusion"], dtype=float)
         if self.resorted:
             places = np.argsort(_learned(record))
-            counts = counts.take(places, 0).take(places, 1)
+            counts = np.take(np.take(counts, places, 0), places, 1)
         return 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 

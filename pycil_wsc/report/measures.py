@@ -90,6 +90,11 @@ def rows_of(records: Iterable[Record], expands: Callable[[str], bool]) -> pd.Dat
     return pd.DataFrame(lines)
 
 
+def named(rows: pd.DataFrame, names: Mapping[Record, str], column: str) -> pd.DataFrame:
+    """The lines of the runs that have a name, with the name in a further ``column``."""
+    return rows.assign(**{column: rows["record"].map(dict(names))}).dropna(subset=column)
+
+
 def value(read: Measure, record: Record) -> float | None:
     """A measure of a run; None if it was not recorded."""
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pycil_wsc.report.groups import memory_text
+from pycil_wsc.report.measures import named
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.style import line_styles
 from pycil_wsc.results import ALL, Record
@@ -33,39 +34,40 @@ class Plot:
 class Series:
     """The runs of a group outside its studies. A name has the same style in every figure.
 
-    ``group``: a :class:`~pycil_wsc.report.groups.Group`, or an object with its ``base``, ``names`` and ``shown``. If
-    there are more than ``MOST`` names, the most frequent one of each method is kept first, then those with the most
-    runs.
+    ``rows``: their lines of the group's table of rows, with a ``name``. If there are more than ``MOST`` names, the most
+    frequent one of each method is kept first, then those with the most runs.
     """
 
     def __init__(self, group: Any) -> None:
         self.group, self.options = group, group.options
-        names: dict[Record, str] = group.names(group.base())
-        runs = Counter(names.values())
-        methods = {name: record.method for record, name in names.items()}
-        first = {
-            method: max((n for n in methods if methods[n] == method), key=lambda n: runs[n])
-            for method in methods.values()
-        }
+        rows = named(group.rows, group.names(group.base()), "name")
+        methods: dict[str, str] = dict(zip(rows["name"], rows["learner"]))
+        runs = Counter(rows["name"])
+        first: dict[str, str] = {}
+        for name, learner in methods.items():
+            if learner not in first or runs[name] > runs[first[learner]]:
+                first[learner] = name
         ranked = sorted(methods, key=lambda name: (name not in first.values(), -runs[name]))
         kept = set(ranked[:MOST])
         self.left_out = len(ranked) - len(kept)
         self.methods = {name: method for name, method in methods.items() if name in kept}
         self.styles = line_styles(self.methods)
-        self.records = [record for record, name in names.items() if name in kept]
+        self.rows = rows.loc[rows["name"].isin(kept)]
         self.cells: dict[tuple[str, float], list[Record]] = defaultdict(list)
-        for record in self.records:
-            self.cells[names[record], record.memory].append(record)
+        for record, name in zip(self.rows["record"], self.rows["name"]):
+            self.cells[name, record.memory].append(record)
         self.memories = sorted({memory for _, memory in self.cells})
 
     def of(self, name: str, read: Read | None = None) -> dict[float, list[Record]]:
         """``{memory: records}`` of one name; with ``read``, only records for which it does not return None."""
-        found = {
-            memory: [r for r in self.cells[name, memory] if read is None or read(r) is not None]
-            for memory in self.memories
-            if (name, memory) in self.cells
-        }
-        return {memory: records for memory, records in found.items() if records}
+        found = {}
+        for memory in self.memories:
+            records = self.cells.get((name, memory), [])
+            if read is not None:
+                records = [record for record in records if read(record) is not None]
+            if records:
+                found[memory] = records
+        return found
 
     def shown(self, name: str) -> str:
         """The display name."""
@@ -91,15 +93,12 @@ class Series:
         """
         counts = [len(records) for name in self.methods for records in self.of(name, read).values()]
         spread = f"; {errors}: ± {self.options.spread_name}." if errors and max(counts) > 1 else "."
-        dashes = ["Dashed lines and hollow markers: methods whose network grows with the tasks."]
-        more = [f"The {self.left_out} further variants with the fewest runs are in the tables."]
-        return (
-            means_over(counts) + spread,
-            *notes,
-            *(dashes if any(map(expands, self.methods.values())) else []),
-            *(more if self.left_out else []),
-            *self._missing(read),
-        )
+        found = [means_over(counts) + spread, *notes]
+        if any(map(expands, self.methods.values())):
+            found.append("Dashed lines and hollow markers: methods whose network grows with the tasks.")
+        if self.left_out:
+            found.append(f"The {self.left_out} further variants with the fewest runs are in the tables.")
+        return (*found, *self._missing(read))
 
     def _missing(self, read: Read | None) -> list[str]:
         parts = []

@@ -25,29 +25,17 @@ from matplotlib.lines import Line2D
 from pycil_wsc.report.paper import expands
 
 INK, SURFACE = "#24292f", "#fefefe"
-COLOURS = {
-    "der": "#e69f00",
-    "foster": "#8b5a2b",
-    "memo": "#332288",
-    "finetune": "#6f6f6f",
-    "replay": "#0072b2",
-    "icarl": "#009e73",
-    "bic": "#cc79a7",
-    "wa": "#56b4e9",
-    "joint": INK,
-    "wsc": "#d55e00",
-}
-MARKERS = {
-    "der": "s",
-    "foster": "D",
-    "memo": "^",
-    "finetune": "x",
-    "replay": "o",
-    "icarl": "v",
-    "bic": "P",
-    "wa": "p",
-    "joint": "h",
-    "wsc": "*",
+LOOKS = {  # the colour and the marker of each method
+    "der": ("#e69f00", "s"),
+    "foster": ("#8b5a2b", "D"),
+    "memo": ("#332288", "^"),
+    "finetune": ("#6f6f6f", "x"),
+    "replay": ("#0072b2", "o"),
+    "icarl": ("#009e73", "v"),
+    "bic": ("#cc79a7", "P"),
+    "wa": ("#56b4e9", "p"),
+    "joint": (INK, "h"),
+    "wsc": ("#d55e00", "*"),
 }
 FURTHER = [
     ("#117733", "<"),
@@ -58,7 +46,7 @@ FURTHER = [
     ("#44aa99", "X"),  # there are six merging and untrained methods of language models
 ]  # for the user's own methods
 THEMED = {INK: "currentColor", SURFACE: "var(--surface)"} | {
-    COLOURS[dark]: f"var(--{dark}, {COLOURS[dark]})" for dark in ("memo", "foster", "finetune", "replay")
+    LOOKS[dark][0]: f"var(--{dark}, {LOOKS[dark][0]})" for dark in ("memo", "foster", "finetune", "replay")
 }
 COLUMN, PAGE = 5.9, 12.0  # inches at 96 pixels: widths of one column and of the whole page
 RC: dict[Any, Any] = {  # Any: the type of the keys differs between versions of matplotlib
@@ -134,12 +122,12 @@ def arranged(count: int) -> tuple[int, int]:
 def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
     """``{name: keyword arguments of plot}`` for ``{name: method}``; a method's other variants are paler and dashed."""
     bases = {name: method.removesuffix("+wsc") for name, method in names.items()}
-    own = [base for base in dict.fromkeys(bases.values()) if base not in COLOURS]
+    own = [base for base in dict.fromkeys(bases.values()) if base not in LOOKS]
     seen: dict[str, int] = {}
     styles: dict[str, Style] = {}
     for name, method in names.items():
         base = bases[name]
-        colour, marker = (COLOURS[base], MARKERS[base]) if base in COLOURS else FURTHER[own.index(base) % len(FURTHER)]
+        colour, marker = LOOKS[base] if base in LOOKS else FURTHER[own.index(base) % len(FURTHER)]
         variant = seen[method] = seen.get(method, -1) + 1
         red, green, blue = (c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour))
         colour = to_hex((red, green, blue))

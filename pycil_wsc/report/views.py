@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pycil_wsc.report.groups import Group, changed_keys, distinguishing_keys, memory_text
-from pycil_wsc.report.measures import ACCURACIES, COSTS, SPENT
+from pycil_wsc.report.measures import ACCURACIES, COSTS, SPENT, named
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import PAPER, same_schedule
 from pycil_wsc.report.stats import best, is_ahead
@@ -88,7 +88,7 @@ def _rows_of_study(group: Group, study: Study) -> pd.DataFrame:
         return group.name_of(record) if kinds[record] == record.method else kinds[record]
 
     names = group.names(kinds, base, study.studied)
-    rows = group.named_rows(names, study.corner)
+    rows = named(group.rows, names, study.corner)
     place = {kind: number for number, kind in enumerate(study.order)}
     by_name = {record: number for number, record in enumerate(names)}
     rows["kind"] = rows["record"].map(kinds)
@@ -172,7 +172,7 @@ def differences(group: Group, study: Study = STUDIES[0]) -> Table | None:
     baseline = baseline_of(group, names)
     if baseline is None or group.variants_of:
         return None
-    rows = group.named_rows(names, "method")
+    rows = named(group.rows, names, "method")
     rows["place"] = rows["method"].map({name: place for place, name in enumerate(names.values())})
     rows = rows.sort_values("place", kind="stable")
     theirs = rows.loc[rows["method"] == baseline, ["memory", "seed", "average"]]
@@ -252,7 +252,7 @@ def _listing(group: Group, slug: str, title: str, columns: list[Column], notes: 
     names = group.names(group.records)
     place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
     labels = ("method", group.memory_title, "seeds")
-    rows = group.named_rows(names, "method")
+    rows = named(group.rows, names, "method")
     rows = rows.assign(place=rows["method"].map(place)).sort_values(["place", "memory"], kind="stable")
     rows[labels[1]] = rows["memory"].astype(object).where(rows["memory"] != ALL, "all")
     rows["seeds"] = rows.groupby(["learner", "method", "memory"])["seed"].transform("count")
