@@ -161,6 +161,7 @@ def training_arguments(
     if device.type != "cpu":  # not the first GPU, but the run's
         make_current(device)
         vars(arguments)["_setup_devices"] = device
+        arguments.distributed_state.device = device  # accelerate itself finds the kinds of devices that it knows
     return arguments
 
 
