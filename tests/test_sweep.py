@@ -33,10 +33,10 @@ from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-FORTY = {
+TWENTY = {
     "model_name": ["finetune", "replay", "wsc"],
     "memory_per_class": [2, 4],
-    "seed": [1, 2, 3, 4, 5, 6, 7, 8],
+    "seed": [1, 2, 3, 4],
     "init_cls": 3,
     "increment": 3,
     "init_epoch": 2,
@@ -51,19 +51,19 @@ def epochs_logged(settings):
 
 
 @pytest.mark.slow
-def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path, forked):
+def test_twenty_runs_killed_three_times_end_like_those_never_disturbed(settings, tmp_path, forked):
     """Parent and workers are killed together at random moments."""
-    settings, chance = settings | FORTY, random.Random(0)
+    settings, chance = settings | TWENTY, random.Random(0)
     undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
     for _ in range(3):
         process = command(tmp_path, settings, "--workers", "2")
-        enough = sum(epochs_logged(settings)) + chance.randint(5, 28)
+        enough = sum(epochs_logged(settings)) + chance.randint(3, 14)
         wait_until(lambda: sum(epochs_logged(settings)) >= enough, process)
         time.sleep(chance.random() / 10)
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert 0 < len(results(settings)) < 40
+    assert 0 < len(results(settings)) < 20
     finished = {folder: (folder / "result.json").stat().st_mtime_ns for folder in results(settings)}
     assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 0
     assert finished == {folder: (folder / "result.json").stat().st_mtime_ns for folder in finished}, (
@@ -73,7 +73,7 @@ def test_forty_runs_killed_three_times_end_like_those_never_disturbed(settings, 
         {folder.relative_to(s["out"]): without_measurements(result) for folder, result in results(s).items()}
         for s in (settings, undisturbed)
     ]
-    assert len(ends[0]) == 40 and ends[0] == ends[1]
+    assert len(ends[0]) == 20 and ends[0] == ends[1]
 
 
 def test_workers_do_not_outlive_the_parent(settings, tmp_path):

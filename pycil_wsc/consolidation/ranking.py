@@ -40,7 +40,7 @@ class Peers(Protocol):
         ...
 
 
-class SingleProcess:
+class Alone:
     """:class:`Peers` of a process that holds whole parameters."""
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ def top_blocks(
     check_share("retain", retain)
     allowed = [None] * len(scores) if eligible is None else list(eligible)
     if scope == "global":
-        yield from _top(range(len(scores)), scores, retain, allowed, peers or SingleProcess())
+        yield from _top(range(len(scores)), scores, retain, allowed, peers or Alone())
     elif scope == "tensor":
         for i in range(len(scores)):
-            yield from _top([i], scores, retain, allowed, peers or SingleProcess())
+            yield from _top([i], scores, retain, allowed, peers or Alone())
     else:
         raise ValueError(f"scope={scope!r} is unknown; known: 'global', 'tensor'")
 
@@ -180,7 +180,7 @@ def _highest(ranked, total, count, peers):
     """
     size, shift = 2**DIGIT, torch.iinfo(BITS[ranked.dtype]).bits
     left, lowest, prefix = total, -size // 2, None  # left: number of candidates; their leading bits are the prefix
-    while (left > BLOCK or not isinstance(peers, SingleProcess)) and shift:
+    while (left > BLOCK or not isinstance(peers, Alone)) and shift:
         histogram = torch.zeros(size, dtype=torch.int64)
         for scores in ranked:
             digits = (_keys(_candidates(scores, shift, prefix)) >> (shift - DIGIT)) - lowest

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc.data.loader import ALL, Share, batch_slices, epoch_order
+from pycil_wsc.data.loader import WHOLE, Share, batch_slices, epoch_order
 
 
 class FeatureSource:
@@ -26,7 +26,7 @@ class FeatureSource:
         train: bool = False,
         seed: int = 0,
         shuffle: bool = True,
-        share: Share = ALL,
+        share: Share = WHOLE,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of one epoch: rows (B, d) and targets int64 (B,)."""
         order = epoch_order(indices, train and shuffle, seed)

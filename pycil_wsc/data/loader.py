@@ -48,7 +48,7 @@ class Share:
         return slice(None) if number % self.count == self.rank else None
 
 
-ALL = Share()
+WHOLE = Share()
 Parts = list[tuple[slice, slice | None]]  # for each batch: its slice of the epoch's order, and the rows to load
 PIECE = 2**26  # pixels copied at a time
 _held = weakref.WeakValueDictionary()  # the pixels of files on devices, as long as a source has them
@@ -79,7 +79,7 @@ class Source:
         train: bool = False,
         seed: int = 0,
         shuffle: bool = True,
-        share: Share = ALL,
+        share: Share = WHOLE,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of one epoch: images float32 (B, 3, H, W) and targets int64 (B,).
 

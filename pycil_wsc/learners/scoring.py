@@ -18,7 +18,7 @@ from pycil_wsc.consolidation.importance import MOMENT_SCORES, as_importance
 from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
-from pycil_wsc.data.loader import ALL
+from pycil_wsc.data.loader import WHOLE
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line
@@ -76,7 +76,7 @@ class UnaugmentedBatches:
         self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in self._batches(ALL):
+        for images, labels in self._batches(WHOLE):
             self.images += len(images)
             yield images, labels
 
@@ -90,7 +90,7 @@ class UnaugmentedBatches:
             self.own += len(images)
             yield images, labels
         if not self.own:
-            yield from self._batches(ALL, self.learner.config.batch_size)
+            yield from self._batches(WHOLE, self.learner.config.batch_size)
 
     def mean(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean over all samples, from ``own``, the mean over the samples that this process has just passed over."""
