@@ -76,7 +76,7 @@ def key(
         only: ``"experiments"`` if the key splits an experiment into tasks, names it or stores it: a
             :class:`pycil_wsc.Learner`, which is given its tasks, does not have it.
         fixed: whether the first task fixes the value, so that a saved learner cannot change it.
-        by_method: whether methods have defaults of their own, so that runs of two methods that differ in it may be
+        by_method: whether methods choose the value for themselves, so that runs of two methods that differ in it may be
             compared.
         like: a key of the first task: the key of later tasks that corresponds to it.
         within: epochs of a schedule: the key that holds its length, by which they are scaled.
@@ -173,12 +173,15 @@ class Key:
 
 
 @functools.cache
-def declared(cls: type, prefix: str = "") -> Mapping[str, Key]:
-    """The keys that the dataclass ``cls`` declares, by their names in the JSON: ``prefix`` and the field's name."""
+def declared(cls: type, prefix: str = "", decides: str = "result") -> Mapping[str, Key]:
+    """The keys that the dataclass ``cls`` declares, by their names in the JSON: ``prefix`` and the field's name.
+
+    ``decides``: of fields that do not say it, such as those of the consolidation, which knows nothing of keys.
+    """
     hints = typing.get_type_hints(cls)
     return types.MappingProxyType(
         {
-            prefix + f.name: Key(prefix + f.name, hints[f.name], f.default, **f.metadata)
+            prefix + f.name: Key(prefix + f.name, hints[f.name], f.default, **{"decides": decides, **f.metadata})
             for f in fields(cls)
             if f.metadata
         }

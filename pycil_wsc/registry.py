@@ -117,8 +117,9 @@ optimizers = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 optimizer_defaults = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
 datasets = Registry("dataset", _modules_in("data"))
 exemplars = Registry("exemplars", _modules_in("data"))
-importances = Registry("wsc.importance", ["pycil_wsc.studies"])
-analyses = Registry("analysis", ["pycil_wsc.studies"])
+importances = Registry("wsc.importance", _modules_in("studies"))
+resets = Registry("wsc.reset", _modules_in("studies"))
+analyses = Registry("analysis", _modules_in("studies"))
 metrics = Registry("metric", ["pycil_wsc.runs.metrics"])
 kinds = Registry("kind of run", _modules_named("kind"))
 
@@ -197,6 +198,28 @@ def register_importance(name: str) -> Callable[[T], T]:
     highest scores are retained.
     """
     return lambda score: importances.add(name, score)
+
+
+class RegisteredReset(NamedTuple):
+    """A registered reset rule; see :func:`register_reset`."""
+
+    build: Callable[[Any], Any]
+    ranks: bool
+
+
+def register_reset(name: str, *, ranks: bool) -> Callable[[T], T]:
+    """Register ``build(training) -> rule`` for ``wsc.reset``; ``training``: :class:`pycil_wsc.studies.resets.Training`.
+
+    The rule is a :class:`pycil_wsc.consolidation.Reset`, or an object that follows the optimiser by itself, as
+    :class:`pycil_wsc.studies.continual_backprop.ContinualBackprop`. ``ranks``: whether it keeps the weights with the
+    highest scores. ``build`` raises a ValueError if the rule does not fit the network.
+    """
+
+    def decorate(build: T) -> T:
+        resets.add(name, RegisteredReset(build, ranks))  # pyright: ignore[reportArgumentType]
+        return build
+
+    return decorate
 
 
 class Choice(NamedTuple):

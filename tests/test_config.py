@@ -12,6 +12,7 @@ from pycil_wsc.classifier.settings import OF_EXPERIMENTS
 from pycil_wsc.config import pycil
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.config.options import INCIDENTAL, KEYS
+from pycil_wsc.config.wsc import REMOVED
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, declared, key
 from pycil_wsc.learners.toolbox import configured_backbone
@@ -356,7 +357,7 @@ BAD = {
     "memory_per_class: -1 is below 0": {"memory_per_class": -1},
     "increment: 0 is below 1": {"increment": 0},
     "wsc.retain: 1.2 is above 1": {"wsc.retain": 1.2},
-    "wsc.warmup: 1 leaves no epoch": {"wsc.warmup": 1},
+    "wsc.warmup: 1 leaves no step": {"wsc.warmup": 1},
     "wsc.betas: expected two numbers": {"wsc.betas": [0.9]},
     "wsc.betas: 1.0 is not below 1": {"wsc.betas": [0.9, 1]},
     "epochs: expected a whole number, got 7.5": {"epochs": 7.5},
@@ -606,3 +607,19 @@ FOLDERS = {  # of files in exps: the folder of the last of their runs, seeds out
 def test_runs_of_the_shipped_files_keep_their_folders(name):
     last = load(ROOT / "exps" / f"{name}.json")[-1]
     assert "/".join(last.run_folder.parts[-4:]) == FOLDERS[name]
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED))
+def test_a_removed_key_is_refused_with_what_to_use_unless_it_says_what_applies_now(name):
+    value, _ = REMOVED[name]
+    assert resolve({"model_name": "wsc", name: value}) == resolve({"model_name": "wsc"})
+    other = "first" if isinstance(value, str) else not value
+    with pytest.raises(UserError, match=f"^{name}: is no longer a key; use "):
+        resolve({"model_name": "wsc", name: other})
+
+
+def test_a_run_of_an_earlier_version_is_continued_if_its_removed_keys_say_what_applies_now():
+    config = resolve({"model_name": "wsc"})
+    earlier = config.identity() | {name: value for name, (value, _) in REMOVED.items()}
+    assert config.continues(earlier)
+    assert not config.continues(earlier | {"wsc.reset_head": False})

@@ -31,7 +31,6 @@ from pycil_wsc.consolidation import (
     top_mask,
     update_moments_,
 )
-from pycil_wsc.consolidation.epochs import chosen_average
 from pycil_wsc.studies.resets import ShrinkPerturb
 
 EXPS = Path(__file__).parent.parent / "exps"
@@ -403,7 +402,7 @@ def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
     assert (warmup, epochs, config.wsc.average_every) == (17, 70, 5)
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    average = chosen_average(config.wsc, per_epoch=3)
+    average = config.wsc.average_rule(per_epoch=3)
     wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=3 * warmup, retain=1, average=average, reset=Blend())
     wsc.attach(optimizer)
     for step in range(1, 3 * epochs + 1):

@@ -337,7 +337,8 @@ def test_units_before_a_grouped_convolution_are_left_out(settings, monkeypatch):
     keys = {"convnet_type": "grouped", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.5}
     config = resolve(settings | keys | {"wsc.maturity": 2, "max_tasks": 2, "epochs": 2, "milestones": [1]})
     run = Run(config, load_dataset(config.dataset, "."))
-    assert [names[0] for names in run.learner._units()] == ["backbone.1.conv1"]
+    rule = run.learner._rule(run.learner.manager.tasks[0], per_epoch=1)
+    assert [layer.names[0] for layer in rule._layers] == ["backbone.1.conv1"]
     assert run.execute()["units_replaced"][0] > 0
 
 
@@ -346,7 +347,7 @@ def test_a_backbone_without_units_is_refused_before_anything_is_trained(settings
     keys = {"convnet_type": "grouped", "wsc.reset": "continual_backprop"}
     assert main(["--config", write(tmp_path, settings | keys)]) == 1
     shown = capsys.readouterr()
-    assert "wsc.reset: 'continual_backprop' finds no units in 'grouped'; its blocks need conv1, bn1" in shown.out
+    assert "wsc.reset: 'continual_backprop' finds no units in this backbone; its blocks need conv1, bn1" in shown.out
     assert not results(settings) and "Traceback" not in shown.out + shown.err
     assert not list(tmp_path.rglob("checkpoint.pt")) and "task 1" not in shown.out
 

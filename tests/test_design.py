@@ -44,6 +44,12 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
     "pycil_wsc.plugins": ["pycil_wsc.consolidation", "pycil_wsc.plugins"],
     "pycil_wsc.studies": [*LEAVES, "pycil_wsc.consolidation", "pycil_wsc.studies"],
+    "pycil_wsc.config": [
+        *LEAVES,
+        "pycil_wsc.consolidation",
+        "pycil_wsc.studies.options",
+        *rooms_up_to("config"),
+    ],
     "pycil_wsc.learners": [*LEAVES, "pycil_wsc.consolidation", "pycil_wsc.studies", *rooms_up_to("learners")],
     "pycil_wsc.runs": [
         *LEAVES,
@@ -53,7 +59,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     ],
     "pycil_wsc.launch": [*LEAVES, "pycil_wsc.report", *rooms_up_to("launch")],
     "pycil_wsc.classifier": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("runs")],
-    "pycil_wsc.results": [*LEAVES, "pycil_wsc.config.options", "pycil_wsc.results"],
+    "pycil_wsc.results": [*LEAVES, "pycil_wsc.consolidation.options", "pycil_wsc.config", "pycil_wsc.results"],
     "pycil_wsc.report": [*LEAVES, "pycil_wsc.report", "pycil_wsc.results"],
     "pycil_wsc.llm": [
         *LEAVES,

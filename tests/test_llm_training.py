@@ -49,12 +49,6 @@ def examples_of(settings):
     return [*examples[:3], *examples[-3:]]
 
 
-def test_an_average_that_would_have_no_sample_is_refused_before_the_first_task(llm_settings):
-    keys = {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 999, "llm.method": "wsc"}
-    with pytest.raises(UnusableRun, match=r"wsc: a task is too short \(no sample of the average within the . steps"):
-        Run(*configured(llm_settings | keys)).execute()
-
-
 def test_dropout_is_seeded_by_the_step(llm_settings, tmp_path):
     """Whatever other random numbers were drawn before."""
     config = transformers.LlamaConfig(**LLAMA, attention_dropout=0.5)
@@ -344,20 +338,15 @@ BLEND, AVERAGE = Blend(0.5), Average(20, "reset", "since_reset", last=True)
     "keys, reset, average, scope",
     [
         ({}, BLEND, AVERAGE, "global"),
-        ({"wsc.blend": 0.25, "wsc.reset_momentum": True}, Blend(0.25, momentum=True), AVERAGE, "global"),
+        ({"wsc.blend": 0.25}, Blend(0.25), AVERAGE, "global"),
         ({"wsc.reset": "revert"}, Revert(), AVERAGE, "global"),
-        ({"wsc.reset": "revert", "wsc.reset_momentum": True}, Revert(momentum=True), AVERAGE, "global"),
         ({"wsc.reset": "none"}, None, AVERAGE, "global"),
         ({"wsc.rank_scope": "tensor"}, BLEND, AVERAGE, "tensor"),
         ({"wsc.average": False}, BLEND, None, "global"),
         ({"wsc.average_count": "absolute"}, BLEND, Average(20, "reset", "absolute"), "global"),
         ({"wsc.average_count": "swa", "wsc.average_every": 3}, BLEND, Average(3, "reset", "swa"), "global"),
-        (
-            {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 1},
-            BLEND,
-            Average(1, "first", "since_reset", last=False),
-            "global",
-        ),
+        ({"wsc.average_last": False}, BLEND, Average(20, "reset", "since_reset", last=False), "global"),
+        ({"wsc.average_count": "late", "wsc.average_power": 4.0}, BLEND, Average(20, power=4.0), "global"),
     ],
 )
 def test_the_keys_of_the_consolidation_are_those_of_the_callback(keys, reset, average, scope, llm_settings):

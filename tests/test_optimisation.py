@@ -1,6 +1,5 @@
 """Optimisers, rates, clipping, smoothing and frozen parts: against torch's own, in a plain loop."""
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -108,30 +107,6 @@ def test_a_killed_run_resumes_with_adamws_moments(settings, tmp_path):
     assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
 
 
-@pytest.mark.parametrize("clears", [False, True])
-def test_the_reset_clears_adamws_state_if_asked_to(clears, settings):
-    learner = run(settings, optimizer="adamw", **{"wsc.reset_momentum": clears, "wsc.warmup": 0.5}).learner
-    optimizers, steps = [], []
-    phases = learner.phases
-
-    def watched(task):
-        for phase in phases(task):
-            optimizers.append(phase.optimizer)
-            yield phase
-
-    learner.phases = watched
-    learner.after_step = lambda: steps.append(
-        {int(state["step"]) for state in optimizers[-1].state.values()} if optimizers[-1].state else {0}
-    )
-    first, second = learner.manager.tasks[:2]
-    learner.learn(first, SILENT)
-    steps.clear()
-    learner.learn(second, SILENT)
-    half = len(steps) // 2
-    assert steps[half - 1] == ({0} if clears else {half})
-    assert steps[-1] == {half if clears else 2 * half}
-
-
 # ---- the rate after the reset, and when it comes ---------------------------------------------------------------------
 
 
@@ -196,22 +171,6 @@ def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, 
     assert learner.consolidation.warmup_steps == 2 * steps
     assert [phase.lr(epoch) for epoch in range(40)] == [0.1] * held + [0.03] * (40 - held)
     assert learner.consolidation.averaged == (not held)
-
-
-def test_a_plateau_too_late_for_the_average_keeps_the_last_weights_and_says_so(settings, tmp_path, monkeypatch, caplog):
-    epochs = itertools.cycle([False, False, True])
-    monkeypatch.setattr(Plateau, "reached", lambda self, loss: next(epochs))  # one epoch is left
-    keys = {"wsc.trigger": "training_loss", "wsc.average_every": 5, "wsc.average_lr": None}
-    late = {"wsc.average_start": "first", "wsc.average_last": False}
-    result = run(settings, **keys, **late).execute()
-    lines = [record.message for record in caplog.records if record.name == "pycil_wsc"]
-    assert [line.partition(",")[0] for line in lines] == [f"wsc: the plateau of task {number}" for number in (2, 3)]
-    assert "too late for a sample of the average; the last weights are kept" in lines[0]
-    plain = run(settings, out=str(tmp_path / "plain"), **keys, **{"wsc.average": False}).execute()
-    assert result["warmup_epochs"] == plain["warmup_epochs"] == [3, 3]
-    assert result["matrix"] == plain["matrix"] and result["train_loss"] == plain["train_loss"]
-    sampled = run(settings, out=str(tmp_path / "sampled"), **keys, **late | {"wsc.average_last": True}).execute()
-    assert sampled["warmup_epochs"] == [3, 3], "the last weights alone are the average"
 
 
 @pytest.mark.parametrize("name", ["fisher", "hessian"])

@@ -518,14 +518,6 @@ def test_dropout_repeats_itself_and_a_stopped_run_resumes_with_it(settings, tmp_
     assert found[0]["train_loss"] != without["train_loss"]
 
 
-def test_a_task_too_short_for_a_sample_of_the_average_is_one_line(settings, tmp_path, capsys):
-    keys = {"wsc.average_start": "first", "wsc.average_last": False, "wsc.average_every": 9}
-    assert main(["--config", write(tmp_path, settings | keys | {"model_name": ["wsc", "replay"]})]) == 1
-    error = capsys.readouterr().err
-    assert "wsc: task 2 is too short (no sample of the average within the" in error and error.count("\n") == 1
-    assert [folder.parent.parent.name for folder in results(settings)] == ["replay"], "other runs go on"
-
-
 def test_a_stopped_run_does_not_go_on_with_other_data(settings, tmp_path, capsys):
     config = resolve(settings | {"model_name": "replay"})
     with killed_at(2):

@@ -46,7 +46,7 @@ CASES = {
     "foster-oofc": {"model_name": "foster", "oofc": "az", "is_teacher_wa": True, "is_student_wa": True},
     "bic-per-class": {"model_name": "bic", "validation": "per_class", "split_ratio": 0.5},
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
-    "fisher": {"wsc.importance": "fisher", "wsc.average_unit": "iteration"},
+    "fisher": {"wsc.importance": "fisher"},
     "hessian": {"wsc.importance": "hessian"},
     "continual-backprop": {  # on a network with several layers of units
         "convnet_type": "resnet8",
@@ -106,7 +106,7 @@ def nearly(value, wanted):
     return value == (pytest.approx(wanted, rel=1e-2, abs=1e-3) if isinstance(wanted, float) else wanted)
 
 
-OWN = {"own batch norm": {"model_name": "wsc", "seed": 1994, "wsc.bn_update": "average", "sync_batch_norm": False}}
+OWN = {"own batch norm": {"model_name": "wsc", "seed": 1994, "sync_batch_norm": False}}
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from typing import Any
 
 from pycil_wsc import registry
 from pycil_wsc.config.options import KEYS, Config
-from pycil_wsc.config.wsc import WSCOptions
-from pycil_wsc.consolidation.importance import MOMENT_SCORES
+from pycil_wsc.config.wsc import WSCKeys
+from pycil_wsc.consolidation.options import EpochOptions
 from pycil_wsc.errors import UserError, did_you_mean, shown
-from pycil_wsc.keys import having
+from pycil_wsc.keys import declared, having
 
 LONGEST_NAME = 255  # bytes in a file name
 
@@ -86,23 +86,13 @@ def _check_rates(config: Config) -> None:
             raise UserError(f"min_lr: {config.min_lr} is above '{name}', which is {base}; make it smaller")
 
 
-def _check_wsc(options: WSCOptions) -> None:
-    if options.warmup >= 1 and options.reset != "none":
-        raise UserError("wsc.warmup: 1 leaves no epoch after the reset; use a smaller value")
-    every = options.reset_every
-    if every not in ("once", "epoch", "iteration") and (isinstance(every, str) or every < 1):
-        raise UserError(f"wsc.reset_every: {every!r} is not once, epoch, iteration or a number of epochs")
-    known = {*MOMENT_SCORES, "drift", *registry.importances}
-    if options.importance not in known:
-        raise UserError(f"unknown wsc.importance '{options.importance}'{did_you_mean(options.importance, known)}")
-    if len(options.betas) != 2:
-        raise UserError(f"wsc.betas: expected two numbers, got {list(options.betas)}")
-    if options.average_every >= 1 and options.average_every % 1:
-        raise UserError(f"wsc.average_every: {options.average_every} is neither a whole number nor below 1")
-    if options.average_count in ("absolute", "swa") and options.average_start != "reset":
-        raise UserError(
-            f"wsc.average_start: '{options.average_count}' counting starts from the reset weights; use 'reset'"
-        )
+def _check_wsc(options: WSCKeys) -> None:
+    known = declared(EpochOptions)
+    for name, registered in (("importance", registry.importances), ("reset", registry.resets)):
+        value = getattr(options, name)
+        names = {*known[name].choices, *registered}
+        if value not in names:
+            raise UserError(f"unknown wsc.{name} '{value}'{did_you_mean(value, names)}")
 
 
 def check_device_and_paths(config: Any, described: str = "") -> None:

@@ -8,7 +8,7 @@ from pycil_wsc.config import pycil
 from pycil_wsc.config.checks import check
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_unknown
-from pycil_wsc.config.wsc import WSCOptions
+from pycil_wsc.config.wsc import WSCKeys, without_removed
 from pycil_wsc.data.memory import ALL
 from pycil_wsc.errors import UserError, shown
 from pycil_wsc.keys import Key, declared, without_empty_groups
@@ -22,7 +22,7 @@ def complete(flat: Mapping[str, Any]) -> Config:
     learner = registry.learners[model_name]
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
     known = {*known_keys(), *DIRECTIVES}
-    flat = without_empty_groups(flat, {*known, BACKBONE_OPTION})
+    flat = without_removed(without_empty_groups(flat, {*known, BACKBONE_OPTION}))
     flat = {name: value for name, value in flat.items() if name not in backbone}
     refuse_unknown(flat, known)
     if flat.get("memory_per_class") == "all":
@@ -38,9 +38,16 @@ def complete(flat: Mapping[str, Any]) -> Config:
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     options = {name: values.pop(name) for name in declared(learner.Options)}
     backbone = {name.removeprefix(BACKBONE_OPTION): value for name, value in backbone.items()}
-    config = Config(**values, wsc=WSCOptions(**wsc), convnet_options=backbone, options=learner.Options(**options))
+    config = Config(**values, wsc=_consolidation(wsc), convnet_options=backbone, options=learner.Options(**options))
     check(config)
     return config
+
+
+def _consolidation(values: Mapping[str, Any]) -> WSCKeys:
+    try:
+        return WSCKeys(**values)
+    except ValueError as error:
+        raise UserError(f"wsc.{error}") from None
 
 
 def defaults(model_name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pycil_wsc import registry
-from pycil_wsc.config.wsc import WSCOptions
+from pycil_wsc.config.wsc import WSCKeys, outlived
 from pycil_wsc.data.memory import ALL
 from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions
 from pycil_wsc.engine.options import DeviceOptions, OptimizerOptions, ScheduleOptions
@@ -112,7 +112,7 @@ class Config(
 ):
     """The complete configuration of one run. Learners may have other defaults (``register_learner``)."""
 
-    wsc: WSCOptions = field(default_factory=WSCOptions)
+    wsc: WSCKeys = field(default_factory=WSCKeys)
     convnet_options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the backbone
     options: Any = NoOptions()  # an instance of the learner's `Options`
 
@@ -153,7 +153,8 @@ class Config(
         Keys that are missing from ``identity`` have their earlier values.
         """
         own, done = self.identity(), list(identity.get("tasks", []))
-        theirs = up_to_date(identity, own, self.keys) | {"tasks": done}
+        recorded = {name: value for name, value in identity.items() if not outlived(name, value)}
+        theirs = up_to_date(recorded, own, self.keys) | {"tasks": done}
         return own | {"tasks": done} == theirs and own["tasks"][: len(done)] == done
 
     @property
@@ -208,7 +209,7 @@ GROUPS = {  # as the page of the configuration shows them
     "schedule": declared(ScheduleOptions),
     "optimiser": declared(OptimizerOptions),
     "device": declared(DeviceOptions),
-    "wsc": declared(WSCOptions, "wsc."),
+    "wsc": declared(WSCKeys, "wsc.", decides="later tasks"),
 }
 KEYS = MappingProxyType({name: key for group in GROUPS.values() for name, key in group.items()})  # of all learners
 INCIDENTAL = frozenset(name for name, key in KEYS.items() if key.decides not in RESULT)

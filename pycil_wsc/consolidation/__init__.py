@@ -1,38 +1,48 @@
-"""Weight Space Consolidation: an object over pure functions, like ``torch.optim.swa_utils``. Imports torch alone."""
+"""Weight Space Consolidation: an object over pure functions, like ``torch.optim.swa_utils``. Imports torch alone.
 
-from pycil_wsc.consolidation.averaging import Average
-from pycil_wsc.consolidation.batch_norm import recompute_batch_norm
-from pycil_wsc.consolidation.checks import NonFiniteGradients
-from pycil_wsc.consolidation.functional import (
-    average_,
-    blend_,
-    drift,
-    first_moment,
-    moment_product,
-    rank_reset_,
-    reset_,
-    revert_,
-    second_moment,
-    update_moments_,
-)
-from pycil_wsc.consolidation.importance import (
-    Importance,
-    drift_score,
-    first_moment_score,
-    moment_score,
-    second_moment_score,
-)
-from pycil_wsc.consolidation.ranking import top_mask
-from pycil_wsc.consolidation.resets import Blend, Reset, Revert
-from pycil_wsc.consolidation.wsc import WeightSpaceConsolidation
+Names are imported when they are first used, so that the options can be read without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pycil_wsc.consolidation.averaging import Average
+    from pycil_wsc.consolidation.batch_norm import recompute_batch_norm
+    from pycil_wsc.consolidation.checks import NonFiniteGradients
+    from pycil_wsc.consolidation.functional import (
+        average_,
+        blend_,
+        drift,
+        first_moment,
+        moment_product,
+        rank_reset_,
+        reset_,
+        revert_,
+        second_moment,
+        update_moments_,
+    )
+    from pycil_wsc.consolidation.importance import (
+        Importance,
+        drift_score,
+        first_moment_score,
+        moment_score,
+        second_moment_score,
+    )
+    from pycil_wsc.consolidation.options import EpochOptions, WSCOptions
+    from pycil_wsc.consolidation.ranking import top_mask
+    from pycil_wsc.consolidation.resets import Blend, Reset, Revert
+    from pycil_wsc.consolidation.wsc import WeightSpaceConsolidation
 
 __all__ = [
     "Average",
     "Blend",
+    "EpochOptions",
     "Importance",
     "NonFiniteGradients",
     "Reset",
     "Revert",
+    "WSCOptions",
     "WeightSpaceConsolidation",
     "average_",
     "blend_",
@@ -51,3 +61,12 @@ __all__ = [
     "top_mask",
     "update_moments_",
 ]
+_MODULES = ("options", "averaging", "batch_norm", "checks", "functional", "importance", "ranking", "resets", "wsc")
+
+
+def __getattr__(name: str) -> Any:
+    for module in _MODULES if name in __all__ else ():
+        found = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(found, name):
+            return getattr(found, name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

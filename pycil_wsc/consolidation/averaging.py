@@ -3,18 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from pycil_wsc.consolidation.epochs import whole_part
 from pycil_wsc.consolidation.resets import check_whole_steps
 
 STARTS = ("reset", "first")
 COUNTS = ("late", "since_reset", "absolute", "swa")
-
-
-def whole_part(share: float, number: int) -> int:
-    """``share`` of ``number`` epochs or steps, rounded down.
-
-    An error of floating-point arithmetic does not count: 0.7 of 170 is 119, not 118.
-    """
-    return math.floor(share * number + 1e-9)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class MemoryOptions:
         decides="later tasks",
         names="folder",
         affects="accuracy",
+        by_method=True,
     )
     memory_per_class: int = key(
         20,
@@ -82,6 +83,7 @@ class MemoryOptions:
         decides="later tasks",
         names="folder",
         affects="accuracy",
+        by_method=True,
     )
     fixed_memory: bool = key(
         True,
@@ -96,12 +98,14 @@ class MemoryOptions:
         decides="later tasks",
         names="folder",
         affects="accuracy",
+        by_method=True,
     )
     exemplars: str = key(
         "herding",
         "how exemplars are chosen: `herding`, `random`, `reservoir`, or a choice that is registered",
         decides="later tasks",
         affects="accuracy",
+        by_method=True,
     )
 
 

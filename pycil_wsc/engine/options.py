@@ -9,7 +9,7 @@ from pycil_wsc.keys import key
 class ScheduleOptions:
     """Epochs and learning rates of the first task (`init_*`) and of later ones."""
 
-    init_epoch: int = key(200, "epochs of the first task", low=1, like="epochs")
+    init_epoch: int = key(200, "epochs of the first task", low=1, like="epochs", by_method=True)
     init_lr: float = key(0.1, "learning rate of the first task", low=0, affects="accuracy", like="lrate")
     init_milestones: tuple[int, ...] = key(
         (60, 120, 170),
@@ -25,7 +25,7 @@ class ScheduleOptions:
     init_weight_decay: float = key(
         5e-4, "weight decay of the first task", low=0, affects="accuracy", by_method=True, like="weight_decay"
     )
-    epochs: int = key(70, "epochs of each later task", low=1, decides="later tasks")
+    epochs: int = key(70, "epochs of each later task", low=1, decides="later tasks", by_method=True)
     lrate: float = key(0.1, "learning rate of later tasks", low=0, decides="later tasks", affects="accuracy")
     milestones: tuple[int, ...] = key(
         (30, 50),
@@ -116,4 +116,25 @@ class DeviceOptions:
     )
     timeout_minutes: float = key(
         30.0, "`torchrun`: how long a process waits for the others within a run", low=0.01, decides="speed"
+    )
+
+
+@dataclass(frozen=True)
+class TriggerOptions:
+    """What ends the warm-up of a consolidation."""
+
+    trigger: str = key(
+        "warmup",
+        "what ends the warm-up: its share of the epochs (`warmup`), or a plateau of the `training_loss` or of the loss"
+        " on `held_out` exemplars; without a plateau the task is trained as by Replay",
+        choices=("warmup", "training_loss", "held_out"),
+        decides="later tasks",
+    )
+    patience: int = key(3, "a plateau is this many epochs without a new lowest loss", low=1, decides="later tasks")
+    held_out: float = key(
+        0.1,
+        "`held_out`: share of each class's exemplars excluded from training, at least one",
+        low=0,
+        high=0.5,
+        decides="later tasks",
     )

@@ -1,26 +1,17 @@
 """Weight Space Consolidation on top of a learner that trains one network in one phase per task."""
 
 import functools
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
-from pycil_wsc import seeding
-from pycil_wsc.consolidation import (
-    Blend,
-    Reset,
-    Revert,
-    WeightSpaceConsolidation,
-    recompute_batch_norm,
-)
-from pycil_wsc.consolidation.epochs import chosen_average, held_from, steps_between, warmup_in_steps
+from pycil_wsc import registry, seeding
+from pycil_wsc.consolidation import Reset, WeightSpaceConsolidation, recompute_batch_norm
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
@@ -31,10 +22,21 @@ from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.scoring import chosen_importance
 from pycil_wsc.networks.nets import inner_units
-from pycil_wsc.studies.continual_backprop import ContinualBackprop
-from pycil_wsc.studies.resets import Random, ShrinkPerturb
+from pycil_wsc.studies.resets import Training
 
-RANKED = ("blend", "revert", "random")  # the resets that rank elements by their scores
+
+class Replacement(Protocol):
+    """A rule that replaces units throughout a task, instead of a reset after the warm-up."""
+
+    replaced: int
+
+    def attach(self, optimizer: Optimizer) -> "Replacement": ...
+
+    def detach(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @functools.cache
@@ -50,7 +52,7 @@ class Consolidated(BaseLearner):
 
     consolidates = True
     consolidation: WeightSpaceConsolidation | None = None  # this and the following: of the current task
-    replacement: ContinualBackprop | None = None
+    replacement: Replacement | None = None
     plateau: Plateau | None = None
     held_out_indices: np.ndarray | None = None  # exemplars that are not trained on
     warm_epochs = math.inf  # infinite until a plateau is reached
@@ -74,8 +76,7 @@ class Consolidated(BaseLearner):
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
-        if self.config.wsc.reset == "continual_backprop":
-            self._units()  # fails before the first task is trained, not after it
+        self._rule(task, per_epoch=1)  # a rule that does not fit fails before the first task is trained, not after it
 
     def training_indices(self, task: Task) -> np.ndarray:
         """The task's samples and all exemplars but those that are held out: (n,)."""
@@ -101,100 +102,43 @@ class Consolidated(BaseLearner):
             self.held_out_indices = held_out_exemplars(self, task)
             phase.indices = self.training_indices(task)
         per_epoch = self.num_batches(len(phase.indices))
-        reset = self._reset_rule(task, per_epoch)
-        self.consolidation = WeightSpaceConsolidation(
-            self.network.named_parameters(),
-            warmup_steps=self._warmup_steps(phase.epochs, per_epoch, reset),
-            retain=options.retain,
-            importance=chosen_importance(self, task),
-            reset=reset,
-            average=chosen_average(options, per_epoch),
-            rank_scope=options.rank_scope,
-            eligible=self._eligible(task),
-            named_buffers=self.network.named_buffers(),
-        ).attach(phase.optimizer)
-        try:
-            self.consolidation.check_fits(phase.epochs * per_epoch)
-        except ValueError as error:
-            raise UnusableRun(f"wsc: task {task.index + 1} is too short ({error}); change the keys 'wsc.*'") from None
-        if options.reset == "continual_backprop":
-            fresh, rates = functools.partial(self._fresh, task), (options.replacement_rate, options.maturity)
-            sum_ = self.processes.sum_ if self.processes.count > 1 else None
-            self.replacement = ContinualBackprop(
-                self.network, self._units(), fresh, *rates, options.utility_decay, sum_
-            )
-            self.replacement.attach(phase.optimizer)
-        if options.average and options.average_lr is not None:
+        rule = self._rule(task, per_epoch)
+        given: dict[str, Any] = {"importance": chosen_importance(self, task)}
+        given["reset"] = rule if isinstance(rule, Reset) else None
+        if options.trigger != "warmup":
+            given["warmup_steps"] = None  # until a plateau
+        wsc = options.build(self.network.named_parameters(), phase.epochs, per_epoch, **given)
+        self.consolidation = wsc.attach(phase.optimizer)
+        if not (rule is None or isinstance(rule, Reset)):
+            self.replacement = rule.attach(phase.optimizer)  # after the consolidation, which so sees a step first
+        if wsc.warmup_steps is None:
+            self.warm_epochs = math.inf
+            self.plateau = Plateau(options.patience)
+        else:
+            self.warm_epochs = options.held_from(phase.epochs, wsc.warmup_steps)
+        if options.holds_rate:
             interval = 1 if self.config.schedule_unit == "epoch" else 1 / per_epoch
             schedule, held = phase.lr, (options.average_lr, options.average_anneal, interval)
             phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
 
-    def _reset_rule(self, task, per_epoch) -> Reset | None:
-        options, fresh = self.config.wsc, functools.partial(self._fresh, task)
-        common = {
-            "every": steps_between(options.reset_every, per_epoch),
-            "momentum": options.reset_momentum,
-            "buffers": options.reset_buffers,
-        }
-        if options.reset == "blend":
-            return Blend(options.blend, **common)
-        if options.reset == "revert":
-            return Revert(**common)
-        if options.reset == "random":
-            return Random(fresh, **common)
-        if options.reset == "shrink_perturb":
-            return ShrinkPerturb(fresh, options.shrink, options.perturb, **common)
-        return None
-
-    def _warmup_steps(self, epochs, per_epoch, reset):
-        """Steps before the reset, or None if a plateau ends the warm-up; sets ``warm_epochs`` and ``plateau``."""
+    def _rule(self, task, per_epoch) -> Reset | Replacement | None:
+        """The reset that ``wsc.reset`` names: one of the options' own, or a registered one."""
         options = self.config.wsc
-        if options.trigger != "warmup":
-            self.warm_epochs, self.plateau = math.inf, Plateau(options.patience)
-            return None
-        steps = warmup_in_steps(options.warmup, epochs, per_epoch, resets=reset is not None)
-        self.warm_epochs = held_from(options.warmup, epochs, steps)
-        return steps
-
-    def _units(self):
-        """The layers of units that are trained; see ``units`` of :class:`ContinualBackprop`.
-
-        Layers that it does not support, such as those before a grouped convolution, are left out.
-        """
-        units = [
-            names
-            for names in inner_units(self.network)
-            if ContinualBackprop.supports(self.network, *names)
-            and self.network.get_submodule(names[0]).weight.requires_grad
-        ]
-        if not units:
-            raise UnusableRun(
-                f"wsc.reset: 'continual_backprop' finds no units in '{self.config.convnet_type}'; "
-                "its blocks need conv1, bn1 and conv2, without groups; use another backbone or reset"
-            )
-        return units
-
-    def _eligible(self, task):
-        """{name: bool tensor} of the parameters that are excluded from ranking and reset, as a whole or in part."""
-        options, masks, network = self.config.wsc, {}, self.network
-        heads = {"head": task.num_old}  # and the number of its rows that are not new
-        if getattr(network, "aux_head", None) is not None:
-            heads["aux_head"] = 0
-        for head, num_old in heads.items():
-            for name, param in network.get_submodule(head).named_parameters(prefix=head):
-                if not options.reset_head:
-                    masks[name] = torch.zeros_like(param, dtype=torch.bool)
-                elif not options.reset_new_rows:
-                    old = torch.arange(len(param), device=param.device) < num_old
-                    masks[name] = old.view(-1, *[1] * (param.dim() - 1)).expand_as(param)
-        for prefix, module in network.named_modules():
-            if isinstance(module, _BatchNorm) and not options.reset_norm:
-                masks |= {
-                    name: torch.zeros_like(param, dtype=torch.bool)
-                    for name, param in module.named_parameters(prefix)
-                    if param.requires_grad
-                }
-        return masks
+        if options.reset not in registry.resets:
+            return options.reset_rule(per_epoch)
+        training = Training(
+            self.network,
+            inner_units(self.network),
+            functools.partial(self._fresh, task),
+            options.steps_between_resets(per_epoch),
+            options,
+            self.processes.sum_ if self.processes.count > 1 else None,
+        )
+        try:
+            return registry.resets[options.reset].build(training)
+        except ValueError as error:
+            problem = f"wsc.reset: '{options.reset}' {error}; use another backbone or reset"
+            raise UnusableRun(problem) from None
 
     def _fresh(self, task) -> dict[str, Tensor]:
         """New initial values of the network's parameters: {name: tensor} of the same learner with another seed."""
@@ -221,12 +165,13 @@ class Consolidated(BaseLearner):
         if self.consolidation:
             ended = self.warm_epochs < math.inf
             self.warmups = [*self.warmups, int(self.warm_epochs) if ended else None]
-            averaged = ended and self._finish(task)
+            if ended:
+                self.consolidation.finish()
             self.consolidation.detach()
             if self.replacement:
                 self.replacement.detach()
                 self.replaced = [*self.replaced, self.replacement.replaced]
-            if averaged and self.config.wsc.bn_update == "recompute":
+            if ended and self.config.wsc.average:
                 address = ("dropout", task.index, "batch norm", self.processes.rank)
                 with self.autocast(), synced_batch_norm(self.processes), self.seeded(*address, device=self.device):
                     batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
@@ -234,28 +179,16 @@ class Consolidated(BaseLearner):
             self.consolidation = self.replacement = self.plateau = self.held_out_indices = None
         super().end_task(task)
 
-    def _finish(self, task) -> bool:
-        """Finish the consolidation; returns whether the weights are now an average."""
-        options = self.config.wsc
-        assert self.consolidation is not None
-        # A plateau may come too late for the first sample; without a trigger, check_fits() has refused such a task.
-        if options.average and not options.average_last and not self.consolidation.averaged:
-            if self.processes.first:
-                logging.getLogger("pycil_wsc").warning(
-                    "wsc: the plateau of task %d, after epoch %d, came too late for a sample of the average; the last "
-                    "weights are kept (wsc.average_last would include them)",
-                    task.index + 1,
-                    self.warm_epochs,
-                )
-            return False
-        self.consolidation.finish()
-        return options.average
-
     def costs(self) -> dict[str, Any]:
         options, costs = self.config.wsc, super().costs()
-        costs |= self.scoring if options.reset in RANKED else {}
-        costs |= {"warmup_epochs": self.warmups} if options.trigger != "warmup" else {}
-        return costs | ({"units_replaced": self.replaced} if options.reset == "continual_backprop" else {})
+        rival = registry.resets.get(options.reset)
+        if options.reset != "none" and (rival is None or rival.ranks):
+            costs |= self.scoring
+        if options.trigger != "warmup":
+            costs["warmup_epochs"] = self.warmups
+        if self.replaced:
+            costs["units_replaced"] = self.replaced
+        return costs
 
     def get_extra_state(self) -> dict[str, Any]:
         parts = {

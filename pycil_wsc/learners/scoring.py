@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pycil_wsc import registry, seeding
-from pycil_wsc.consolidation import Importance, drift_score
-from pycil_wsc.consolidation.importance import MOMENT_SCORES, as_importance
+from pycil_wsc.consolidation import Importance
+from pycil_wsc.consolidation.importance import as_importance
 from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 def chosen_importance(learner: "Consolidated", task: Task) -> Importance:
     """The importance that ``wsc.importance`` sets; its costs are recorded in ``learner.scoring``."""
     options = learner.config.wsc
-    if options.importance in MOMENT_SCORES:
-        importance = MOMENT_SCORES[options.importance](options.betas, options.score_abs)
-    elif options.importance == "drift":
-        importance = drift_score()
-    else:
+    importance = options.score()
+    if importance is None:
         importance = as_importance(functools.partial(_score_by_data, learner, task))
     return Timed(importance, learner)
 

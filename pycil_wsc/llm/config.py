@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pycil_wsc.config.checks import check_device_and_paths
+from pycil_wsc.config.wsc import outlived, without_removed
+from pycil_wsc.consolidation.options import WSCOptions, option
 from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.keys import (
     RECORDED,
@@ -30,51 +32,25 @@ CHECKPOINTS = "checkpoints"  # the Trainer's folder
 
 
 @dataclass(frozen=True)
-class Consolidation:
+class Consolidation(WSCOptions):
     """Weight Space Consolidation on a language model, in optimiser steps. Defaults are the paper's for TRACE."""
 
+    average_every: int | float = option(
+        20, "steps between samples of the average; a value below 1 is a share of the warm-up's steps", above=0
+    )
+    average_count: str = option(
+        "since_reset", declared(WSCOptions)["average_count"].doc, choices=declared(WSCOptions)["average_count"].choices
+    )
     covers: str = key(
         "replay",
         "consolidate over the `replay` epochs, or `all` epochs of a task; the paper does not say",
         choices=("replay", "all"),
-    )
-    warmup: float = key(0.25, "share of the covered steps before the reset", low=0, high=1)
-    retain: float = key(0.2, "share of the parameters that keep their weights at the reset", low=0, high=1)
-    blend: float = key(
-        0.5,
-        "share of the current weights in a reset parameter; the rest is that of the weights before the task",
-        low=0,
-        high=1,
     )
     moments: str = key(
         "carried",
         "moments to rank by: AdamW's, `carried` over from earlier steps, or `own` moments of the covered steps",
         choices=("carried", "own"),
     )
-    rank_scope: str = key(
-        "global", "rank over all parameters together or within each tensor", choices=("global", "tensor")
-    )
-    reset: str = key(
-        "blend",
-        "`blend` with the weights before the task, `revert` to them, or `none`",
-        choices=("blend", "revert", "none"),
-    )
-    reset_momentum: bool = key(False, "clear AdamW's moments at the reset")
-    average: bool = key(True, "average the weights after the reset")
-    average_every: int = key(20, "steps between samples of the average", low=1)
-    average_start: str = key(
-        "reset",
-        "the first weights to average: right after the `reset`, or after the `first` interval",
-        choices=("reset", "first"),
-    )
-    average_count: str = key(
-        "since_reset",
-        "`since_reset` is a plain mean, `absolute` is the paper's n = i/j, `swa` is the same with samples where j "
-        "divides i",
-        choices=("since_reset", "absolute", "swa"),
-    )
-    average_last: bool = key(True, "include the task's last weights in the average")
-    first_task: bool = key(False, "also consolidate in the first task")
 
 
 @dataclass(frozen=True)
@@ -280,7 +256,8 @@ class LLMConfig(LLMOptions, TinyModel, SharedOptions):
     def continues(self, identity: Mapping[str, Any]) -> bool:
         """Whether the run with this ``identity`` is the same run; keys that it lacks have their earlier values."""
         own = self.identity()
-        return own == up_to_date(identity, own, KEYS)
+        recorded = {name: value for name, value in identity.items() if not outlived(name, value)}
+        return own == up_to_date(recorded, own, KEYS)
 
     @property
     def replays(self) -> bool:
@@ -303,7 +280,7 @@ KEYS |= declared(Consolidation, "wsc.")
 
 def resolve(flat: Mapping[str, Any]) -> LLMConfig:
     """One complete, checked :class:`LLMConfig` from one value per key."""
-    given = without_empty_groups(flat, KEYS)
+    given = without_removed(without_empty_groups(flat, KEYS))
     for name in given:
         if name not in KEYS:
             raise UserError(f"unknown key '{name}'{did_you_mean(name, KEYS)}")
@@ -316,7 +293,11 @@ def resolve(flat: Mapping[str, Any]) -> LLMConfig:
     if values["llm.method"] in ("zero_shot", "finetune"):
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
-    config = LLMConfig(**{name.removeprefix("llm."): value for name, value in values.items()}, wsc=Consolidation(**wsc))
+    try:
+        consolidation = Consolidation(**wsc)
+    except ValueError as error:
+        raise UserError(f"wsc.{error}") from None
+    config = LLMConfig(**{name.removeprefix("llm."): value for name, value in values.items()}, wsc=consolidation)
     _check_together(config)
     return config
 
@@ -340,10 +321,4 @@ def _check_together(config: LLMConfig) -> None:
         )
     if len(config.betas) != 2:
         raise UserError(f"llm.betas: expected two numbers, got {list(config.betas)}")
-    if config.wsc.warmup >= 1 and config.wsc.reset != "none":
-        raise UserError("wsc.warmup: 1 leaves no step after the reset; use less")
-    if config.wsc.average_count != "since_reset" and config.wsc.average_start != "reset":
-        raise UserError(
-            f"wsc.average_start: '{config.wsc.average_count}' counting starts from the reset weights; use 'reset'"
-        )
     check_device_and_paths(config)

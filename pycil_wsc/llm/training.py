@@ -6,23 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from pycil_wsc import seeding
-from pycil_wsc.consolidation import Average, Blend, Revert, WeightSpaceConsolidation, moment_score
-from pycil_wsc.consolidation.epochs import warmup_in_steps
+from pycil_wsc.consolidation import moment_score
 from pycil_wsc.devices import make_current
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.merged import Merging
 from pycil_wsc.llm.schedule import Step, periods_of
 from pycil_wsc.llm.tokens import Example
-from pycil_wsc.plugins.huggingface import Period, WSCCallback
+from pycil_wsc.plugins.huggingface import WSCCallback
 
 
 class TaskTrainer(Trainer):
@@ -173,35 +170,12 @@ def precision_of(config: LLMConfig, device: torch.device) -> str:
 
 
 def consolidation(config: LLMConfig, steps: Sequence[Step]) -> list[WSCCallback]:
-    """The consolidation of the run's tasks; [] if there is none.
-
-    Raises :class:`UnusableRun` if a task has too few steps for it.
-    """
+    """The consolidation of the run's tasks; [] if there is none."""
     periods = periods_of(config, steps) if config.method == "wsc" else []
     if not periods:
         return []
-    options, momentum = config.wsc, config.wsc.reset_momentum
-    resets = {"blend": Blend(options.blend, momentum=momentum), "revert": Revert(momentum=momentum), "none": None}
-    average = Average(options.average_every, options.average_start, options.average_count, options.average_last)
     first, second = config.betas
-    chosen: dict[str, Any] = {
-        "retain": options.retain,
-        "importance": moment_score((first, second) if options.moments == "own" else None, source=options.moments),
-        "reset": resets[options.reset],
-        "average": average if options.average else None,
-        "rank_scope": options.rank_scope,
-    }
-    for period in periods:
-        _check_fits(period, options.warmup, chosen)
-    return [WSCCallback(options.warmup, periods=periods, save_average=False, **chosen)]
-
-
-def _check_fits(period: Period, warmup: float, chosen: dict[str, Any]) -> None:
-    steps = period.end - period.start
-    in_steps = warmup_in_steps(warmup, steps, resets=chosen["reset"] is not None)
-    try:
-        WeightSpaceConsolidation([("weight", Parameter(torch.zeros(1)))], warmup_steps=in_steps, **chosen).check_fits(
-            steps
-        )
-    except ValueError as error:
-        raise UnusableRun(f"wsc: a task is too short ({error}); change the keys 'wsc.*'") from None
+    betas = (first, second) if config.wsc.moments == "own" else None
+    importance = moment_score(betas, source=config.wsc.moments)
+    chosen = config.wsc.arguments(per_epoch=1)  # all is counted in steps
+    return [WSCCallback(config.wsc.warmup, importance, periods=periods, save_average=False, **chosen)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from pycil_wsc.consolidation import Average, Importance, WeightSpaceConsolidation, moment_score
+from pycil_wsc.consolidation import Average, Blend, Importance, WeightSpaceConsolidation, WSCOptions, moment_score
 from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.consolidation.sharded import gathered
 
@@ -82,7 +82,8 @@ class WSCCallback(TrainerCallback):
     ):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
-        self.warmup, self.options = warmup, {"importance": importance, "average": average} | options
+        self.warmup = warmup
+        self.options = {"importance": importance, "average": average, "reset": Blend(min_warmup=50)} | options
         self.wsc: WeightSpaceConsolidation | None = None
         self.evaluate_average, self.save_average = evaluate_average, save_average
         self.periods = None if periods is None else list(periods)
@@ -91,9 +92,7 @@ class WSCCallback(TrainerCallback):
         # Bad options raise here, not when training begins; those about the parameters of the model need it.
         general = {name: value for name, value in self.options.items() if name not in OF_THE_MODEL}
         layer = torch.nn.BatchNorm1d(1)
-        WeightSpaceConsolidation(
-            layer.named_parameters(), warmup_steps=1000, named_buffers=layer.named_buffers(), **general
-        )
+        self._built(10**9, layer, general | {"warmup_steps": 1000})
 
     def on_train_begin(
         self,
@@ -138,9 +137,7 @@ class WSCCallback(TrainerCallback):
         return [Period(0, 0, state.max_steps)] if self.periods is None else self.periods
 
     def _warmup(self, period: Period) -> int:
-        return warmup_in_steps(
-            self.warmup, period.end - period.start, resets=self.options.get("reset", True) is not None
-        )
+        return warmup_in_steps(self.warmup, period.end - period.start, resets=self.options["reset"] is not None)
 
     def _first(self, period: Period) -> int:
         """The step before which the consolidation begins; an average without a warm-up starts with its period."""
@@ -155,10 +152,13 @@ class WSCCallback(TrainerCallback):
                 self._attach(self.wsc, optimizer)
 
     def _begin(self, period: Period, model: Any) -> WeightSpaceConsolidation:
-        options = self.options | {"named_buffers": model.named_buffers()}
-        self.wsc = WeightSpaceConsolidation(model.named_parameters(), warmup_steps=self._warmup(period), **options)
-        self.wsc.check_fits(period.end - period.start)
+        self.wsc = self._built(period.end - period.start, model, self.options)
         return self.wsc
+
+    def _built(self, steps: int, model: Any, given: dict[str, Any]) -> WeightSpaceConsolidation:
+        """The consolidation of so many steps, with the current weights of ``model`` as those before the task."""
+        options = WSCOptions(warmup=self.warmup)
+        return options.build(model.named_parameters(), steps, named_buffers=model.named_buffers(), **given)
 
     def _attach(self, wsc: WeightSpaceConsolidation, optimizer: Any) -> None:
         wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser

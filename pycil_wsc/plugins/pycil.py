@@ -28,28 +28,14 @@ from typing import Any
 
 import torch
 
-from pycil_wsc.consolidation import (
-    Blend,
-    Revert,
-    WeightSpaceConsolidation,
-    drift_score,
-    recompute_batch_norm,
-)
-from pycil_wsc.consolidation.epochs import chosen_average, held_from, steps_between, warmup_in_steps
-from pycil_wsc.consolidation.importance import MOMENT_SCORES
+from pycil_wsc.consolidation import EpochOptions, recompute_batch_norm
+from pycil_wsc.consolidation.options import option
 
 MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's top-level modules
 PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's methods that train a later task
 UNFIT = dict.fromkeys(("beefiso", "der", "foster", "memo", "rmm-foster", "tagfex"), "has no single network") | {
     "fetril": "trains only its head after the first task",
     "ssre": "expands and compresses its network in each task",
-}
-CHOICES = {
-    "importance": ("moment", "first_moment", "second_moment", "drift"),
-    "reset": ("blend", "revert", "none"),
-    "reset_every": ("once", "epoch", "iteration"),
-    "average_unit": ("epoch", "iteration"),
-    "bn_update": ("recompute", "copy", "average"),
 }
 
 
@@ -90,50 +76,19 @@ def run(checkout: Path, config: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(EpochOptions):
     """The keys ``wsc.*`` that are available in PyCIL, with the meanings of docs/configuration.md."""
 
-    warmup: float = 0.25
-    retain: float = 0.2
-    blend: float = 0.5
-    importance: str = "moment"
-    betas: tuple = (0.9, 0.999)
-    score_abs: bool = False
-    rank_scope: str = "global"
-    reset: str = "blend"
-    reset_every: str = "once"
-    reset_new_rows: bool = True
-    reset_momentum: bool = False
-    reset_buffers: bool = False
-    average: bool = True
-    average_every: int | float = 0.01  # below 1: a share of the warm-up
-    average_unit: str = "epoch"
-    average_start: str = "reset"
-    average_count: str = "late"
-    average_power: float = 32.0
-    average_last: bool = True
-    average_lr: float | str | None = "initial"  # "initial": the learning rate at the start of the task, PyCIL's lrate
-    average_anneal: int = 5
-    bn_update: str = "recompute"
-    first_task: bool = False
+    average_lr: float | str | None = option(
+        "initial",
+        "constant learning rate after the reset; `initial`: that of the start of the task, PyCIL's `lrate`",
+        low=0,
+    )
 
-    def in_steps(self, epochs: int, per_epoch: int) -> dict[str, Any]:
-        """Arguments of :class:`WeightSpaceConsolidation` for ``epochs`` epochs of ``per_epoch`` optimiser steps."""
-        common = {
-            "every": steps_between(self.reset_every, per_epoch),
-            "momentum": self.reset_momentum,
-            "buffers": self.reset_buffers,
-        }
-        resets = {"blend": Blend(self.blend, **common), "revert": Revert(**common), "none": None}
-        scores = MOMENT_SCORES | {"drift": lambda betas, absolute: drift_score()}
-        return {
-            "warmup_steps": warmup_in_steps(self.warmup, epochs, per_epoch, resets=self.reset != "none"),
-            "retain": self.retain,
-            "importance": scores[self.importance](self.betas, self.score_abs),
-            "reset": resets[self.reset],
-            "average": chosen_average(self, per_epoch),
-            "rank_scope": self.rank_scope,
-        }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.average_lr, str) and self.average_lr != "initial":
+            raise ValueError(f"average_lr: '{self.average_lr}' is neither a number, null nor 'initial'")
 
 
 def with_consolidation(get_model: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
@@ -207,28 +162,18 @@ def _with_consolidation(train, settings):
             return train(self, train_loader, test_loader, optimizer, scheduler, *rest, **named)
         self._wsc_task = self._cur_task
         epochs = _epochs(train, self, (train_loader, test_loader, optimizer, scheduler, *rest), named)
-        wsc = WeightSpaceConsolidation(
-            self._network.named_parameters(),
-            named_buffers=self._network.named_buffers(),
-            eligible=None if settings.reset_new_rows else _old_rows(self),
-            **settings.in_steps(epochs, len(train_loader)),
-        ).attach(optimizer)
+        parameters = self._network.named_parameters()
         try:
-            wsc.check_fits(epochs * len(train_loader))
+            wsc = settings.build(parameters, epochs, len(train_loader)).attach(optimizer)
         except ValueError as error:
             raise BadInput(f"wsc: {error}") from None
-        if settings.average and settings.average_lr is not None:
-            scheduler = HeldRate(
-                scheduler,
-                optimizer,
-                held_from(settings.warmup, epochs, wsc.warmup_steps or 0),
-                settings.average_lr,
-                settings.average_anneal,
-            )
+        if settings.holds_rate:
+            start = settings.held_from(epochs, wsc.warmup_steps or 0)
+            scheduler = HeldRate(scheduler, optimizer, start, settings.average_lr, settings.average_anneal)
         result = train(self, train_loader, test_loader, optimizer, scheduler, *rest, **named)
         wsc.finish()
         wsc.detach()
-        if settings.average and settings.bn_update == "recompute":
+        if settings.average:
             recompute_batch_norm(self._network, (inputs.to(self._device) for _, inputs, _ in train_loader))
         logging.info(
             "WSC: %d steps, %d of them warm-up; resets: %d; weights averaged: %d",
@@ -250,17 +195,6 @@ def _epochs(train, learner, args, named):
     if train.__name__ == "_train_function":
         return learner._epoch_num
     return train.__globals__["init_epoch" if train.__name__ == "_init_train" else "epochs"]
-
-
-def _old_rows(learner):
-    """{name: mask} of the head: False for the rows of new classes, which are the second part of a split head."""
-    known, masks = learner._known_classes, {}
-    for name, p in learner._network.named_parameters():
-        if name.removeprefix("module.").startswith("fc.fc2."):
-            masks[name] = torch.zeros_like(p, dtype=torch.bool)
-        elif name.removeprefix("module.").startswith("fc.") and p.dim() and len(p) >= learner._total_classes:
-            masks[name] = (torch.arange(len(p), device=p.device) < known).view(-1, *[1] * (p.dim() - 1)).expand_as(p)
-    return masks
 
 
 class HeldRate:
@@ -335,56 +269,18 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
             f"--config {path}: wsc: has no effect on '{raw['model_name']}'; use wsc or wsc_{raw['model_name']}, or "
             "leave it out"
         )
+    known = [each.name for each in fields(Settings)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise BadInput(f"--config {path}: wsc: unknown option '{name}'; {hint}")
     try:
-        settings = Settings(**{name: _checked(name, value) for name, value in given.items()})
-        WeightSpaceConsolidation(
-            torch.nn.Linear(1, 1).named_parameters(),
-            named_buffers=[("b", torch.ones(1))],
-            **settings.in_steps(100, 100),
-        )
-    except (BadInput, ValueError, OverflowError) as error:
+        settings = Settings(**given)
+        settings.build(torch.nn.Linear(1, 1).named_parameters(), 100, 100)
+    except (ValueError, OverflowError) as error:
         raise BadInput(f"--config {path}: wsc: {error}") from None
     return raw, settings
-
-
-def _checked(name: str, value: Any) -> Any:
-    """``value`` with the type of option ``name``."""
-    kinds = {f.name: f.default for f in fields(Settings)}
-    if name not in kinds:
-        near = difflib.get_close_matches(name, kinds, n=1)
-        raise BadInput(
-            f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(kinds)}")
-        )
-    default = kinds[name]
-    if name == "average_lr":
-        good = _typed(value, float) and value >= 0 or value is None or value == "initial"
-    else:
-        good = _typed(value, type(default)) and _in_range(name, value)
-    if not good:
-        raise BadInput(f"{name}={value!r} is not allowed; the default is {default!r}")
-    if value not in CHOICES.get(name, [value]):
-        raise BadInput(f"{name}={value!r} is unknown; known: {', '.join(CHOICES[name])}")
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _typed(value: Any, kind: type) -> bool:
-    """Whether a JSON ``value`` has the type ``kind``."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return {
-        bool: isinstance(value, bool),
-        int: number and isinstance(value, int),
-        float: number,
-        str: isinstance(value, str),
-        tuple: isinstance(value, list) and len(value) == 2 and all(isinstance(v, (int, float)) for v in value),
-    }[kind]
-
-
-def _in_range(name: str, value: Any) -> bool:
-    if name == "average_anneal":
-        return not value < 0
-    if name == "average_every":
-        return 0 < value < 1 or value >= 1 and not value % 1
-    return name != "warmup" or 0 <= value < 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from pycil_wsc.config.options import INCIDENTAL, KEYS
-from pycil_wsc.keys import plain, replaced
+from pycil_wsc.config.wsc import outlived
+from pycil_wsc.consolidation.options import WSCOptions
+from pycil_wsc.keys import Key, declared, plain, replaced
 from pycil_wsc.results.identity import Identity, image_identity, language_identity
 
 # the keys of language models that did not decide a result when schema 1 was written
@@ -35,19 +37,22 @@ def _identity(contents: Mapping[str, Any]) -> Identity:
     """
     config = contents["config"]
     if contents.get("kind") == "llm":
-        return language_identity(_without(config, LANGUAGE_INCIDENTAL), config)
+        decisive = with_earlier_values(_without(config, LANGUAGE_INCIDENTAL), declared(WSCOptions, "wsc."))
+        return language_identity(decisive, config)
     incidental = INCIDENTAL | _unused_memory(config) | replaced(KEYS).keys()
     return image_identity(_without(with_earlier_values(config), incidental), contents)
 
 
-def with_earlier_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` of an earlier version's keys, completed by the values that applied before the other keys were added.
+def with_earlier_values(values: Mapping[str, Any], keys: Mapping[str, Key] = KEYS) -> dict[str, Any]:
+    """``values`` of an earlier version's keys, completed by those that applied before other ``keys`` were added.
+
+    Keys that have been removed since, and have the value that applies now, are left out.
 
     The consolidation's keys are completed if the run consolidates.
     """
     consolidates = any(name.startswith("wsc.") for name in values)
-    before = {name: key.earlier for name, key in KEYS.items() if consolidates or not name.startswith("wsc.")}
-    return {**plain(before), **values}
+    before = {name: key.earlier for name, key in keys.items() if consolidates or not name.startswith("wsc.")}
+    return {**plain(before), **{name: value for name, value in values.items() if not outlived(name, value)}}
 
 
 def _unused_memory(config: Mapping[str, Any]) -> set[str]:

@@ -17,11 +17,6 @@ from pycil_wsc.config.options import ALL, BACKBONE_OPTION, KEYS
 
 MEMORY = ("memory_per_class", "memory_size", "memory_bytes")
 NAMED = {"seed", "model_name", "consolidate", *MEMORY}  # fields of an identity of their own
-# what methods choose for themselves: two methods that differ in such a key may still be compared
-OF_METHODS = {
-    *("init_epoch", "init_milestones", "init_weight_decay", "epochs", "milestones", "weight_decay", "scheduler"),
-    *("nme", "exemplars", *MEMORY),
-}
 
 
 class Identity(BaseModel):
@@ -78,9 +73,9 @@ def image_identity(decisive: Mapping[str, Any], contents: Mapping[str, Any]) -> 
 
 
 def _is_own(name: str) -> bool:
-    """Whether a method chooses this key: its own options, those of the consolidation and the keys above."""
+    """Whether a method chooses this key: its own options, those of the consolidation, and keys ``by_method``."""
     own_option = name not in KEYS and not name.startswith(BACKBONE_OPTION)
-    return own_option or name in OF_METHODS or name.startswith("wsc.")
+    return own_option or name.startswith("wsc.") or name in KEYS and KEYS[name].by_method
 
 
 def language_identity(decisive: Mapping[str, Any], config: Mapping[str, Any]) -> Identity:

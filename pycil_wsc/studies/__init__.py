@@ -5,11 +5,5 @@
   analysis uses training data and exemplars, never the test set. It may be slow, but does not change the results: they
   are equal to the bit with and without it.
 
-The modules of this package are imported automatically.
+The registry finds the modules of this package.
 """
-
-import importlib
-import pkgutil
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")

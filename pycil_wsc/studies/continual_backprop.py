@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pycil_wsc.consolidation.trackers import wide
+from pycil_wsc.registry import register_reset
+from pycil_wsc.studies.resets import Training
 
 
 class ContinualBackprop:
@@ -135,6 +137,22 @@ class ContinualBackprop:
             layer.utility.copy_(saved["utility"])
             layer.born.copy_(saved["born"])
             layer.births, layer.due = list(saved["births"]), saved["due"]
+
+
+@register_reset("continual_backprop", ranks=False)
+def continual_backprop(training: Training) -> ContinualBackprop:
+    """Replace units of the layers that are trained and supported, such as those without groups."""
+    network, options = training.network, training.options
+    units = [names for names in training.units if _replaceable(network, names)]
+    if not units:
+        raise ValueError("finds no units in this backbone; its blocks need conv1, bn1 and conv2, without groups")
+    rates = (options.replacement_rate, options.maturity, options.utility_decay)
+    return ContinualBackprop(network, units, training.fresh, *rates, training.sum_)
+
+
+def _replaceable(network, names):
+    trained = network.get_submodule(names[0]).weight.requires_grad
+    return trained and ContinualBackprop.supports(network, *names)
 
 
 class _Layer:

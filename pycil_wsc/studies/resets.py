@@ -1,17 +1,40 @@
 """Reset rules that the paper compares with its own: new initial values, and shrink and perturb."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pycil_wsc.consolidation import Reset
 from pycil_wsc.consolidation.ranking import check_share
 from pycil_wsc.consolidation.trackers import Params
+from pycil_wsc.registry import register_reset
+from pycil_wsc.studies.options import RivalOptions
 
 Fresh = Callable[[], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a registered reset rule may use of the training of a task.
+
+    Args:
+        network: the network that is trained.
+        units: for each layer of units, the names of its layers, as for :class:`~.continual_backprop.ContinualBackprop`.
+        fresh: returns new initial values.
+        every: steps between resets; None for a single one.
+        options: the keys ``wsc.*``.
+        sum_: sums a tensor over the processes, in place; None: there is one process.
+    """
+
+    network: nn.Module
+    units: Sequence[tuple[str, str | None, str]]
+    fresh: Fresh
+    every: int | None
+    options: RivalOptions
+    sum_: Callable[[Tensor], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,3 +84,16 @@ class ShrinkPerturb(Reset):
     def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
         for param, new, kept in zip(params, others, keep, strict=True):
             param.copy_(torch.where(kept, param, self.shrink * param + self.perturb * new))
+
+
+@register_reset("random", ranks=True)
+def random(training: Training) -> Random:
+    """The elements that are not kept get new initial values."""
+    return Random(training.fresh, every=training.every)
+
+
+@register_reset("shrink_perturb", ranks=False)
+def shrink_perturb(training: Training) -> ShrinkPerturb:
+    """All elements are shrunk and perturbed."""
+    options = training.options
+    return ShrinkPerturb(training.fresh, options.shrink, options.perturb, every=training.every)
