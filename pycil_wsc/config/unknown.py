@@ -9,6 +9,7 @@ from typing import Any
 
 from pycil_wsc.config import pycil
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
+from pycil_wsc.config.wsc import without_removed
 from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.keys import replaced
 
@@ -26,7 +27,7 @@ def refuse_mistyped(flat: Mapping[str, Any]) -> None:
     if language_model or of_pycil or _extended():
         return
     elsewhere = {*pycil.ALIASES, *pycil.STOCK, *(name for name, value in flat.items() if value == {})}
-    ours = [name for name in flat if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
+    ours = [name for name in without_removed(flat) if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
     refuse_unknown(ours, {*KEYS, *own_names(), *DIRECTIVES})
 
 
