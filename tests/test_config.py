@@ -10,7 +10,7 @@ import pytest
 from pycil_wsc import registry
 from pycil_wsc.classifier.settings import OF_EXPERIMENTS
 from pycil_wsc.config import pycil
-from pycil_wsc.config.loading import load, parse_override, resolve
+from pycil_wsc.config.loading import load, parse_override, resolve, resolve_recorded
 from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.config.wsc import REMOVED
 from pycil_wsc.errors import UserError
@@ -586,7 +586,8 @@ FINISHED = {
 
 @pytest.mark.parametrize("name", FINISHED)
 def test_finished_runs_keep_their_folders(name):
-    config = resolve(json.loads((ROOT / "results" / f"{name}.json").read_text())["config"])
+    path = ROOT / "results" / f"{name}.json"
+    config = resolve_recorded(json.loads(path.read_text())["config"], path)
     assert "/".join(config.run_folder.parts[-3:]) == FINISHED[name]
 
 
