@@ -1,5 +1,6 @@
 """LoRA adapters (Hu et al., 2022): a trained update s B A of rank r is added to a frozen weight W."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ def add_adapters(model: Any, config: LLMConfig) -> nn.Module:
         r=config.lora_rank, lora_alpha=cast(int, config.lora_alpha), target_modules=targets, task_type="CAUSAL_LM"
     )
     try:
-        adapted = get_peft_model(model, options)
+        with warnings.catch_warnings():  # PEFT asks by a name that transformers has deprecated
+            warnings.simplefilter("ignore", FutureWarning)
+            adapted = get_peft_model(model, options)
     except ValueError as error:
         raise UnusableRun(f"llm.lora_targets: {first_line(error)}") from None
     layers = [f".{layer.layer}" for layer in adapted_layers(adapted)]

@@ -164,7 +164,7 @@ class LLMOptions:
     lr: float = key(1e-5, "AdamW's learning rate, constant", low=0)
     betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", low=0, below=1)
     eps: float = key(1e-8, "AdamW's epsilon", low=0)
-    weight_decay: float = key(0.0, "AdamW's weight decay", low=0)
+    weight_decay: float = key(0.0, "AdamW's weight decay, of all weights but biases and norms", low=0)
     clip: float | None = key(1.0, "clip the total norm of the gradients to this value; null: no clipping", above=0)
     loss: str = key(
         "item",
