@@ -7,7 +7,7 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 
-OTHERS = ("acil", "aper_finetune", "beefiso", "coil", "ds-al", "ewc", "fetril", "gem", "il2a", "lwf", "pass", "podnet")
+OTHERS = ("acil", "aper_finetune", "beefiso", "coil", "ds-al", "fetril", "gem", "il2a", "pass", "podnet")
 OTHERS += ("rmm-foster", "rmm-icarl", "simplecil", "ssre", "tagfex")
 ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # in foster.json
 STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: not supported here, ignored at these values

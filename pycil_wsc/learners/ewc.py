@@ -1,0 +1,76 @@
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.keys import key
+from pycil_wsc.learners.loop import Backward
+from pycil_wsc.learners.penalising import PenalisingLearner, Weights
+from pycil_wsc.registry import register_learner
+from pycil_wsc.studies.diagonals import fisher_diagonal
+
+
+@register_learner("ewc", epochs=180, milestones=[70, 120, 150], nme=False)
+class EWC(PenalisingLearner):
+    """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017, https://arxiv.org/abs/1612.00796), as in PyCIL.
+
+    The importance is the diagonal of the Fisher information, its mean over tasks weighted by their classes. PyCIL
+    takes the squares of the gradients of whole batches, in training mode with augmentation; the paper, of samples.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        lamda: float = key(1000.0, "weight of the distillation or penalty", low=0, decides="later tasks")
+        fishermax: float = key(1e-4, "Fisher values above it are cut off", low=0, decides="later tasks")
+        fisher: str = key(
+            "batches",
+            "squares of the gradients of batches (`batches`, PyCIL's), or of single samples (`samples`)",
+            choices=("batches", "samples"),
+            decides="later tasks",
+        )
+
+    plain_first_task = False  # the pass after it moves the statistics of batch norm
+
+    @property
+    def strength(self) -> float:
+        return self.config.options.lamda / 2
+
+    def whole_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy over all classes."""
+        logits = self.network(batch.images)
+        return self.cross_entropy(logits.float(), batch.targets), logits
+
+    def new_importance(self, task: Task) -> Weights:
+        options = self.config.options
+        fisher = self._of_samples(task) if options.fisher == "samples" else self._of_batches(task)
+        return {name: value.clamp(max=options.fishermax) for name, value in fisher.items()}
+
+    def combined(self, old: Tensor, new: Tensor, task: Task) -> Tensor:
+        share = task.num_old / task.num_seen
+        return share * old + (1 - share) * new
+
+    @torch.enable_grad()
+    def _of_batches(self, task):
+        parameters = self.trained()
+        fisher = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        backward, batches = Backward(self, self.main_phase(task)), self.num_batches(len(task.train_indices))
+        self.eval()
+        self.network.train()
+        address = task.index, "fisher"
+        with self.seeded("dropout", *address, self.processes.rank, device=self.device):
+            for batch in self.training_batches(task.train_indices, *address, mixed=False):
+                backward(batch, self.whole_loss)
+                for name, parameter in parameters.items():
+                    if parameter.grad is not None:
+                        fisher[name] += parameter.grad.square() / batches
+        backward.clear()
+        return fisher
+
+    @torch.enable_grad()
+    def _of_samples(self, task):
+        self.eval()
+        targets, size = self.manager.train_targets, self.config.batch_size
+        batches = self.train_source.batches(task.train_indices, targets, size)
+        return dict(fisher_diagonal(self.network, self.trained(), batches))

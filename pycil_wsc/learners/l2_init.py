@@ -1,0 +1,48 @@
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.keys import key
+from pycil_wsc.learners.replay import Replay
+from pycil_wsc.registry import register_learner
+
+
+@register_learner("l2_init", epochs=70, milestones=[30, 50], init_weight_decay=0.0, weight_decay=0.0)
+class L2Init(Replay):
+    """Regenerative regularisation (Kumar et al., 2023, https://arxiv.org/abs/2308.11958), with Replay.
+
+    The weights are drawn to their initial values, instead of to zero as by weight decay.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        l2_init: float = key(
+            1e-3, "weight of the squared distance from the initial weights (the paper tries 0.01 to 0.00001)", low=0
+        )
+
+    plain_first_task = False
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.initial: Any = None  # a network with all initial values
+
+    @torch.no_grad()
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        grown = copy.deepcopy(self.network).requires_grad_(False)
+        if self.initial is not None:
+            for old, new in zip(self.initial.parameters(), grown.parameters(), strict=True):
+                new[: len(old)] = old
+        self.initial = grown
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, logits = super().loss(batch)
+        distance = torch.zeros((), device=self.device)
+        for now, start in zip(self.network.parameters(), self.initial.parameters(), strict=True):
+            distance = distance + (now - start).square().sum()
+        return loss + self.config.options.l2_init * distance, logits

@@ -1,0 +1,73 @@
+"""The base class of learners that penalise changes of the weights that were important to earlier tasks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.learners.finetune import Finetune
+
+Weights = dict[str, Tensor]  # by the parameter's name
+
+
+class PenalisingLearner(Finetune):
+    """Finetune, plus ``strength`` times the squared distance from the weights after the task before, each weighted by
+    its importance. A method says what ``new_importance`` of a task is, and how it is ``combined`` with the old one.
+    """
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.importance: Weights = {}
+        self.anchor: Weights = {}  # the weights after the task before; the head may have grown since
+
+    @property
+    def strength(self) -> float:
+        raise NotImplementedError
+
+    def new_importance(self, task: Task) -> Weights:
+        """The importance of each trained parameter to ``task``, which has just been learned."""
+        raise NotImplementedError
+
+    def combined(self, old: Tensor, new: Tensor, task: Task) -> Tensor:
+        """The importance to all tasks so far, from that to the earlier ones and that to ``task``."""
+        return old + new
+
+    def trained(self) -> Weights:
+        """The parameters that are trained."""
+        return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, logits = super().loss(batch)
+        if self.importance:
+            loss = loss + self.strength * self.penalty()
+        return loss, logits
+
+    def penalty(self) -> Tensor:
+        """The weighted squared distance from the weights after the task before."""
+        total = torch.zeros((), device=self.device)
+        for name, parameter in self.trained().items():
+            if name in self.importance:
+                anchor = self.anchor[name]
+                total = total + (self.importance[name] * (parameter[: len(anchor)] - anchor).square()).sum()
+        return total
+
+    @torch.no_grad()
+    def end_task(self, task: Task) -> None:
+        importance = self.new_importance(task)
+        for name, old in self.importance.items():
+            if name in importance:
+                importance[name][: len(old)] = self.combined(old, importance[name][: len(old)], task)
+        self.importance = importance
+        self.anchor = {name: parameter.detach().clone() for name, parameter in self.trained().items()}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return super().get_extra_state() | {"importance": self.importance, "anchor": self.anchor}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.importance, self.anchor = (
+            {name: value.to(self.device) for name, value in state[part].items()} for part in ("importance", "anchor")
+        )

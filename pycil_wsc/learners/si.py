@@ -1,0 +1,80 @@
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.keys import key
+from pycil_wsc.learners.loop import Backward
+from pycil_wsc.learners.penalising import PenalisingLearner, Weights
+from pycil_wsc.registry import register_learner
+
+
+@register_learner("si", epochs=180, milestones=[70, 120, 150], nme=False)
+class SI(PenalisingLearner):
+    """Synaptic Intelligence (Zenke et al., ICML 2017, https://arxiv.org/abs/1703.04200).
+
+    The importance of a weight is by how much its path through the task reduced the loss, over the squared distance
+    that it went. A negative sum counts as 0. Schedule of PyCIL's EWC.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        c: float = key(0.1, "weight of the penalty (0.1 in the paper)", low=0, decides="later tasks")
+        xi: float = key(0.1, "added to the squared distance (0.1 in the paper)", above=0, decides="later tasks")
+
+    plain_first_task = False  # its path is needed
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.path: Weights = {}  # by how much each weight's steps have reduced the loss in this task
+        self.start: Weights = {}  # the weights before the task
+        self.step: list[tuple[str, Any, Any, Any]] = []  # (name, parameter, its gradient, its value before the step)
+
+    @property
+    def strength(self) -> float:
+        return self.config.options.c
+
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        self.path = {name: torch.zeros_like(parameter) for name, parameter in self.trained().items()}
+        self.start = {name: parameter.detach().clone() for name, parameter in self.trained().items()}
+
+    @torch.no_grad()
+    def after_backward(self, batch: Batch, backward: Backward) -> None:
+        """Remember the gradients of the loss without the penalty, and the weights."""
+        self.step.clear()
+        for name, parameter in self.trained().items():
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad.clone()
+            if name in self.importance:
+                anchor = self.anchor[name]
+                distance = parameter[: len(anchor)] - anchor
+                gradient[: len(anchor)] -= 2 * self.strength * self.importance[name] * distance
+            self.step.append((name, parameter, gradient, parameter.clone()))
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        for name, parameter, gradient, before in self.step:
+            self.path[name] -= gradient * (parameter - before)
+
+    def new_importance(self, task: Task) -> Weights:
+        xi = self.config.options.xi
+        found = {}
+        for name, parameter in self.trained().items():
+            distance = parameter - self.start[name]
+            found[name] = self.path[name].clamp(min=0) / (distance.square() + xi)
+        self.step.clear()
+        return found
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return super().get_extra_state() | {"path": self.path, "start": self.start}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.path, self.start = (
+            {name: value.to(self.device) for name, value in state[part].items()} for part in ("path", "start")
+        )

@@ -1,0 +1,116 @@
+"""LwF and the methods that penalise changes of important weights, against slow twins."""
+
+import numpy as np
+import pytest
+import torch
+from reference import penalties
+from small_runs import batch_of
+from test_methods import BATCH, SILENT, after, digits, grown, negative_log_likelihood  # noqa: F401
+from torch.nn.functional import cross_entropy
+
+NEW = torch.tensor([4, 6, 5, 4, 5, 6])  # of the second task
+
+
+def flat(weights):
+    return {name: value.detach().flatten().tolist() for name, value in weights.items()}
+
+
+def test_lwf_is_the_new_classes_cross_entropy_and_distillation(digits, tmp_path):  # noqa: F811
+    learner, tasks = grown("lwf", 2, digits, tmp_path, lamda=1.5, T=3.0)
+    learner.begin_task(tasks[1])
+    learner.eval()
+    loss, logits = learner.loss(batch_of(BATCH, NEW))
+    distilled = -((learner.teacher(BATCH) / 3).softmax(1) * (logits[:, :4] / 3).log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(loss, negative_log_likelihood(logits[:, 4:], NEW - 4) + 1.5 * distilled)
+
+
+def batches_of(learner, task, *address):
+    """The batches that a pass with this address sees."""
+    if address:
+        return [(b.images, b.targets) for b in learner.training_batches(task.train_indices, *address, mixed=False)]
+    return list(learner.train_source.batches(task.train_indices, learner.manager.train_targets, 64))
+
+
+@pytest.mark.parametrize("how, cut", [("batches", 1e-2), ("samples", 1e-4)])
+def test_ewcs_fisher_is_the_twins_and_its_mean_is_over_classes(how, cut, digits, tmp_path):  # noqa: F811
+    learner, tasks = after("ewc", 0, digits, tmp_path, fisher=how, fishermax=cut, **{"convnet_options.width": 4})
+    found = []
+    for task in tasks[:2]:
+        learner.learn(task, SILENT)
+        if how == "batches":
+            batches = batches_of(learner, task, task.index, "fisher")
+            found.append(penalties.fisher_of_batches(learner.network, batches, cut))
+        else:
+            found.append(penalties.fisher_of_samples(learner.network, batches_of(learner, task), cut))
+    for name, ours in learner.importance.items():
+        old, expected = found[0][name], list(found[1][name])
+        for place, value in enumerate(old):
+            expected[place] = 4 / 7 * value + 3 / 7 * expected[place]
+        np.testing.assert_allclose(ours.flatten().numpy(), expected, rtol=2e-3, atol=1e-9)
+    values = [value for each in found[1].values() for value in each]
+    assert max(values) == pytest.approx(cut) and sum(0 < value < cut for value in values) > 100
+
+
+def test_mass_importance_is_the_twins_and_adds_up(digits, tmp_path):  # noqa: F811
+    learner, tasks = after("mas", 0, digits, tmp_path, **{"convnet_options.width": 4})
+    found = []
+    for task in tasks[:2]:
+        learner.learn(task, SILENT)
+        found.append(penalties.sensitivity(learner.network, batches_of(learner, task)))
+    for name, ours in learner.importance.items():
+        expected = np.array(found[1][name])
+        expected[: len(found[0][name])] += found[0][name]
+        np.testing.assert_allclose(ours.flatten().numpy(), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_sis_importance_is_the_sum_over_the_path_of_the_loss_without_the_penalty(digits, tmp_path):  # noqa: F811
+    learner, tasks = after("si", 1, digits, tmp_path, c=5.0, **{"convnet_options.width": 4})
+    earlier = flat(learner.importance)
+    paths = {}
+    remember, step = learner.after_backward, learner.after_step
+    seen = {}
+
+    def watched(batch, backward):
+        remember(batch, backward)
+        parameters = learner.trained()
+        logits = learner.network(batch.images)
+        loss = cross_entropy(logits[:, 4:], batch.targets - 4)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        seen["before"] = flat(parameters), flat(dict(zip(parameters, gradients)))
+
+    def stepped():
+        step()
+        before, gradients = seen["before"]
+        for name, values in flat(learner.trained()).items():
+            for place, value in enumerate(values):
+                record = gradients[name][place], before[name][place], value
+                paths.setdefault((name, place), []).append(record)
+
+    learner.after_backward, learner.after_step = watched, stepped
+    learner.learn(tasks[1], SILENT)
+    assert len(paths["head.bias", 0]) > 3
+    for name, ours in flat(learner.importance).items():
+        expected = [penalties.path_importance(paths[name, place], 0.1) for place in range(len(ours))]
+        for place, value in enumerate(earlier[name]):
+            expected[place] += value
+        np.testing.assert_allclose(ours, expected, rtol=1e-2, atol=2e-6)
+
+
+@pytest.mark.parametrize("name, strength", [("ewc", 0.5 * 7), ("mas", 7), ("si", 7)])
+def test_the_penalty_is_the_twins(name, strength, digits, tmp_path):  # noqa: F811
+    key = "c" if name == "si" else "lamda"
+    learner, tasks = grown(name, 1, digits, tmp_path, **{key: 7.0, "convnet_options.width": 4})
+    generator = torch.Generator().manual_seed(3)
+    for part in (learner.importance, learner.anchor):
+        for place, parameter in learner.trained().items():
+            part[place] = torch.rand(parameter.shape, generator=generator)
+    learner.grow_for(tasks[1])
+    learner.begin_task(tasks[1])
+    learner.eval()
+    loss, logits = learner.loss(batch_of(BATCH, NEW))
+    importance, anchor = flat(learner.importance), flat(learner.anchor)
+    columns = {place: len(values) for place, values in anchor.items()}
+    twin = penalties.penalty(importance, anchor, flat(learner.trained()), columns)
+    assert loss.item() - negative_log_likelihood(logits[:, 4:], NEW - 4).item() == pytest.approx(
+        strength * twin, rel=1e-4
+    )
