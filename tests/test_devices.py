@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pycil_wsc.devices import numbered, resolved_device
-from pycil_wsc.engine.processes import Processes
+from pycil_wsc.engine.processes import Processes, backends
 from pycil_wsc.errors import UserError
 
 
@@ -42,3 +42,18 @@ def test_each_of_several_processes_has_its_own_gpu(chosen, monkeypatch):
 
 def test_the_cpu_stays_the_cpu(chosen):
     assert Processes().device(torch.device("cpu")) == torch.device("cpu") and chosen == []
+
+
+@pytest.mark.parametrize("kind, backend", [("cuda", "nccl"), ("xpu", "xccl"), ("mps", "gloo")])
+def test_processes_send_through_torchs_own_backend_for_the_device_and_the_cpu(kind, backend, monkeypatch):
+    assert backends() == "cpu:gloo"
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(kind))
+    assert backends() == f"cpu:gloo,{kind}:{backend}"
+
+
+def test_a_device_that_torch_cannot_send_from_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("vulkan"))
+    with pytest.raises(
+        UserError, match="^torchrun: torch knows no way to send tensors between devices of type 'vulkan'$"
+    ):
+        backends()
