@@ -1,11 +1,9 @@
-"""Atomic writing of files: under a temporary name in the same folder, then renamed. Also locks and tensors."""
+"""Atomic writing of files: under a temporary name in the same folder, then renamed. Also locks."""
 
 import contextlib
-import io
 import json
 import os
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,36 +59,3 @@ def write_json(path: str | Path, value: Any) -> None:
     text = json.dumps(value, indent=2)
     text = re.sub(r'\[\n\s*([^]["{}]*?)\n\s*\]', lambda numbers: "[" + re.sub(r"\n\s*", " ", numbers[1]) + "]", text)
     write_atomically(path, text + "\n")
-
-
-def save_tensors(path: str | Path, state: Any) -> None:
-    """``torch.save`` through :func:`write_atomically`, with the same errors."""
-    import torch  # slow to import, and only needed for tensors
-
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    write_atomically(path, buffer.getvalue())
-
-
-def load_tensors(path: str | Path) -> Any:
-    """Load what :func:`save_tensors` wrote, on the CPU; nothing in the file is executed.
-
-    ``torch.load`` does not detect damaged tensors, so the checksum of every part of the archive is verified first.
-    Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is damaged or of another kind.
-    """
-    import torch
-
-    content = Path(path).read_bytes()
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if damaged := archive.testzip():
-                raise ValueError(f"the checksum of its part {damaged} is wrong")
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise
-    except zipfile.BadZipFile as error:
-        raise ValueError(str(error)) from None
-    except ValueError:
-        raise
-    except Exception as error:  # the unpickler raises many kinds of errors
-        raise ValueError(type(error).__name__) from None

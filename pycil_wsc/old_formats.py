@@ -4,15 +4,47 @@ import hashlib
 import io
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.torch
+import torch
 
+from pycil_wsc import state
 from pycil_wsc.state import unpacked
 
 LEARNER = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # learner.json has their checksums
+
+
+def load_state(path: str | Path) -> Any:
+    """:func:`pycil_wsc.state.load_state`, also of files that ``torch.save`` wrote, as up to version 0.2.0.
+
+    These are checkpoints, shared first tasks and weights. Raises the same errors.
+    """
+    with open(path, "rb") as file:
+        zipped = file.read(2) == b"PK"
+    return _load_tensors(path) if zipped else state.load_state(path)
+
+
+def _load_tensors(path: str | Path) -> Any:
+    """What ``torch.save`` wrote, on the CPU; nothing in the file is executed.
+
+    ``torch.load`` does not detect damaged tensors, so the checksum of every part of the archive is verified first.
+    """
+    content = Path(path).read_bytes()
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"the checksum of its part {damaged} is wrong")
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (MemoryError, ValueError):
+        raise
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:  # the unpickler raises many kinds of errors
+        raise ValueError(type(error).__name__) from None
 
 
 def has_learner(folder: Path) -> bool:

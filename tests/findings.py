@@ -17,7 +17,7 @@ from attacks import Place, answer, new_place, ordinary_user
 from PIL import Image
 from small_runs import Killed, killed_at, small_data
 
-from pycil_wsc.files import load_tensors
+from pycil_wsc.state import load_state
 
 Answer = tuple[int, str, str]
 LINE_OF_DEPTH = "[" * 100_000
@@ -159,7 +159,7 @@ def first_task_rots(place: Place) -> Answer:
     entry = next(place.out.rglob("first_tasks/*.pt"))
     flip_a_byte(entry)
     answered = place.run({"memory_per_class": 2})
-    load_tensors(entry)  # it is complete again
+    load_state(entry)  # it is complete again
     return answered
 
 

@@ -19,6 +19,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine.processes import SINGLE_PROCESS
 from pycil_wsc.runs.run import Run
+from pycil_wsc.state import load_state
 from pycil_wsc.studies.dormant import Dormant, mean_activations
 from pycil_wsc.studies.flatness import Flatness, filter_normalised
 from pycil_wsc.studies.observer import Observer
@@ -124,7 +125,7 @@ def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
 def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settings):
     run = run_of(settings, model_name=name, save_weights="every")
     run.execute()
-    saved = [torch.load(run.folder / f"weights-task{task}.pt", weights_only=True)["learner"] for task in range(3)]
+    saved = [load_state(run.folder / f"weights-task{task}.pt")["learner"] for task in range(3)]
     trainable = {name for name, _ in run.learner.network.named_parameters()}
     weights = [
         {
@@ -261,7 +262,7 @@ def test_results_are_equal_to_the_bit_with_and_without(name, settings, tmp_path,
     with_all = run_of(settings, model_name=name, analyse=[*ALL, "meddler"], save_weights=True)
     without = run_of(settings, model_name=name, analyse=[], save_weights=True, out=str(tmp_path / "without"))
     assert without_measurements(with_all.execute()) == without_measurements(without.execute())
-    states = [torch.load(run.folder / "weights.pt", weights_only=True)["learner"] for run in (with_all, without)]
+    states = [load_state(run.folder / "weights.pt")["learner"] for run in (with_all, without)]
     tensors = [{key: value for key, value in state.items() if isinstance(value, torch.Tensor)} for state in states]
     assert tensors[0].keys() == tensors[1].keys() and all(
         torch.equal(tensors[0][key], tensors[1][key]) for key in tensors[0]

@@ -98,7 +98,7 @@ def test_only_the_registry_finds_language_models():
 
 
 def test_help_and_the_declared_keys_do_not_wait_for_torch_nor_the_kinds_of_runs_for_their_packages():
-    heavy = ["transformers", "tokenizers", "safetensors", "peft"]
+    heavy = ["transformers", "tokenizers", "peft"]
     script = f"""
 import contextlib, sys
 from pycil_wsc.config import loading, options

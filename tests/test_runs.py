@@ -35,7 +35,7 @@ from torch import nn
 
 import pycil_wsc
 from main import main
-from pycil_wsc import files, registry, report
+from pycil_wsc import files, registry, report, state
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine import environment
@@ -45,6 +45,7 @@ from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs import journal
 from pycil_wsc.runs.planning import planned_images
 from pycil_wsc.runs.run import Run
+from pycil_wsc.state import save_state
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -172,11 +173,11 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
             raise Killed
 
     run = Run(config, dataset)
-    for module in (journal, files):
+    for module in (journal, files, state):
         monkeypatch.setattr(module, "write_atomically", write_and_die)
     with pytest.raises(Killed):
         run.execute()
-    for module in (journal, files):
+    for module in (journal, files, state):
         monkeypatch.setattr(module, "write_atomically", write)
     result = Run(config, dataset).execute()
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
@@ -541,7 +542,7 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
     assert main(["--config", path]) == 1
     assert "checkpoint.pt: is damaged or not a checkpoint of this version" in capsys.readouterr().out
-    files.save_tensors(folder / "checkpoint.pt", {"position": 1})
+    save_state(folder / "checkpoint.pt", {"position": 1})
     assert main(["--config", path]) == 1
     assert "checkpoint.pt: is not a checkpoint of this version" in capsys.readouterr().out
 

@@ -20,10 +20,10 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import save_tensors
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.runs.run import Run
+from pycil_wsc.state import load_state, save_state
 
 ROOT = Path(__file__).parent.parent
 NAMES = ["rose", "oak", "fern", "moss", "kelp", "yew"]
@@ -243,10 +243,10 @@ def test_weights_that_cannot_be_loaded_are_one_line(kept, bare, tmp_path):
         path.write_bytes(whole[:size])
         assert "weights.pt: is not a complete file of weights" in one_line(pycil_wsc.load, kept)
     path.write_bytes(whole)
-    state = torch.load(path, weights_only=True)
-    torch.save(state | {"config": state["config"] | {"convnet_type": "resnet20"}}, path)
+    state = load_state(path)
+    save_state(path, state | {"config": state["config"] | {"convnet_type": "resnet20"}})
     assert "do not match the learner 'replay'" in one_line(pycil_wsc.load, kept)
-    torch.save(state | {"config": state["config"] | {"model_name": "repaly"}}, path)
+    save_state(path, state | {"config": state["config"] | {"model_name": "repaly"}})
     assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept)
 
 
@@ -275,7 +275,7 @@ INNER = [["info"], ["config"], ["learner"], ["learner", "_extra_state"], ["learn
 def test_mangled_weights_are_one_line_or_do_no_harm(kept, arrays):
     """Each part of the file in turn is left out or replaced, with correct checksums."""
     path, images, refused = kept / "weights.pt", arrays["test_x"][:9], 0
-    whole, expected = torch.load(path, weights_only=True), pycil_wsc.load(kept).predict(images).tolist()
+    whole, expected = load_state(path), pycil_wsc.load(kept).predict(images).tolist()
 
     def at(state, place):
         return functools.reduce(lambda part, key: part[key], place, state)
@@ -288,7 +288,7 @@ def test_mangled_weights_are_one_line_or_do_no_harm(kept, arrays):
                 at(state, place)[key] = value
                 if value is DROPPED:
                     del at(state, place)[key]
-                save_tensors(path, state)
+                save_state(path, state)
                 try:
                     predicted = pycil_wsc.load(kept).predict(images).tolist()
                 except UserError as error:
@@ -298,5 +298,5 @@ def test_mangled_weights_are_one_line_or_do_no_harm(kept, arrays):
                     assert predicted == expected or key in ("mean", "std"), (place, key, value)
     assert refused > 100
     for value in WRONG:
-        save_tensors(path, value)
+        save_state(path, value)
         assert "weights.pt: is not" in one_line(pycil_wsc.load, kept)

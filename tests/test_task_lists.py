@@ -14,8 +14,8 @@ import pycil_wsc
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.files import load_tensors
 from pycil_wsc.learners import loop
+from pycil_wsc.state import load_state
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TEMPLATES = np.random.default_rng(0).integers(0, 200, (6, 8, 8, 3))
@@ -79,7 +79,7 @@ def test_a_method_that_needs_new_classes_says_so_before_training(name, months, t
 
 
 def weights(folder):
-    return load_tensors(folder / "checkpoint.pt")["learner"]
+    return load_state(folder / "checkpoint.pt")["learner"]
 
 
 def same(one, other):

@@ -25,10 +25,10 @@ from pycil_wsc.data.loader import Source
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.files import load_tensors
 from pycil_wsc.launch.torchrun import together
 from pycil_wsc.learners.scoring import _score_by_data
 from pycil_wsc.runs.run import Run
+from pycil_wsc.state import load_state
 
 SMALL = SETTINGS | {
     "precision": "fp32",
@@ -235,7 +235,7 @@ def killed(settings_file):
         checkpoint(run, *arguments)
         calls.append(arguments)
         if len(calls) == 4 and not run.processes.first:
-            while load_tensors(run.folder / "checkpoint.pt")["position"] != arguments[0]:
+            while load_state(run.folder / "checkpoint.pt")["position"] != arguments[0]:
                 time.sleep(0.01)  # the first process is still writing
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -257,7 +257,7 @@ def test_a_run_whose_process_was_killed_resumes_with_equal_numbers(tmp_path):
     assert ended.keys() == wanted.keys() == {"replay", "wsc"}
     for name, (folder, result) in ended.items():
         assert lasting(result) == lasting(wanted[name][1]) and result["processes"] == 2
-        weights, others = (load_tensors(place / "weights.pt")["learner"] for place in (folder, wanted[name][0]))
+        weights, others = (load_state(place / "weights.pt")["learner"] for place in (folder, wanted[name][0]))
         assert all(torch.equal(weights[key], others[key]) for key in weights if key != "_extra_state")
         assert not (folder / "checkpoint.pt").exists() and not (folder / "failed.json").exists()
     logs = {name: (folder / "log.txt").read_text() for name, (folder, _) in ended.items()}

@@ -5,7 +5,7 @@ from typing import Any
 
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.files import load_tensors
+from pycil_wsc.old_formats import load_state
 
 CHECKPOINT = "checkpoint.pt"
 PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "records", "clock", "peak_memory"}
@@ -18,7 +18,7 @@ def read_checkpoint(path: Path, config: Any, data: dict[str, Any]) -> dict[str, 
     """
     again = "delete it to start this run again"
     try:
-        state = load_tensors(path)
+        state = load_state(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -25,8 +25,9 @@ from filelock import Timeout
 from pycil_wsc import registry
 from pycil_wsc.data.datasets import Dataset
 from pycil_wsc.devices import device_name
-from pycil_wsc.files import load_tensors, locked, save_tensors
+from pycil_wsc.files import locked
 from pycil_wsc.networks.timm_models import is_timm
+from pycil_wsc.state import load_state, save_state
 
 REDONE = ".redone"  # in the folder of a run that is done again, until it is finished
 
@@ -70,7 +71,7 @@ class Entry:
         if self.path is None or self._too_old(self.path):
             return None
         try:
-            return load_tensors(self.path)
+            return load_state(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -89,7 +90,7 @@ class Entry:
 
     def save(self, state: dict[str, Any]) -> None:
         if self.path is not None:
-            save_tensors(self.path, state)
+            save_state(self.path, state)
 
 
 def key(run: Any, dataset: Dataset) -> str:

@@ -21,7 +21,7 @@ from pycil_wsc.engine.environment import deterministic
 from pycil_wsc.engine.phase import Phase, Resume
 from pycil_wsc.engine.processes import Processes, backend_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
-from pycil_wsc.files import save_tensors, write_json
+from pycil_wsc.files import write_json
 from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task, metrics, weights
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
@@ -31,6 +31,7 @@ from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.rehearsal import rehearse
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import accuracy_of, predictions
+from pycil_wsc.state import save_state
 from pycil_wsc.studies.records import Records
 
 
@@ -205,7 +206,7 @@ class Run:
 
     def _checkpoint(self, position, optimizer):
         self.journal.tick()
-        self._write(save_tensors, CHECKPOINT, self.state(position, optimizer))
+        self._write(save_state, CHECKPOINT, self.state(position, optimizer))
         self.journal.tick()  # saving does not count as training
         self.saved_at = self.journal.mark
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import load_tensors, save_tensors
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.old_formats import load_state
+from pycil_wsc.state import save_state
 
 
 def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
@@ -22,7 +23,7 @@ def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
         "boundaries": manager.boundaries,
         "task": len(manager.tasks) - 1 if task is None else task,
     }
-    save_tensors(_path(folder, task), state)
+    save_state(_path(folder, task), state)
     if task is not None:
         _path(folder, None).unlink(missing_ok=True)  # of the same run with fewer tasks
 
@@ -30,7 +31,7 @@ def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
 def read(path: Path, remedy: str) -> Any:
     """What :func:`save` wrote. Raises a :class:`UserError`, which ends with ``remedy``, if the file is damaged."""
     try:
-        return load_tensors(path)
+        return load_state(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
     except ValueError as error:
