@@ -459,6 +459,26 @@ def test_finish_without_average_leaves_the_last_weights():
     assert wsc.averaged == 0
 
 
+@pytest.mark.parametrize("every, weighting", [(1, lambda step, samples, interval: 2.0 * samples), (3, lambda *_: 9.0)])
+def test_the_weighting_of_the_average_may_be_a_function(every, weighting):
+    """Each sample theta gives (n Theta + theta) / (n + 1), here in Python floats."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    average = Average(every, weighting=weighting)
+    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=2, retain=1, average=average, reset=Blend())
+    wsc.attach(optimizer)
+    samples, mean = 0, 0.0
+    for step in range(1, 12):
+        weight.grad = torch.full_like(weight, float(step))
+        optimizer.step()
+        if step >= 2 and (step - 2) % every == 0:
+            n = weighting(step, samples, every) if samples else 0.0
+            mean = (n * mean + weight.item()) / (n + 1)
+            samples += 1
+    wsc.finish()
+    assert weight.item() == pytest.approx(mean, rel=1e-12)
+
+
 # Parameters and buffers.
 
 

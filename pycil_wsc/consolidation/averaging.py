@@ -1,13 +1,32 @@
 """When the weights are sampled for the average, and how much each sample weighs."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pycil_wsc.consolidation.epochs import whole_part
 from pycil_wsc.consolidation.resets import check_whole_steps
 
 STARTS = ("reset", "first")
 COUNTS = ("late", "since_reset", "absolute", "swa")
+
+# n of Theta <- (n * Theta + theta) / (n + 1), from the step of the task, the samples so far and the steps between two
+Weighting = Callable[[int, int, int], float]
+
+
+def late(power: float) -> Weighting:
+    """Late samples weigh more: the k-th about ``k ** power``."""
+    return lambda step, samples, interval: samples / (power + 1)
+
+
+def since_reset(step: int, samples: int, interval: int) -> float:
+    """A plain mean of the samples."""
+    return samples
+
+
+def since_task(step: int, samples: int, interval: int) -> float:
+    """The paper's n = i / j, with i counted from the task's start."""
+    return step / interval
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,8 @@ class Average:
         buffers: average the buffers too. Needs ``named_buffers``; for batch norm
             :func:`~.batch_norm.recompute_batch_norm` is more accurate.
         power: exponent of ``count="late"``; 0 is a plain mean.
+        weighting: n as a function of the step of the task, the samples so far and the steps between two samples,
+            instead of ``count``. As with ``fresh`` of a reset, a saved state does not hold it.
 
     Raises:
         ValueError: a value is unknown, out of range, or inconsistent with another.
@@ -44,6 +65,7 @@ class Average:
     last: bool = True
     buffers: bool = False
     power: float = 32.0
+    weighting: Weighting | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.every, float) and 0 < self.every < 1):
@@ -69,9 +91,13 @@ class Average:
 
     def n(self, step: int, samples: int, warmup_steps: int) -> float:
         """n for the sample at ``step`` of the task, when the average has ``samples`` samples already."""
-        if self.count in ("absolute", "swa"):
-            return step / self.interval(warmup_steps)
-        return samples / (self.power + 1) if self.count == "late" else samples
+        weighting = self.weighting or self._named_weighting()
+        return weighting(step, samples, self.interval(warmup_steps))
+
+    def _named_weighting(self) -> Weighting:
+        if self.count == "late":
+            return late(self.power)
+        return since_reset if self.count == "since_reset" else since_task
 
     def check_fits(self, steps: int, warmup_steps: int) -> None:
         """Raise ValueError if a task of ``steps`` optimiser steps would end without a sample."""
