@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -112,7 +113,10 @@ class Cluster:
 
     def new_progress(self) -> list[Any]:
         """(number of the job, progress) of the runs under way."""
-        return self.progress.get_nowait_batch(self.progress.qsize())
+        try:
+            return self.progress.get_nowait_batch(self.progress.qsize())
+        except self.ray.exceptions.RayError:  # shown with the next
+            return []
 
     def outcome(self, task: Any, job: Job) -> Outcome:
         """The outcome of a run. Files from a node that does not share the output folder are written there."""
@@ -179,7 +183,8 @@ def work_on_node(
     torch.set_num_threads(threads)
 
     def on_progress(message):
-        progress.put((job.number, message))
+        with contextlib.suppress(Exception):  # progress that is not shown costs the run nothing
+            progress.put((job.number, message))
 
     def work(job):
         if processes > 1:
