@@ -38,8 +38,11 @@ def llm_settings(tmp_path):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """A report of synthetic runs of all the paper's studies: (its folder, the contents of every result)."""
+    """A report of synthetic runs of all the paper's studies, drawn once: (its folder, the contents of every result,
+    the labels of the axes by figure).
+    """
     from pycil_wsc import report
+    from pycil_wsc.report import page
 
     folder = tmp_path_factory.mktemp("runs")
     results = synthetic.main_table(memories=(20, 200), methods=("der", "replay", "bic", "wsc"))
@@ -48,7 +51,20 @@ def made(tmp_path_factory):
         synthetic.result("icarl+wsc", 20, confusion=True),
     ]
     synthetic.write(folder, *results)
-    return report.write_report(folder).parent, results
+    labels = {}
+
+    def drawn(group, brief=False):
+        for plot in figures(group, brief):
+            texts = [text for axes in plot.figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
+            labels[plot.slug, group.slug] = set(texts) - {""}
+            yield plot
+
+    figures, page.figures = page.figures, drawn
+    try:
+        path = report.write_report(folder)
+    finally:
+        page.figures = figures
+    return path.parent, results, labels
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_the_runs_of_all_studies_fill_all_tables(made):
 
 @pytest.mark.parametrize("slug", sorted(slug for slug in ALL_TABLES if not slug.startswith("difference")))
 def test_every_number_of_a_table_is_computed_from_the_runs(made, slug):
-    folder, results = made
+    folder, results, _ = made
     study, _, increment = split(slug)
     lines = lines_of(folder, slug)
     assert lines
@@ -206,7 +206,7 @@ def test_differences_from_replay_are_over_equal_seeds(made, slug):
 
 @pytest.mark.parametrize("study", ["measures", "cost"])
 def test_no_run_is_left_out_of_the_whole_lists(made, study):
-    folder, results = made
+    folder, results, _ = made
     slugs = (f"{study}-{HERE}", f"{study}-cifar100-b5-inc5-resnet32")
     first = "average" if study == "measures" else "training, s"
     assert sum(

@@ -125,9 +125,7 @@ def _bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot
         ax.grid(axis="y", visible=False)
         ax.tick_params(axis="y", length=0)
     notes = ["Each point is one seed."] if rows["name"].value_counts().max() > 1 else []
-    without = [
-        series.shown(name) for name in series.styles if set(rows.loc[rows["name"] == name, "memory"]) != {memory}
-    ]
+    without = [series.shown(str(name)) for name in rows.loc[rows["memory"] != memory, "name"].unique()]
     notes += [f"Without memory: {', '.join(without)}."] if without else []
     first, *others = (quantity.title for quantity in quantities)
     title = ", ".join([first, *(other[0].lower() + other[1:] for other in others)])
@@ -172,7 +170,7 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
         axes.plot(xs, ys, **style | {"marker": "", "linewidth": 1.1})
         for memory, accuracies in own["average"]:
             mark = marks[memory] * (1.4 if style["marker"] == "*" else 1)
-            look = style | {"markersize": mark, "linestyle": "none", "elinewidth": 0.8}
+            look: Style = style | {"markersize": mark, "linestyle": "none", "elinewidth": 0.8}
             axes.errorbar(xs[memory], ys[memory], series.spread(list(accuracies)), **look)
     if _suits_log_axis(times):
         _log_scale(axes, times)
@@ -245,7 +243,8 @@ def cost_dots(series: Series) -> Iterator[Plot]:
             ax.plot(own, [place] * len(own), **style | {"marker": "", "linewidth": 1})
             for memory, mean in own.items():
                 mark = marks[memory] * (1.4 if style["marker"] == "*" else 1)
-                ax.plot(mean, place, **style | {"markersize": mark})
+                look: Style = style | {"markersize": mark}
+                ax.plot([float(mean)], [place], **look)
         if _suits_log_axis(values):
             _log_scale(ax, values)
         else:

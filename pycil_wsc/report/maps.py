@@ -111,8 +111,9 @@ def _learned(record: Record) -> list[Any]:
     """The labels of the classes in the order of the confusion matrix, or [] if they were not recorded."""
     order = record.data.get("class_order")
     size = len(record.data["confusion"])
-    valid = isinstance(order, list) and len(order) >= size and all(isinstance(label, int) for label in order)
-    return order[:size] if valid else []
+    if not isinstance(order, list) or len(order) < size or not all(isinstance(label, int) for label in order):
+        return []
+    return order[:size]
 
 
 class Place(NamedTuple):
