@@ -158,6 +158,7 @@ def training_arguments(
     if device.type != "cpu":  # not the first GPU, but the run's
         make_current(device)
         vars(arguments)["_setup_devices"] = device
+        assert arguments.distributed_state
         arguments.distributed_state.device = device  # accelerate itself finds the kinds of devices that it knows
     return arguments
 
