@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import simulated_device
 import synthetic
 import torch
 
@@ -16,6 +17,13 @@ from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on each core
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
+
+
+def pytest_collection_finish(session):
+    """Announce the simulated accelerator before anything is trained: torch counts the devices at its first backward."""
+    wanted = any("accelerator" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not simulated_device.reason_to_skip():
+        simulated_device.register()
 
 
 @pytest.fixture

@@ -68,6 +68,15 @@ def test_a_list_as_an_option_of_the_backbone_is_the_same_run_in_every_file(setti
         assert again.convnet_options == config.convnet_options, path
 
 
+def epochs_of(name):
+    """The epochs of each of the three tasks, of the method's first phase; some methods train nothing in later tasks."""
+    learner = registry.learners[name]
+    config = SimpleNamespace(init_epoch=3, options=SimpleNamespace(), **dict.fromkeys(learner.epoch_keys, 0))
+    if learner.epoch_keys:
+        setattr(config, learner.epoch_keys[0], 4)
+    return [learner.planned_epochs(config, SimpleNamespace(index=task)) for task in range(3)]
+
+
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undisturbed):
     folder, result = undisturbed(model_name=name, **STOPPED)
@@ -83,7 +92,7 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undist
     beside = {"data_root": "data", "save_weights": False, "tensorboard": False, "wandb": False, "analyse": []}
     config = json.loads((folder / "config.json").read_text())
     assert folder.is_relative_to(config.pop("out")) and config == result["config"] | beside
-    assert "epoch 4/4" in (folder / "log.txt").read_text()
+    assert "epoch 4/4" in (folder / "log.txt").read_text() or not epochs_of(name)[2]
     per_class = 100 * np.diag(result["confusion"]) / np.sum(result["confusion"], 1)
     assert np.allclose(per_class.reshape(3, 2).mean(1), result["matrix"][-1])
     assert np.sum(result["confusion"], 1).tolist() == [12] * 6 and result["class_names"] == [
@@ -104,7 +113,7 @@ def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, undisturbed):
         for task, curves in enumerate(kept)
         for loss, accuracy in zip(*curves, strict=True)
     ]
-    assert len(logged) >= 3 + 4 + 4
+    assert len(logged) >= sum(epochs_of(name))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for key in ("train_loss", "train_accuracy"):
         assert [line[key] for line in lines] == result[key]
@@ -149,7 +158,8 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, setting
     _, expected = undisturbed(model_name=name, **STOPPED)
     config = resolve(settings | {"model_name": name, **STOPPED})
     dataset = load_dataset(config.dataset, ".")
-    for number, epochs in enumerate(np.diff([0, 1, 3, 4, 6, 7, 9, 11])):
+    stops = [stop for stop in (0, 1, 3, 4, 6, 7, 9, 11) if stop <= sum(epochs_of(name))]
+    for number, epochs in enumerate(np.diff(stops)):
         with killed_at(lambda calls: sum(optimizer is not None for _, optimizer in calls) == epochs):
             Run(config, dataset).execute()
         torch.manual_seed(number)  # the global generator must not matter
@@ -278,6 +288,8 @@ def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, p
 @pytest.mark.parametrize("keys", [{"lrate": 1e38, "init_cls": 4}, {"init_lr": 1e38, "init_cls": 6}])
 def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):
     """One step in the last task: its loss is from before the step."""
+    if "lrate" in keys and not epochs_of(name)[1]:
+        pytest.skip("the method has no step in its last task")
     config = resolve(settings | {"model_name": name, "batch_size": 10_000, "epochs": 1, "init_epoch": 1} | keys)
     run = Run(config, load_dataset(config.dataset, "."))
     with pytest.raises(TrainingDiverged, match=r"are no longer finite numbers after task|the loss became (nan|inf)"):

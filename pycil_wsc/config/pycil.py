@@ -7,18 +7,27 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 
-OTHERS = ("acil", "aper_finetune", "beefiso", "coil", "ds-al", "fetril", "gem", "il2a", "pass", "podnet")
-OTHERS += ("rmm-foster", "rmm-icarl", "simplecil", "ssre", "tagfex")
-ALIASES = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}  # in foster.json
+# methods that are not built in
+OTHERS = ("acil", "beefiso", "coil", "ds-al", "fetril", "gem", "il2a", "pass", "podnet", "rmm-foster")
+OTHERS += ("rmm-icarl", "ssre", "tagfex")
+ALIASES = {  # in the file of a method
+    "foster": {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"},
+    "aper_finetune": {"trained_epoch": "init_epoch", "tuned_epoch": "epochs", "finetune_lr": "lrate"},
+}
 STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: not supported here, ignored at these values
 
 
+def alias_names() -> set[str]:
+    """The names that only PyCIL's files of some methods have."""
+    return set().union(*ALIASES.values())
+
+
 def our_names(file: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the keys of FOSTER's file. A key without a counterpart is dropped if it has its stock value.
+    """Rename the keys of a method's file. A key without a counterpart is dropped if it has its stock value.
 
     Raises a :class:`UserError` for a key that is given under both names.
     """
-    aliases = ALIASES if str(file.get("model_name")).lower() == "foster" else {}
+    aliases = ALIASES.get(str(file.get("model_name")).lower(), {})
     for name, ours in aliases.items():
         if name in file and ours in file:
             raise UserError(f"{name}: is PyCIL's name of {ours}, which is given, too; leave one of the two out")
@@ -53,8 +62,9 @@ def refuse_other_method(model_name: str) -> None:
 
 
 def refuse_alias(name: str) -> None:
-    """Raise a :class:`UserError` for a PyCIL name that is accepted in PyCIL's foster.json only."""
-    if name == "lr":
-        raise UserError("lr: is accepted in PyCIL's foster.json only; use init_lr (first task) or lrate (later tasks)")
-    if name in ALIASES:
-        raise UserError(f"{name}: is accepted in PyCIL's foster.json only; use {ALIASES[name]}")
+    """Raise a :class:`UserError` for a name that is accepted in the PyCIL files of some methods only."""
+    files = [f"{method}.json" for method, aliases in ALIASES.items() if name in aliases]
+    if files:
+        ours = {aliases[name] for aliases in ALIASES.values() if name in aliases}
+        instead = "init_lr (first task) or lrate (later tasks)" if name == "lr" else " or ".join(sorted(ours))
+        raise UserError(f"{name}: is accepted in PyCIL's {' and '.join(files)} only; use {instead}")

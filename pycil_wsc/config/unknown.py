@@ -26,7 +26,7 @@ def refuse_mistyped(flat: Mapping[str, Any]) -> None:
     of_pycil = any(name in str(flat.get("model_name")).lower() for name in pycil.OTHERS)
     if language_model or of_pycil or _extended():
         return
-    elsewhere = {*pycil.ALIASES, *pycil.STOCK, *(name for name, value in flat.items() if value == {})}
+    elsewhere = {*pycil.alias_names(), *pycil.STOCK, *(name for name, value in flat.items() if value == {})}
     ours = [name for name in without_removed(flat) if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
     refuse_unknown(ours, {*KEYS, *own_names(), *DIRECTIVES})
 

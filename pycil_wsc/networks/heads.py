@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import nn
+from torch.nn.functional import linear, normalize
 
 
 class IncrementalHead(nn.Linear):
@@ -42,3 +43,34 @@ class IncrementalHead(nn.Linear):
         """Scale the rows from ``num_old`` on to ``factor`` times the mean norm of the old rows (Zhao et al., 2020)."""
         norms = self.weight.norm(dim=1)
         self.weight[num_old:] *= factor * norms[:num_old].mean() / norms[num_old:].mean()
+
+
+class CosineHead(nn.Module):
+    """A cosine classifier that grows: ``scale`` times the cosine of the features and each row (Hou et al., 2019).
+
+    The first rows are uniform in +-1 / sqrt(in_features), as in PyCIL. Later ones are 0, and so is their cosine, until
+    a method sets them to the prototypes of its classes.
+    """
+
+    def __init__(self, in_features: int, out_features: int = 0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, in_features))
+        self.scale = nn.Parameter(torch.ones(1))
+        self.grow(out_features)
+
+    @property
+    def out_features(self) -> int:
+        return len(self.weight)
+
+    @torch.no_grad()
+    def grow(self, num_classes: int) -> None:
+        """Grow to ``num_classes`` rows; old ones are kept exactly."""
+        rows, columns = self.weight.shape
+        below = torch.zeros(num_classes - rows, columns)
+        if not rows:
+            below.uniform_(-1 / math.sqrt(columns), 1 / math.sqrt(columns))
+        self.weight = nn.Parameter(torch.cat([self.weight, below.to(self.weight)]))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(B, in_features) -> (B, classes) logits."""
+        return self.scale * linear(normalize(features), normalize(self.weight))

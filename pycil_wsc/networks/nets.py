@@ -54,10 +54,10 @@ def check_features(backbone: nn.Module, image_size: int, name: str) -> None:
 class IncrementalNet(nn.Module):
     """A backbone and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
 
-    def __init__(self, backbone: Any):
+    def __init__(self, backbone: Any, head: type[nn.Module] = IncrementalHead):
         super().__init__()
         self.backbone = backbone
-        self.head = IncrementalHead(self.backbone.out_dim)
+        self.head: Any = head(self.backbone.out_dim)
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)

@@ -55,6 +55,11 @@ def reason_to_skip() -> str | None:
     return None
 
 
+def register() -> None:
+    """Build the device if necessary, and register it with torch, before its first backward pass in this process."""
+    _extension()
+
+
 @contextlib.contextmanager
 def present() -> Iterator[None]:
     """Within, this machine has the simulated device as its accelerator."""

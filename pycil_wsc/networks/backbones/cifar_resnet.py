@@ -33,10 +33,12 @@ class BasicBlock(nn.Module):
         return F.relu(out + x, inplace=True)
 
 
-def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
-    """``blocks`` basic blocks; the first changes width and resolution."""
-    first = BasicBlock(in_channels, out_channels, stride)
-    return nn.Sequential(first, *(BasicBlock(out_channels, out_channels, 1) for _ in range(blocks - 1)))
+def stage(
+    in_channels: int, out_channels: int, blocks: int, stride: int, block: type[nn.Module] = BasicBlock
+) -> nn.Sequential:
+    """``blocks`` blocks; the first changes width and resolution."""
+    first = block(in_channels, out_channels, stride)
+    return nn.Sequential(first, *(block(out_channels, out_channels, 1) for _ in range(blocks - 1)))
 
 
 class GlobalAverage(nn.Module):
@@ -53,7 +55,7 @@ class CifarResNet(nn.Module):
     the second has twice and the third four times as many. Raises ValueError if it is below 1.
     """
 
-    def __init__(self, depth: int, width: int = 16):
+    def __init__(self, depth: int, width: int = 16, block: type[nn.Module] = BasicBlock):
         super().__init__()
         if width < 1:
             raise ValueError(f"width={width}: give at least 1 channel")
@@ -61,9 +63,9 @@ class CifarResNet(nn.Module):
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
-        self.stage1 = stage(width, width, blocks, 1)
-        self.stage2 = stage(width, 2 * width, blocks, 2)
-        self.stage3 = stage(2 * width, 4 * width, blocks, 2)
+        self.stage1 = stage(width, width, blocks, 1, block)
+        self.stage2 = stage(width, 2 * width, blocks, 2, block)
+        self.stage3 = stage(2 * width, 4 * width, blocks, 2, block)
         self.pool = GlobalAverage()
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # He et al., fan out

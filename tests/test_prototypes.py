@@ -1,0 +1,95 @@
+"""Methods that classify by mean features: SimpleCIL, APER with finetuning."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from test_methods import SILENT, SMALL
+
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.networks.nets import make_backbone
+from pycil_wsc.runs.run import Run
+
+KEYS = {"init_cls": 4, "increment": 2, "convnet_type": "cosine_resnet32", "convnet_options.width": 4}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", ".")
+
+
+@pytest.fixture(scope="module", params=["simplecil", "aper_finetune"])
+def learned(request, digits, tmp_path_factory):
+    """A learner, and copies of its backbone after each of three tasks."""
+    keys = KEYS | {"model_name": request.param, "out": str(tmp_path_factory.mktemp("runs")), "milestones": []}
+    run = Run(resolve(SMALL | keys), digits)
+    backbones, tuned = [], []
+    for task in run.manager.tasks[:3]:
+        run.learner.learn(task, SILENT)
+        backbones.append(copy.deepcopy(run.learner.network.backbone).eval())
+        tuned.append(copy.deepcopy(getattr(run.learner.network, "tuned", None)))
+    return run, backbones, tuned
+
+
+def images_of(run, label):
+    """The training images of a class, as the test transform gives them."""
+    indices = np.flatnonzero(run.manager.train_targets == label)
+    batches = run.learner.train_source.batches(indices, run.manager.train_targets, len(indices))
+    return next(iter(batches))[0]
+
+
+def prototype(run, tuned, label):
+    """The mean feature of a class, image by image."""
+    network = run.learner.network
+    total = 0
+    images = images_of(run, label)
+    for image in images:
+        features = network.backbone(image[None])[0]
+        if tuned is not None and label >= 4:
+            features = torch.cat([features, tuned[0].eval()(image[None])[0]])
+        total = total + features
+    return total / len(images)
+
+
+@torch.no_grad()
+def test_each_class_is_its_mean_feature_and_the_scores_are_cosines(learned):
+    run, _, tuned = learned
+    network = run.learner.network.eval()
+    prototypes = [prototype(run, tuned[-1], label) for label in range(8)]
+    if tuned[-1] is not None:  # the classes of the first task, before there was a second branch
+        prototypes[:4] = [torch.cat([each, each]) for each in prototypes[:4]]
+    assert torch.allclose(network.head.weight, torch.stack(prototypes), atol=1e-5)
+    images = images_of(run, 5)[:3]
+    features = network.extract(images)
+    for image, feature in zip(network(images), features):
+        for score, row in zip(image, prototypes):
+            cosine = (feature @ row) / (feature.norm() * row.norm())
+            assert score.item() == pytest.approx((network.head.scale * cosine).item(), abs=1e-5)
+
+
+def test_only_the_first_task_trains_the_backbone_and_only_the_second_its_copy(learned):
+    _, backbones, tuned = learned
+    first = backbones[0].state_dict()
+    for later in backbones[1:]:
+        assert all(torch.equal(tensor, first[name]) for name, tensor in later.state_dict().items())
+    if tuned[1] is not None:
+        moved = [not torch.equal(tensor, first[name]) for name, tensor in tuned[1][0].state_dict().items()]
+        assert tuned[0] is None and any(moved)
+        after = tuned[2].state_dict()
+        assert all(torch.equal(tensor, after[name]) for name, tensor in tuned[1].state_dict().items())
+
+
+@torch.no_grad()
+def test_the_backbone_of_cosine_classifiers_has_signed_features_and_learned_shortcuts():
+    """ResNet-32 has 463,504 parameters; the two 1x1 convolutions and their batch norms come on top."""
+    backbone = make_backbone("cosine_resnet32").train()
+    shortcuts = 16 * 32 + 32 * 64 + 2 * (32 + 64)
+    assert sum(p.numel() for p in backbone.parameters()) == 463_504 + shortcuts
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert backbone.stage3(backbone.stage2(backbone.stage1(backbone.stem(images)))).min() < 0
+    block = backbone.stage2[0].eval()
+    x = torch.rand(1, 16, 8, 8)
+    expected = torch.relu(block.bn2(block.conv2(torch.relu(block.bn1(block.conv1(x))))) + block.shortcut(x))
+    assert torch.equal(block(x), expected)
