@@ -94,7 +94,8 @@ class Cluster:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )
-        self.progress = ray.util.queue.Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+        options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
+        self.progress = ray.util.queue.Queue(actor_options=options)
 
     def submit(self, job: Job) -> Any:
         """Submit a run; returns Ray's reference to its end."""
