@@ -418,7 +418,7 @@ BAD = {
     r"device: 'a\nb' is not auto": {"device": "a\nb"},
     "wsc: is a group of keys; set one of them (wsc.KEY)": {"wsc": 0.3},
     "model_name: 'coil' is a PyCIL method that is not built in": {"model_name": "coil"},
-    "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL": {"model_name": "gem", "x": 1},
+    "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL": {"model_name": "podnet", "x": 1},
     "expected a JSON object": "[1]",
 }
 

@@ -8,7 +8,7 @@ from pycil_wsc import registry
 from pycil_wsc.errors import UserError
 
 # methods that are not built in
-OTHERS = ("acil", "beefiso", "coil", "ds-al", "fetril", "gem", "il2a", "pass", "podnet", "rmm-foster")
+OTHERS = ("acil", "beefiso", "coil", "ds-al", "fetril", "il2a", "pass", "podnet", "rmm-foster")
 OTHERS += ("rmm-icarl", "ssre", "tagfex")
 ALIASES = {  # in the file of a method
     "foster": {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"},

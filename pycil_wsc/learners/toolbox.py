@@ -84,20 +84,23 @@ class Toolbox(nn.Module):
         views: int = 1,
         source: Any = None,
         targets: np.ndarray | None = None,
+        batch_size: int | None = None,
     ) -> Iterator[Batch]:
         """Shuffled, augmented batches over ``indices``: this process's part of each.
 
         All random numbers are derived from ``address``, which begins with the task's index. A last batch of one image
         is joined to the one before: its batch-norm statistics would be those of that image alone. ``mixed``: follow
-        ``replay_ratio``. ``views``, ``source`` and ``targets`` are those of :class:`Phase`.
+        ``replay_ratio``. ``views``, ``source`` and ``targets`` are those of :class:`Phase`. ``batch_size``: by default
+        the configured one.
         """
         c, share = self.config, self.processes.share_of_each_batch
+        batch_size = c.batch_size if batch_size is None else batch_size
         of_task = np.zeros(len(self.manager.train_targets), bool)
         of_task[self.manager.tasks[address[0]].train_indices] = True
         seed = seeding.derived_seed(c.seed, "batches", *address)
         newest = of_task[indices] if source is None else np.ones(len(indices), bool)
         if mixed and c.replay_ratio is not None and newest.any() and not newest.all():
-            order = mixed_order(indices[newest], indices[~newest], c.replay_ratio, c.batch_size, seed)
+            order = mixed_order(indices[newest], indices[~newest], c.replay_ratio, batch_size, seed)
         else:
             order = epoch_order(indices, True, seed)
         from_memory = ~of_task[order] if source is None else np.zeros(len(order), bool)
@@ -107,7 +110,7 @@ class Toolbox(nn.Module):
             (source or self.train_source).batches(
                 order,
                 self.manager.train_targets if targets is None else targets,
-                c.batch_size,
+                batch_size,
                 train=True,
                 seed=each,
                 shuffle=False,
@@ -115,7 +118,7 @@ class Toolbox(nn.Module):
             )
             for each in seeds
         ]
-        parts = batch_slices(len(order), c.batch_size, join=True)
+        parts = batch_slices(len(order), batch_size, join=True)
         for number, ((images, labels), *others) in enumerate(zip(*passes, strict=True)):
             part, rows = parts[number], share.rows(number)
             more = tuple(view for view, _ in others)
