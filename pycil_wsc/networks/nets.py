@@ -25,8 +25,10 @@ def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({}), 
     check_backbone_options(name, options)
     try:
         return backbones[name](**options)
-    except (ValueError, RuntimeError, MemoryError) as error:  # RuntimeError: torch cannot allocate the weights
+    except ValueError as error:
         raise UserError(f"convnet_options of '{name}': {first_line(error)}") from None
+    except (RuntimeError, MemoryError) as error:  # torch cannot allocate the weights
+        raise UserError(f"convnet_options of '{name}': {first_line(error)}; choose a smaller network") from None
 
 
 def check_features(backbone: nn.Module, image_size: int, name: str) -> None:
