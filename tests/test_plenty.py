@@ -8,6 +8,8 @@ from small_runs import batch_of
 from test_methods import BATCH, SILENT, TARGETS, after, digits, grown, negative_log_likelihood, perturb  # noqa: F401
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.errors import UserError
+
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
 INDICES = torch.tensor([5, 60, 7, 30, 80, 12])
 
@@ -118,6 +120,17 @@ def test_sam_steps_along_the_gradient_at_the_steepest_point(digits, tmp_path):  
         torch.testing.assert_close(ours.detach(), start - 0.1 * second, rtol=1e-4, atol=1e-5)
     for expected, ours in zip(statistics, learner.network.buffers()):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["er_ace", "derpp"])
+def test_a_method_that_is_nothing_without_exemplars_says_so_before_it_trains(name, digits, tmp_path):  # noqa: F811
+    with pytest.raises(UserError, match=f"^memory_per_class: '{name}' needs exemplars; give a number above 0"):
+        after(name, 0, digits, tmp_path, memory_per_class=0)
+    with pytest.raises(UserError, match="^memory_size: "):
+        after(name, 0, digits, tmp_path, memory_size=0, fixed_memory=False)
+    after(name, 0, digits, tmp_path, memory_size=7, fixed_memory=False)
+    with pytest.raises(UserError, match=f"'{name}' .* cannot hold one of each of the 7 classes before task 3"):
+        after(name, 0, digits, tmp_path, memory_size=6, fixed_memory=False)
 
 
 @pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam"])

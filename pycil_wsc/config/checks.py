@@ -41,6 +41,9 @@ def check(config: Config) -> None:
     if config.consolidate and (learner.consolidates or not learner.one_phase):
         reason = "already consolidates" if learner.consolidates else "trains in two phases per task"
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
+    size = config.memory_keys[1]
+    if learner.needs_exemplars and not getattr(config, size):
+        raise UserError(f"{size}: '{config.model_name}' needs exemplars; give a number above 0, or use 'finetune'")
     if problem := learner.check(config):
         raise UserError(problem)
     for name in config.tasks or [config.dataset]:

@@ -32,6 +32,7 @@ class BaseLearner(Toolbox):
 
     Options: type = NoOptions  # frozen dataclass of the method's own keys (`pycil_wsc.keys.key`)
     uses_memory = True
+    needs_exemplars = False  # without exemplars the method is another one
     starts_anew = False  # each task begins with new initial weights
     needs_new_classes = False  # cannot learn a task that brings only new images of known classes
     one_phase = True  # each task trains one network in one phase, as consolidation requires

@@ -21,8 +21,14 @@ class DERpp(Replay):
 
     @dataclass(frozen=True)
     class Options:
-        alpha: float = key(0.1, "weight of the stored logits (0.1 in Mammoth)", low=0, decides="later tasks")
-        beta: float = key(0.5, "weight of the exemplars' labels (0.5 in Mammoth)", low=0, decides="later tasks")
+        alpha: float = key(
+            0.1, "weight of the stored logits (0.1 in Mammoth for CIFAR-100)", low=0, decides="later tasks"
+        )
+        beta: float = key(
+            0.5, "weight of the exemplars' labels (0.5 in Mammoth for CIFAR-100)", low=0, decides="later tasks"
+        )
+
+    needs_exemplars = True
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if not len(self.memory):

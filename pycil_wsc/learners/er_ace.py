@@ -15,6 +15,8 @@ class ERACE(Replay):
     push the old ones away; exemplars compete among all classes. The first task, without exemplars, is plain.
     """
 
+    needs_exemplars = True
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if not len(self.memory):
             return super().loss(batch)

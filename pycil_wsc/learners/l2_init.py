@@ -22,7 +22,7 @@ class L2Init(Replay):
     @dataclass(frozen=True)
     class Options:
         l2_init: float = key(
-            1e-3, "weight of the squared distance from the initial weights (the paper tries 0.01 to 0.00001)", low=0
+            1e-3, "weight of the squared distance from the initial weights (0.001 is our choice)", low=0
         )
 
     plain_first_task = False

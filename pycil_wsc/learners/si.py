@@ -22,8 +22,18 @@ class SI(PenalisingLearner):
 
     @dataclass(frozen=True)
     class Options:
-        c: float = key(0.1, "weight of the penalty (0.1 in the paper)", low=0, decides="later tasks")
-        xi: float = key(0.1, "added to the squared distance (0.1 in the paper)", above=0, decides="later tasks")
+        c: float = key(
+            0.1,
+            "weight of the penalty (0.1 is among the values that the authors' code tries)",
+            low=0,
+            decides="later tasks",
+        )
+        xi: float = key(
+            0.1,
+            "added to the squared distance (in the authors' code 0.1 for permuted MNIST, 0.001 for CIFAR)",
+            above=0,
+            decides="later tasks",
+        )
 
     plain_first_task = False  # its path is needed
 

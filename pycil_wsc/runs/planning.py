@@ -44,6 +44,11 @@ def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | No
                 f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
                 "use another method, such as 'replay' or 'wsc'"
             )
+        if learner.needs_exemplars and task.index and not len(memory):
+            raise UserError(
+                f"model_name: '{config.model_name}' needs exemplars, but the memory cannot hold one of each of the "
+                f"{task.num_old} classes before task {task.index + 1}; give a larger memory"
+            )
         plan.append(learner.planned_images(config, task, memory))
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
         memory.update(task, manager.train_targets, None, rng, map, learner.quotas(config, task))
