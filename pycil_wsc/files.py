@@ -50,7 +50,8 @@ def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> Acquir
         raise
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be written ({error.strerror}); choose another folder with --out or --data-root"
+            f"{folder}: cannot be written ({error.strerror}); choose another folder, "
+            "with --out or --data-root if this is a command"
         ) from None
 
 

@@ -58,6 +58,7 @@ def key(
     instead: str = "",
     read_by: Iterable[str] = (),
     before: Any = SAME,
+    sets_defaults: bool = False,
     replaces: str = "",
 ) -> Any:
     """Declare a dataclass field as a configuration key.
@@ -83,6 +84,7 @@ def key(
         instead: the key whose presence replaces this one.
         read_by: the methods that read the key; empty: all.
         before: the value that applied before the key was added, if it differs from the default; a comment says why.
+        sets_defaults: whether the defaults of other keys depend on the value.
         replaces: a key of earlier versions that is refused now, but stands in their records.
     """
     if decides not in DECIDES:
@@ -97,7 +99,7 @@ def key(
     limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices)}
     roles = {"decides": decides, "affects": affects, "names": names, "only": only, "fixed": fixed}
     roles |= {"by_method": by_method, "like": like, "within": within, "instead": instead, "read_by": tuple(read_by)}
-    roles |= {"replaces": replaces}
+    roles |= {"sets_defaults": sets_defaults, "replaces": replaces}
     return field(default=default, metadata={"doc": doc, "before": before, **limits, **roles})
 
 
@@ -136,6 +138,7 @@ class Key:
     instead: str = ""
     read_by: tuple[str, ...] = ()
     before: Any = SAME
+    sets_defaults: bool = False
     replaces: str = ""
 
     @property

@@ -63,6 +63,15 @@ def test_missing_runs_are_named(tmp_path, unrendered):
     assert sentence in page.read_text() and "Missing: WA at 40." in page.read_text()
 
 
+@pytest.mark.parametrize("seeds, runs", [([1993], "1 run"), ([1993, 1994], "2 runs")])
+def test_one_run_is_not_many(seeds, runs, tmp_path, undrawn):
+    synthetic.write(tmp_path, *(synthetic.result(seed=seed) for seed in seeds))
+    page = report.write_report(tmp_path).read_text()
+    assert f"{runs.replace(' ', ' finished ')} of 1 method<" in page  # the lead
+    assert f"</a>: {runs}</li>" in page  # the list of settings
+    assert f"<li>{runs}: " in page  # what they ran on
+
+
 def test_seeds_that_several_methods_lack_are_each_ones_own(tmp_path, undrawn):
     results = synthetic.main_table(seeds=(1, 2), memories=(10, 20), methods=("replay", "wa", "wsc"))
     gone = [("wsc", 10, 2), ("wa", 10, 2), ("wa", 20, 2)]

@@ -329,7 +329,7 @@ def test_every_form_of_a_table_shows_the_same_numbers(made, slug, form):
     "slug",
     sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "retain-rate", "difference"))),
 )
-def test_the_papers_number_stands_beside_and_a_difference_beyond_both_errors_is_marked(made, slug):
+def test_the_papers_number_stands_beside_and_a_difference_that_chance_does_not_explain_is_marked(made, slug):
     study, place, _ = split(slug)
     for line in lines_of(made[0], slug):
         row = next(iter(line.values()))
@@ -339,8 +339,12 @@ def test_the_papers_number_stands_beside_and_a_difference_beyond_both_errors_is_
         )
         apart = None
         if line["standard_error"] and "se" in theirs:
-            apart = float(line["mean"]) - theirs["mean"]
-            apart = apart if abs(apart) > float(line["standard_error"]) + theirs["se"] else None
+            ours = len(seeds_of(line))
+            spreads = float(line["standard_error"]) * math.sqrt(ours), theirs["se"] * math.sqrt(5)
+            test = scipy.stats.ttest_ind_from_stats(
+                float(line["mean"]), spreads[0], ours, theirs["mean"], spreads[1], 5, equal_var=False
+            )
+            apart = float(line["mean"]) - theirs["mean"] if test.pvalue < 0.05 else None
         assert line["differs_by"] == "" if apart is None else float(line["differs_by"]) == pytest.approx(apart)
 
 

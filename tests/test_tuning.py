@@ -106,7 +106,7 @@ def test_a_poisoned_test_set_tunes_the_same(settings, tmp_path):
             (
                 tuned | {"dataset": None},
                 [
-                    without_measurements(result) | {"config": None, "data": None}
+                    without_measurements(result) | {"config": None, "identity": None, "data": None}
                     for _, result in sorted(results(place).items(), key=lambda item: item[1]["config"]["wsc.retain"])
                 ],
             )
@@ -224,6 +224,18 @@ def test_the_best_trial_of_each_method_is_named_and_its_configuration_written(tm
         "tuned_replay.json, tuned_wsc.json" in page.read_text()
         and "different numbers of trials" not in page.read_text()
     )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_trials_are_named_by_the_optimiser_first_whichever_order_their_keys_have(order, tmp_path, undrawn):
+    """The rates alone would tell these trials apart, but each of them means nothing without its optimiser."""
+    trials = []
+    for optimizer, rate, average in (("sgd", 0.01, 70.0), ("sgd", 0.03, 60.0), ("adamw", 3e-4, 65.0)):
+        made = trial("replay", average, init_lr=rate, lrate=rate, optimizer=optimizer)
+        trials.append(made | {"config": dict(list(made["config"].items())[::order])})
+    synthetic.write(tmp_path, *trials)
+    lines = lines_of(report.write_report(tmp_path).parent, TUNING)
+    assert {line["best trial"] for line in lines} == {"optimizer=sgd init_lr=0.01"}
 
 
 def test_a_mean_over_seeds_and_memories_decides_and_a_trial_that_lacks_some_is_left_out(tmp_path, undrawn):

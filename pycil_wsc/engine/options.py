@@ -61,7 +61,7 @@ class ScheduleOptions:
 class OptimizerOptions:
     """The optimiser, and what it is applied to."""
 
-    optimizer: str = key("sgd", "`sgd` or `adamw`, in torch's fused implementation")
+    optimizer: str = key("sgd", "`sgd` or `adamw`, in torch's fused implementation", sets_defaults=True)
     momentum: float = key(0.9, "SGD's momentum", low=0, high=1, affects="accuracy")
     betas: tuple[float, ...] = key((0.9, 0.999), "AdamW's decay of the first and second moments", low=0, below=1)
     clip_norm: float | None = key(

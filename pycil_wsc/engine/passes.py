@@ -55,9 +55,11 @@ class CompiledPasses(Passes):
         return super().__call__(batch)
 
     def _compiled(self, batch):
+        from torch._dynamo.exc import TorchDynamoException  # importing it takes seconds: not without `compile`
+
         torch.compiler.cudagraph_mark_step_begin()  # what the step before has returned may be overwritten
         try:
             return self.compiled(batch)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except TorchDynamoException as error:
             reason = first_line(error)
             raise UnusableRun(f"compile: torch cannot compile the loss ({reason}); set it to false") from error

@@ -40,7 +40,7 @@ def exchange(message: T) -> list[T]:
     if count == 1:
         return [message]
     store = distributed.PrefixStore(f"exchange {next(_exchanges)}", _rendezvous())
-    store.set(str(rank), pickle.dumps(message))
+    store.set(str(rank), pickle.dumps(message))  # type: ignore[arg-type]  # torch's annotation lacks bytes
     store.wait([str(other) for other in range(count)], IDLE)
     return [pickle.loads(store.get(str(other))) for other in range(count)]
 
@@ -52,7 +52,7 @@ def from_first(message: T) -> T:
         return message
     store = distributed.PrefixStore(f"from first {next(_messages)}", _rendezvous())
     if rank == 0:
-        store.set("message", pickle.dumps(message))
+        store.set("message", pickle.dumps(message))  # type: ignore[arg-type]  # torch's annotation lacks bytes
     store.wait(["message"], IDLE)
     return pickle.loads(store.get("message"))
 

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from pycil_wsc.config.options import KEYS
 from pycil_wsc.errors import shown
+from pycil_wsc.keys import having
 from pycil_wsc.report import paper
 from pycil_wsc.report.measures import rows_of
 from pycil_wsc.report.names import clean, dataset_names, method_name
@@ -53,6 +55,8 @@ class Setting(NamedTuple):
 
 
 Variants = Mapping[Record, Variant]
+# the learning rate of an adapter usually goes with its rank; a language model's keys are declared in its own room
+LEADING = (*having(KEYS, sets_defaults=True), "llm.lora_rank")
 
 
 class Group:
@@ -237,8 +241,7 @@ def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison
     schedule = _schedules(records)
     shared = {name for record in records for name in record.identity.shared if name not in Setting._fields}
     values = {name: {json.dumps(variant_of[record].get(name)) for record in records} for name in shared}
-    order = dict.fromkeys(name for record in records for name in variant_of[record])
-    varying = [name for name in order if name in shared and len(values[name]) > 1]
+    varying = in_order(name for name in shared if len(values[name]) > 1)
     members: dict[tuple[tuple[int, int], Hashable], list[Record]] = defaultdict(list)
     for record in records:
         condition = tuple(json.dumps(variant_of[record].get(name)) for name in varying)
@@ -309,8 +312,8 @@ def distinct_names(
     for name, members in alike.items():
         first = [found[0] for found in members.values()]
         keys = distinguishing_keys([variant_of[record] for record in first], studied)
-        wanted = [{*keys, *changed_keys(record) - studied} for record in first]
-        shown = [{k: v for k, v in variant_of[r].items() if k in names} for r, names in zip(first, wanted)]
+        wanted = [{*keys, *changed_keys(record) - studied} & variant_of[record].keys() for record in first]
+        shown = [{k: variant_of[r].get(k) for k in in_order(keys)} for r, keys in zip(first, wanted)]
         shorter = [{k: v for k, v in each.items() if k not in STUDIED or v != STUDIED[k]} for each in shown]
         if brief and len({frozenset(map(str, each.items())) for each in shorter}) == len(shorter):
             shown = shorter
@@ -321,10 +324,10 @@ def distinct_names(
 
 
 def distinguishing_keys(variants: Sequence[Mapping[str, Any]], skipped: set[str]) -> list[str]:
-    """The keys that distinguish the variants, chosen greedily in the configuration's order."""
+    """The keys that distinguish the variants, chosen greedily :func:`in_order`."""
     keys: list[str] = []
     parts: list[tuple[str, ...]] = [()] * len(variants)
-    for name in dict.fromkeys(name for variant in variants for name in variant):
+    for name in in_order({name for variant in variants for name in variant}):
         if name in skipped:
             continue
         values = [json.dumps(variant.get(name)) for variant in variants]
@@ -332,6 +335,17 @@ def distinguishing_keys(variants: Sequence[Mapping[str, Any]], skipped: set[str]
         if len(set(finer)) > len(set(parts)):
             keys, parts = [*keys, name], finer
     return keys
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Keys in the order in which names of runs have them, whichever order their configurations have.
+
+    Keys on which values of other keys depend come first, so that runs with two optimisers, each with its own learning
+    rates, are told apart by the optimiser too. Then come the keys of the paper's studies, those of the first task, and
+    all others, each by name.
+    """
+    first = [*LEADING, *STUDIED, *sorted(name for name, key in KEYS.items() if key.like)]
+    return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name))
 
 
 def _custom_names(records: Iterable[Record], variant_of: Variants) -> dict[Hashable, str]:

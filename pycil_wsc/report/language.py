@@ -21,7 +21,6 @@ from pycil_wsc.report.views import build_tables, paper_note, seeds_note
 from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.duplicates import Variant, distinct
 
-NAMED_FIRST = "llm.lora_rank"  # by which runs are named, if they differ in it; the rate usually differs then, too
 # the paper's order, after the untrained model
 ORDER = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
 
@@ -77,8 +76,7 @@ def language_groups(records: Iterable[Record], options: Options = DEFAULT) -> tu
     variants: dict[Record, Variant] = {}
     settings: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
-        values = sorted(record.identity.own.items(), key=lambda item: item[0] != NAMED_FIRST)
-        variants[record] = Variant(values)
+        variants[record] = Variant(record.identity.own)
         settings[record.config["llm.data"], record.config["llm.model"], tuple(record.data["tasks"])].append(record)
     groups, problems = [], []
     for _, found in sorted(settings.items()):

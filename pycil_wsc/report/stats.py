@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -44,10 +45,28 @@ def _behind(ours: Seeds, top: Seeds) -> bool:
     differences = (top - ours).dropna()  # of the seeds that both have
     if len(differences) > 1:
         return is_ahead(differences)
-    variances = np.array([ours.sem() ** 2, top.sem() ** 2])
-    counts = np.array([len(ours), len(top)])
+    return is_above(Summary(top.mean(), top.sem(), len(top)), Summary(ours.mean(), ours.sem(), len(ours)))
+
+
+class Summary(NamedTuple):
+    """What is published of a measure: its mean over ``count`` seeds, and the standard error of the mean."""
+
+    mean: float
+    error: float
+    count: int
+
+
+def is_above(ours: Summary, theirs: Summary) -> bool:
+    """Whether the interval of the difference between two means over unrelated seeds is above 0 (Welch's test).
+
+    A single seed has no interval, nor has a mean without a standard error.
+    """
+    if min(ours.count, theirs.count) < 2:
+        return False
+    variances = np.array([ours.error**2, theirs.error**2])
     total = float(variances.sum())
     if not total:
-        return bool(top.mean() > ours.mean())
+        return ours.mean > theirs.mean
+    counts = np.array([ours.count, theirs.count])
     freedom = total**2 / float((variances**2 / (counts - 1)).sum())
-    return bool(top.mean() - ours.mean() > quantile(freedom) * math.sqrt(total))
+    return bool(ours.mean - theirs.mean > quantile(freedom) * math.sqrt(total))

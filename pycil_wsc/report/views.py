@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.report.groups import Group, changed_keys, distinguishing_keys, memory_text
+from pycil_wsc.report.groups import Group, changed_keys, distinguishing_keys, memory_text, method_rank
 from pycil_wsc.report.measures import ACCURACIES, COSTS, SPENT, named
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import PAPER, same_schedule
-from pycil_wsc.report.stats import best, is_ahead
+from pycil_wsc.report.stats import Summary, best, is_above, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.tables import DAGGER, Column, Failed, Table, aggregate, melted, seeds_of
 from pycil_wsc.report.tuning import tuning
@@ -130,9 +130,13 @@ def _add_paper(cells: pd.DataFrame, values: pd.DataFrame, group: Group, study: S
         compared = bool(cells.at[i, "averaged_over"]) and (name, column) not in rescheduled
         cells.loc[i, ["paper_mean", "paper_standard_error"]] = theirs["mean"], error
         cells.at[i, "compared"] = compared
-        difference = cells.at[i, "mean"] - theirs["mean"]
-        if compared and abs(difference) > cells.at[i, "standard_error"] + error:  # not if there is no error
-            cells.at[i, "differs_by"] = difference
+        if not compared:
+            continue
+        mean, own_error, count = cells.loc[i, ["mean", "standard_error", "averaged_over"]]
+        published = Summary(theirs["mean"], error, PAPER["seeds"])
+        measured = Summary(mean, own_error, count)
+        if is_above(measured, published) or is_above(published, measured):
+            cells.at[i, "differs_by"] = mean - theirs["mean"]
 
 
 def _comparable(group: Group, study: Study, rows: pd.DataFrame) -> set[str]:
@@ -307,8 +311,7 @@ def _paper_notes(cells: pd.DataFrame, records: Iterable[Record], shown: Callable
     compared = cells.loc[cells["compared"] & (cells["averaged_over"] > 0)]
     if (compared["standard_error"].notna() & compared["paper_standard_error"].notna()).any():
         notes.append(
-            "▲ and ▼: the difference, if ours is above or below the paper's by more than the sum of the two standard "
-            "errors."
+            "▲ and ▼: the difference, if ours is above or below the paper's and its 95 % interval (Welch) excludes 0."
         )
     elif len(compared):
         errors = compared["standard_error"].notna().any()
@@ -331,7 +334,8 @@ def _schedule_notes(records: Iterable[Record], shown: Callable[[str], str]) -> l
         if theirs and theirs != ours:
             other.setdefault((sum(ours) < sum(theirs), *ours), {})[record.method] = True
     notes = []
-    for (shorter, first, later), methods in other.items():
+    for (shorter, first, later), found in other.items():
+        methods = sorted(found, key=method_rank)
         theirs = sorted({"{} and {}".format(*PAPER["schedules"][method]) for method in methods})
         notes.append(
             f"{', '.join(map(shown, methods))}: {'a shorter' if shorter else 'another'} schedule than the paper's, "

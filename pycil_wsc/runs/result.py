@@ -22,7 +22,7 @@ def result_of(run: Run) -> ImageResult:
     rows, last = run.journal.history, run.journal.history[-1]
     matrix = [row["cnn_tasks"] for row in rows]
     curve = [row["cnn_top1"] for row in rows]
-    nme = [row.get("nme_top1") for row in rows]
+    nme = [row["nme_top1"] for row in rows if row.get("nme_top1") is not None]
     config, precision = run.config.recorded(), run.learner.precision
     known = {"config": config, "precision": precision, "curve": curve, "data": run.data, "class_names": run.class_names}
     return ImageResult(
@@ -36,7 +36,7 @@ def result_of(run: Run) -> ImageResult:
         forgetting=metrics.forgetting(matrix),
         new_acc=metrics.new_task_accuracy(matrix),
         top5_curve=[row["cnn_top5"] for row in rows],
-        nme_curve=nme if None not in nme else None,
+        nme_curve=nme if len(nme) == len(rows) else None,
         train_loss=[row["train_loss"] for row in rows],
         train_accuracy=[row["train_accuracy"] for row in rows],
         confusion=run.confusion,
