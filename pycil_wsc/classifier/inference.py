@@ -14,6 +14,7 @@ from torchvision.transforms import InterpolationMode
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.npz import three_channels
 from pycil_wsc.data.sources import as_array
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
@@ -100,7 +101,7 @@ class Classifier(nn.Module):
     def _checked(self, images):
         """Convert ``images`` to the form of :class:`Split`; raise a :class:`UserError` if they are invalid."""
         side, takes_files = self.info.stored_size or self.info.image_size, self.info.crop == "resized"
-        wanted = f"uint8 (B, {side}, {side}, 3)"
+        wanted = f"uint8 (B, {side}, {side}, 3)"  # and greyscale, as in training
         if isinstance(images, (str, os.PathLike)):
             raise UserError(f"images: give {'a list of file names' if takes_files else wanted}, not one name")
         images = as_array(images)
@@ -108,6 +109,8 @@ class Classifier(nn.Module):
             return np.empty(0, str) if takes_files else np.empty((0, side, side, 3), np.uint8)
         if images.dtype.kind in "UO" and images.ndim == 1 and takes_files:
             return images.astype(str)
+        if images.dtype == np.uint8 and images.ndim == 3:
+            images = three_channels(images)
         if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
             files = ", or names of image files" if takes_files else ""
             raise UserError(f"images: {images.dtype} of shape {images.shape}; this model takes {wanted}{files}")

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pycil_wsc.config.options import KEYS
 from pycil_wsc.errors import shown
-from pycil_wsc.keys import having
 from pycil_wsc.report import paper
 from pycil_wsc.report.measures import rows_of
 from pycil_wsc.report.names import clean, dataset_names, method_name
 from pycil_wsc.report.options import DEFAULT, Options
 from pycil_wsc.results import ALL, Problem, Record
 from pycil_wsc.results.duplicates import Variant, distinct, variants
+from pycil_wsc.results.identity import LEADING, OF_FIRST_TASK
 
 ORDER = ["der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc"]
 SCHEDULE = ("init_epoch", "epochs")
@@ -55,8 +54,6 @@ class Setting(NamedTuple):
 
 
 Variants = Mapping[Record, Variant]
-# the learning rate of an adapter usually goes with its rank; a language model's keys are declared in its own room
-LEADING = (*having(KEYS, sets_defaults=True), "llm.lora_rank")
 
 
 class Group:
@@ -344,7 +341,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     rates, are told apart by the optimiser too. Then come the keys of the paper's studies, those of the first task, and
     all others, each by name.
     """
-    first = [*LEADING, *STUDIED, *sorted(name for name, key in KEYS.items() if key.like)]
+    first = [*LEADING, *STUDIED, *OF_FIRST_TASK]
     return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name))
 
 

@@ -14,9 +14,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pycil_wsc.config.options import ALL, BACKBONE_OPTION, KEYS
+from pycil_wsc.keys import having
 
 MEMORY = ("memory_per_class", "memory_size", "memory_bytes")
 NAMED = {"seed", "model_name", "consolidate", *MEMORY}  # fields of an identity of their own
+# keys on which values of others depend; an adapter's learning rate goes with its rank, which the llm room declares
+LEADING = (*having(KEYS, sets_defaults=True), "llm.lora_rank")
+OF_FIRST_TASK = sorted(name for name, key in KEYS.items() if key.like)
 
 
 class Identity(BaseModel):
