@@ -106,6 +106,24 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
     assert set(learner.predict(images)) <= set(learner.classes) == {"ant", "bee", "cat", "dog"}
 
 
+def test_greyscale_images_are_learned_and_predicted_as_three_equal_channels(months):
+    images, names = arrays(months[0])
+    grey = images[..., 0]
+    colour = np.stack([grey] * 3, -1)
+    learner = learned((grey, names), init_epoch=1)
+    assert_same(learner, learned((colour, names), init_epoch=1))
+    assert learner.predict(grey).tolist() == learner.predict(colour).tolist()
+    assert learner.predict(torch.from_numpy(grey[:0])).tolist() == []
+    with pytest.raises(UserError, match=r"uint8 of shape \(1, 9, 9\); this model takes uint8 \(B, 8, 8, 3\)"):
+        learner.predict(np.zeros((1, 9, 9), np.uint8))
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(january, tmp_path):
+    wanted = r"cannot be written \(File name too long\); choose another folder, with --out or --data-root if this is a"
+    with pytest.raises(UserError, match=wanted):
+        january[0].save(tmp_path / (256 * "x"))
+
+
 def script(out, tasks, tested, queue):
     """A user's script; its output goes into ``queue``."""
     learner = Learner("wsc", **SMALL | {"epochs": 30}, out=out)

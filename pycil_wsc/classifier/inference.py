@@ -60,9 +60,10 @@ class Classifier(nn.Module):
     """A trained learner for inference on raw images. Calling it returns :meth:`logits`; :meth:`predict` returns labels.
 
     ``labels``: the data set's labels of the classes seen, in ascending order, one per column of the logits;
-    ``class_names[label]`` is a label's name. Images are uint8 (B, side, side, 3), numpy or torch, with the ``side``
-    that the network was trained on. After training on image files, file names are accepted too and read by ``workers``
-    processes. The run's test transform is applied, and its batch size is used.
+    ``class_names[label]`` is a label's name. Images are uint8 (B, side, side, 3), or (B, side, side) if
+    greyscale, numpy or torch, with the ``side`` that the network was trained on. After training on image files, file
+    names are accepted too and read by ``workers`` processes. The run's test transform is applied, and its
+    batch size is used.
     """
 
     def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int], workers: int = 0) -> None:
@@ -101,7 +102,7 @@ class Classifier(nn.Module):
     def _checked(self, images):
         """Convert ``images`` to the form of :class:`Split`; raise a :class:`UserError` if they are invalid."""
         side, takes_files = self.info.stored_size or self.info.image_size, self.info.crop == "resized"
-        wanted = f"uint8 (B, {side}, {side}, 3)"  # and greyscale, as in training
+        wanted = f"uint8 (B, {side}, {side}, 3)"
         if isinstance(images, (str, os.PathLike)):
             raise UserError(f"images: give {'a list of file names' if takes_files else wanted}, not one name")
         images = as_array(images)
@@ -109,8 +110,8 @@ class Classifier(nn.Module):
             return np.empty(0, str) if takes_files else np.empty((0, side, side, 3), np.uint8)
         if images.dtype.kind in "UO" and images.ndim == 1 and takes_files:
             return images.astype(str)
-        if images.dtype == np.uint8 and images.ndim == 3:
-            images = three_channels(images)
+        if images.dtype == np.uint8 and images.shape[1:] == (side, side):
+            return three_channels(images)
         if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
             files = ", or names of image files" if takes_files else ""
             raise UserError(f"images: {images.dtype} of shape {images.shape}; this model takes {wanted}{files}")

@@ -195,8 +195,8 @@ class Learner:
     def predict(self, images: Images) -> np.ndarray:
         """The most likely class of each image: names, numpy (B,).
 
-        ``images``: uint8 (B, side, side, 3), or (B, side, side) if greyscale, of the training images' side. A learner trained on image files
-        also accepts file names.
+        ``images``: uint8 (B, side, side, 3), or (B, side, side) if greyscale, of the training images' side.
+        A learner trained on image files also accepts file names.
         """
         return np.array(self.classes)[self._classifier().predict(images)]
 
