@@ -15,7 +15,7 @@ from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
-METHODS = ("finetune", "lwf", "ewc", "si", "mas", "replay", "er_ace", "derpp", "l2_init", "sam", "icarl", "bic")
+METHODS = ("finetune", "lwf", "ewc", "si", "mas", "replay", "er_ace", "derpp", "l2_init", "sam", "ema", "icarl", "bic")
 METHODS += ("gem", "wa", "der", "foster", "memo", "joint", "wsc")
 EXPANDING = ("der", "memo")  # methods whose cost grows from task to task
 TASKS, SAMPLES = 10, 500  # CIFAR-100 in tasks of ten classes
@@ -91,7 +91,7 @@ def table(page, heading):
 
 
 STATED = {  # what the pages say of each method, from the relative costs (9 later tasks, phases)
-    "finetune, ewc, si, mas, replay, er_ace, derpp, l2_init, joint, wsc": lambda cost: f"{cost[0, 0]:g}",
+    "finetune, ewc, si, mas, replay, er_ace, derpp, l2_init, ema, joint, wsc": lambda cost: f"{cost[0, 0]:g}",
     "sam": lambda cost: f"{cost[0, 0]:g}",
     "gem": lambda cost: "2 + exemplars / `batch_size`" if cost[0, 0] == round(2 + 10 / 90, 2) else f"{cost[0, 0]}",
     "lwf, icarl, wa": lambda cost: f"{cost[0, 0]}",

@@ -1,6 +1,7 @@
 """Methods for plentiful memory, each against its formula."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -122,6 +123,26 @@ def test_sam_steps_along_the_gradient_at_the_steepest_point(digits, tmp_path):  
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_moving_average_is_the_weighted_sum_of_the_weights_after_each_step(digits, tmp_path):  # noqa: F811
+    """Each weight's share is the product of what the later steps keep; statistics of batch norm included."""
+    learner, tasks = after("ema", 0, digits, tmp_path, decay=0.6)
+    step, seen = learner.after_step, []
+
+    def watched():
+        step()
+        seen.append({name: value.double().clone() for name, value in learner.network.state_dict().items()})
+
+    learner.after_step = watched
+    learner.learn(tasks[0], SILENT)
+    kept = [min(0.6, n / (n + 9)) for n in range(1, len(seen) + 1)]
+    assert len(seen) > 8 and kept[0] < 0.6
+    shares = [(1 - d) * math.prod(kept[n + 1 :]) for n, d in enumerate(kept)]
+    for name, value in learner.network.state_dict().items():
+        if value.is_floating_point():
+            expected = sum(share * weights[name] for share, weights in zip(shares, seen))
+            torch.testing.assert_close(value.double(), expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["er_ace", "derpp"])
 def test_a_method_that_is_nothing_without_exemplars_says_so_before_it_trains(name, digits, tmp_path):  # noqa: F811
     with pytest.raises(UserError, match=f"^memory_per_class: '{name}' needs exemplars; give a number above 0"):
@@ -133,7 +154,7 @@ def test_a_method_that_is_nothing_without_exemplars_says_so_before_it_trains(nam
         after(name, 0, digits, tmp_path, memory_size=6, fixed_memory=False)
 
 
-@pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam"])
+@pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam", "ema"])
 def test_they_can_be_consolidated(name, digits, tmp_path):  # noqa: F811
     keys = {"consolidate": True, "epochs": 2, "wsc.average_every": 1}
     learner, _ = after(name, 2, digits, tmp_path, **keys)

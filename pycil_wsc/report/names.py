@@ -26,6 +26,7 @@ METHODS = {  # as written in their papers
     "derpp": "DER++",
     "l2_init": "L2-init",
     "sam": "SAM",
+    "ema": "EMA",
     "slerp": "SLERP",
     "avg_online": "Online averaging",
     "avg_offline": "Offline averaging",

@@ -1,0 +1,61 @@
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.keys import key
+from pycil_wsc.learners.replay import Replay
+from pycil_wsc.registry import register_learner
+
+
+@register_learner("ema", epochs=70, milestones=[30, 50])
+class EMA(Replay):
+    """Replay, with an exponential moving average of the weights, which replaces them at the end of each task.
+
+    After step n of a task, average <- d * average + (1 - d) * weights, with d the smaller of ``decay`` and
+    n / (n + 9), so that the weights before the task do not outlast a short one. Statistics of batch norm are averaged
+    too. The default decay is ours.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        decay: float = key(0.999, "share of the average that each step keeps", low=0, below=1)
+
+    plain_first_task = False
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.average: dict[str, Tensor] = {}  # of the task's weights and statistics; empty between tasks
+        self.steps = 0  # of the task
+
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        self.steps = 0
+        self.average = {name: value.detach().clone() for name, value in self._averaged().items()}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self.steps += 1
+        decay = min(self.config.options.decay, self.steps / (self.steps + 9))
+        torch._foreach_lerp_(list(self.average.values()), list(self._averaged().values()), 1 - decay)
+
+    @torch.no_grad()
+    def end_task(self, task: Task) -> None:
+        torch._foreach_copy_(list(self._averaged().values()), list(self.average.values()))
+        self.average = {}
+        super().end_task(task)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return super().get_extra_state() | {"average": self.average, "steps": self.steps}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.average = {name: value.to(self.device) for name, value in state["average"].items()}
+        self.steps = state["steps"]
+
+    def _averaged(self):
+        state = self.network.state_dict()
+        return {name: value for name, value in state.items() if value.is_floating_point()}
