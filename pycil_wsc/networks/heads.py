@@ -59,6 +59,10 @@ class CosineHead(nn.Module):
         self.grow(out_features)
 
     @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
     def out_features(self) -> int:
         return len(self.weight)
 
