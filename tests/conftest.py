@@ -19,10 +19,17 @@ torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
 
 
-def pytest_collection_finish(session):
-    """Announce the simulated accelerator before anything is trained: torch counts the devices at its first backward."""
-    wanted = any("accelerator" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not simulated_device.reason_to_skip():
+def pytest_collection_modifyitems(config, items):
+    """Leave the tests on the simulated accelerator to a process of their own, if there are others.
+
+    Torch counts the devices at its first backward pass, and starts a thread for each. These threads do not survive a
+    fork, which other tests make. ``test_devices.py`` starts the process.
+    """
+    on_accelerator = [item for item in items if "accelerator" in getattr(item, "fixturenames", ())]
+    if on_accelerator and len(on_accelerator) < len(items):
+        config.hook.pytest_deselected(items=on_accelerator)
+        items[:] = [item for item in items if item not in on_accelerator]
+    elif on_accelerator and not simulated_device.reason_to_skip():
         simulated_device.register()
 
 

@@ -1,7 +1,12 @@
 """Which device a process computes on."""
 
+import subprocess
+import sys
+
 import pytest
+import simulated_device
 import torch
+from structure import ROOT
 
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.processes import Processes, backends
@@ -57,3 +62,12 @@ def test_a_device_that_torch_cannot_send_from_is_one_line(monkeypatch):
         UserError, match="^torchrun: torch knows no way to send tensors between devices of type 'vulkan'$"
     ):
         backends()
+
+
+def test_everything_on_the_simulated_accelerator():
+    """The tests of ``test_accelerators.py``, in a process without others: see ``conftest.py``."""
+    if reason := simulated_device.reason_to_skip():
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
+    ended = subprocess.run([*command, "tests/test_accelerators.py"], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-10_000:]

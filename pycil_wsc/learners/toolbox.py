@@ -39,8 +39,12 @@ class Toolbox(nn.Module):
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
         self.processes = processes  # they share every batch and hold the same weights
         self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
-        self.stored = ExemplarValues(len(manager.train_targets), device)
         self.images_trained = self.train_flops = 0
+
+    @functools.cached_property
+    def stored(self) -> ExemplarValues:
+        """Values that the method stores for each exemplar. Made at the first use: PyCIL's scripts give data last."""
+        return ExemplarValues(len(self.manager.train_targets), self.device)
 
     # ---- phases and batches ------------------------------------------------------------------------------------------
 

@@ -111,9 +111,10 @@ class Truncated(BaseLearner):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.planned: dict[int, list[int]] = defaultdict(list)
+        self.planned: dict[int, list[int]] = {}
 
     def phases(self, task: Task) -> Iterator[Phase]:
+        self.planned[task.index] = []  # also of a task that trains nothing
         for phase in super().phases(task):
             self.planned[task.index].append(phase.epochs * len(phase.indices))
             phase.epochs = min(phase.epochs, -(-self.most_steps // self.num_batches(len(phase.indices))))
