@@ -154,7 +154,7 @@ def test_a_method_that_is_nothing_without_exemplars_says_so_before_it_trains(nam
         after(name, 0, digits, tmp_path, memory_size=6, fixed_memory=False)
 
 
-@pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam", "ema"])
+@pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam"])
 def test_they_can_be_consolidated(name, digits, tmp_path):  # noqa: F811
     keys = {"consolidate": True, "epochs": 2, "wsc.average_every": 1}
     learner, _ = after(name, 2, digits, tmp_path, **keys)

@@ -39,7 +39,7 @@ def check(config: Config) -> None:
     for name in config.analyse:
         registry.analyses[name]
     if config.consolidate and (learner.consolidates or not learner.one_phase):
-        reason = "already consolidates" if learner.consolidates else "trains in two phases per task"
+        reason = "already consolidates" if learner.consolidates else "trains in two phases per task or averages weights"
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
     size = config.memory_keys[1]
     if learner.needs_exemplars and not getattr(config, size):

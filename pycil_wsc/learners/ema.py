@@ -25,6 +25,7 @@ class EMA(Replay):
         decay: float = key(0.999, "share of the average that each step keeps", low=0, below=1)
 
     plain_first_task = False
+    one_phase = False  # consolidation would average the weights, too
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
