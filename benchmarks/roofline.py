@@ -56,14 +56,15 @@ def machine_rates(device, precision, repeats=7):
     """Measured rates: operations per second of a large matrix product, bytes per second of a large copy."""
     side, dtype = (8192 if device.type != "cpu" else 2048), {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32  # as in convolutions
+    rounding = torch.get_float32_matmul_precision()
+    if device.type != "cpu":
+        torch.set_float32_matmul_precision("high")  # TF32 where there is one, as in torch's convolutions by default
     source = torch.zeros(2**28 if device.type != "cpu" else 2**26, device=device)
     target = torch.zeros_like(source)
     product, copy = (
         median_seconds(function, device, repeats) for function in (lambda: a @ b, lambda: target.copy_(source))
     )
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.set_float32_matmul_precision(rounding)
     return 2 * side**3 / product, 2 * source.nbytes / copy
 
 

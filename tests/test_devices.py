@@ -1,4 +1,4 @@
-"""Which device a process computes on."""
+"""Which device a process computes on, and with which algorithms."""
 
 import subprocess
 import sys
@@ -8,9 +8,12 @@ import simulated_device
 import torch
 from structure import ROOT
 
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.processes import Processes, backends
 from pycil_wsc.errors import UserError
+from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.runs.run import Run
 
 
 @pytest.fixture
@@ -71,3 +74,24 @@ def test_everything_on_the_simulated_accelerator():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
     ended = subprocess.run([*command, "tests/test_accelerators.py"], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-10_000:]
+
+
+def result_of(settings, name, **keys):
+    config = resolve(settings | keys | {"prefix": name, "cache_first_task": False})
+    return Run(config, Datasets().of(config), lambda progress: None).execute()
+
+
+def test_deterministic_is_asked_of_torch_for_its_run_alone(settings, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    keys = {"model_name": "finetune", "max_tasks": 1, "init_epoch": 1}
+    for name, wanted in (("yes", True), ("no", False)):
+        result_of(settings, name, deterministic=wanted, **keys)
+    assert asked == [True, False]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_deterministic_runs_are_equal_to_the_bit(settings):
+    first, second = (result_of(settings, name, device="cuda", deterministic=True) for name in ("first", "second"))
+    assert first["train_loss"] == second["train_loss"]
+    assert first["matrix"] == second["matrix"]
