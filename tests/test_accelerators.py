@@ -18,6 +18,7 @@ from small_llm import small_settings
 from small_runs import killed_at, small_data, without_measurements
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
 
 from pycil_wsc import devices, registry
 from pycil_wsc.classifier.learner import Learner
@@ -27,6 +28,7 @@ from pycil_wsc.data.loader import DeviceSource, FolderSource
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.learners.replay import Replay
+from pycil_wsc.plugins.pycil import Settings, consolidated
 from pycil_wsc.runs.kind import for_training
 from pycil_wsc.runs.run import Run
 from pycil_wsc.seeding import seeded
@@ -233,7 +235,7 @@ def test_a_learner_learns_is_saved_loaded_and_predicts_as_on_the_cpu(tmp_path):
     keys = {"memory_per_class": 4, "convnet_type": "tiny", "quiet": True, "precision": "fp32", "batch_size": 8}
     content = np.load(small_data(tmp_path / "data.npz"))
     images, labels = content["train_x"], content["train_y"]
-    told = {}
+    told, states = {}, {}
     for device in ("cpu", "sim:1"):
         learner = Learner("wsc", device=device, init_epoch=1, epochs=2, **keys)
         for task in (labels < 2, (labels >= 2) & (labels < 4)):
@@ -242,8 +244,18 @@ def test_a_learner_learns_is_saved_loaded_and_predicts_as_on_the_cpu(tmp_path):
         again = Learner.load(tmp_path / "saved", device=device)
         again.learn((images[labels >= 4], labels[labels >= 4]))
         told[device] = learner.predict(images[:30]), again.predict(content["test_x"])
+        states[device] = [*numbers_of(learner._state), *numbers_of(again._state)]
     for mine, other in zip(told["sim:1"], told["cpu"], strict=True):
         assert np.array_equal(mine, other)
+    assert len(states["cpu"]) > 20
+    for mine, other in zip(states["sim:1"], states["cpu"], strict=True):
+        assert np.array_equal(mine, other)
+
+
+def numbers_of(state):
+    """Tensors and arrays of a learner's state, on the host."""
+    leaves = [leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(state["learner"])]
+    return [np.asarray(leaf) for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray))]
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
@@ -304,6 +316,69 @@ def test_attached_to_any_loop_it_is_that_of_the_cpu_and_waits_for_the_reset_alon
         weights[device] = [parameter.detach().cpu() for parameter in network.parameters()]
     assert all(torch.equal(mine, other) for mine, other in zip(*weights.values()))
     assert [step for step, number in enumerate(waits, 1) if number] == [4]
+
+
+class Later:
+    """What the plugin needs of a learner of PyCIL: the second task of one network, trained by a plain loop."""
+
+    def __init__(self, network, device):
+        self._network, self._device, self._cur_task, self._epoch_num = network.to(device), device, 1, 4
+
+    def _train_function(self, train_loader, test_loader, optimizer, scheduler):
+        for _ in range(self._epoch_num):
+            for _, images, targets in train_loader:
+                loss = cross_entropy(self._network(images.to(self._device)), targets.to(self._device))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            scheduler.step()
+
+
+def test_the_plugin_for_pycil_consolidates_as_on_the_cpu():
+    states = {}
+    consolidation = {"cpu": Settings(), "sim:1": Settings(), "plain": None}
+    for name, settings in consolidation.items():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        batches = [(torch.arange(16), torch.randn(16, 8), torch.randint(3, (16,))) for _ in range(3)]
+        kind = consolidated(Later, settings) if settings else Later
+        learner = kind(network, torch.device("cpu" if name == "plain" else name))
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        learner._train_function(batches, None, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2]))
+        states[name] = [value.cpu() for value in network.state_dict().values()]
+    assert all(map(torch.equal, states["sim:1"], states["cpu"]))
+    assert not all(map(torch.equal, states["plain"], states["cpu"])), "the consolidation does nothing here"
+
+
+class Regression(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, inputs, labels):
+        outputs = self.layers(inputs)
+        return {"loss": (outputs - labels).square().mean(), "outputs": outputs}
+
+
+def test_the_callback_in_a_plain_trainer_consolidates_as_on_the_cpu(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    huggingface = pytest.importorskip("pycil_wsc.plugins.huggingface")
+    usual = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 0.01, "report_to": []}
+    usual |= {"save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False}
+    weights = {}
+    for device in ("cpu", "sim:0"):
+        torch.manual_seed(0)
+        rows = [{"inputs": torch.randn(8), "labels": torch.randn(1)} for _ in range(24)]
+        arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=device == "cpu", **usual)
+        if device != "cpu":  # accelerate itself finds the kinds of devices that it knows
+            vars(arguments)["_setup_devices"] = arguments.distributed_state.device = torch.device(device)
+        callback = huggingface.WSCCallback(warmup=0.25, average=Average(2), reset=Blend())
+        trainer = transformers.Trainer(Regression(), arguments, train_dataset=rows, callbacks=[callback])
+        trainer.train()
+        assert callback.wsc.resets == 1
+        assert {parameter.device for parameter in trainer.model.parameters()} == {torch.device(device)}
+        weights[device] = [parameter.detach().cpu() for parameter in trainer.model.parameters()]
+    assert all(map(torch.equal, weights["sim:0"], weights["cpu"]))
 
 
 def test_a_language_model_learns_as_on_the_cpu_up_to_rounding(tmp_path):
