@@ -45,7 +45,7 @@ def _behind(ours: Seeds, top: Seeds) -> bool:
     differences = (top - ours).dropna()  # of the seeds that both have
     if len(differences) > 1:
         return is_ahead(differences)
-    return is_above(Summary(top.mean(), top.sem(), len(top)), Summary(ours.mean(), ours.sem(), len(ours)))
+    return is_above(Summary(top.mean(), float(top.sem()), len(top)), Summary(ours.mean(), float(ours.sem()), len(ours)))
 
 
 class Summary(NamedTuple):
