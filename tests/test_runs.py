@@ -346,7 +346,7 @@ def test_memory_in_bytes_is_as_many_exemplars_as_fit(name, settings, tmp_path, c
         assert main(["--config", write(tmp_path, settings | keys)]) == 0
     (ours, theirs) = (results(settings)[resolve(settings | keys).run_folder] for keys in (in_bytes, in_all))
     assert ours["matrix"] == theirs["matrix"] and ours["train_loss"] == theirs["train_loss"]
-    assert f"1 runs, {ours['images_trained']:,} training images to go" in plan
+    assert f"1 run, {ours['images_trained']:,} training images to go" in plan
     assert (ours["config"]["memory_size"], ours["config"]["memory_bytes"]) == (12, bytes_)
     capsys.readouterr()
     assert main(["--config", write(tmp_path, settings | in_bytes)]) == 0
@@ -476,6 +476,7 @@ def test_the_time_that_analyses_take_is_not_counted_as_training(settings, monkey
         clock.now += 100
 
     monkeypatch.setattr("pycil_wsc.runs.run.time", clock)
+    monkeypatch.setattr("pycil_wsc.runs.journal.time", clock)
     monkeypatch.setattr("pycil_wsc.studies.records.Records.epoch_ended", record)
     config = resolve(settings | {"model_name": "finetune", "epochs": 3, "init_epoch": 3, "checkpoint_seconds": 1e9})
     result = Run(config, load_dataset(config.dataset, ".")).execute()

@@ -95,7 +95,7 @@ class Journal:
                 f"the loss became {loss} in {self.bar.task}, epoch {epoch + 1}; try a lower learning rate"
             )
         rate = phase.optimizer.param_groups[0]["lr"]
-        speed = len(phase.indices) / seconds
+        speed = len(phase.indices) / max(seconds, 1e-9)  # a coarse clock may not have moved
         for scalars in self.scalars:
             scalars.epoch_ended(
                 self.epochs_done(), loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed
