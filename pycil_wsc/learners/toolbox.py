@@ -98,13 +98,13 @@ class Toolbox(nn.Module):
         the configured one.
         """
         c, share = self.config, self.processes.share_of_each_batch
-        batch_size = c.batch_size if batch_size is None else batch_size
+        size: int = c.batch_size if batch_size is None else batch_size
         of_task = np.zeros(len(self.manager.train_targets), bool)
         of_task[self.manager.tasks[address[0]].train_indices] = True
         seed = seeding.derived_seed(c.seed, "batches", *address)
         newest = of_task[indices] if source is None else np.ones(len(indices), bool)
         if mixed and c.replay_ratio is not None and newest.any() and not newest.all():
-            order = mixed_order(indices[newest], indices[~newest], c.replay_ratio, batch_size, seed)
+            order = mixed_order(indices[newest], indices[~newest], c.replay_ratio, size, seed)
         else:
             order = epoch_order(indices, True, seed)
         from_memory = ~of_task[order] if source is None else np.zeros(len(order), bool)
@@ -114,7 +114,7 @@ class Toolbox(nn.Module):
             (source or self.train_source).batches(
                 order,
                 self.manager.train_targets if targets is None else targets,
-                batch_size,
+                size,
                 train=True,
                 seed=each,
                 shuffle=False,
@@ -122,7 +122,7 @@ class Toolbox(nn.Module):
             )
             for each in seeds
         ]
-        parts = batch_slices(len(order), batch_size, join=True)
+        parts = batch_slices(len(order), size, join=True)
         for number, ((images, labels), *others) in enumerate(zip(*passes, strict=True)):
             part, rows = parts[number], share.rows(number)
             more = tuple(view for view, _ in others)

@@ -45,7 +45,12 @@ def _behind(ours: Seeds, top: Seeds) -> bool:
     differences = (top - ours).dropna()  # of the seeds that both have
     if len(differences) > 1:
         return is_ahead(differences)
-    return is_above(Summary(top.mean(), float(top.sem()), len(top)), Summary(ours.mean(), float(ours.sem()), len(ours)))
+    return is_above(_summary(top), _summary(ours))
+
+
+def _summary(seeds: Seeds) -> Summary:
+    values = seeds.to_numpy(float)
+    return Summary(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))), len(values))
 
 
 class Summary(NamedTuple):
