@@ -110,7 +110,8 @@ class RunInProcesses:
         if outcome is None:
             outcome = self._death(codes)
         elif outcome.again and len(self.processes) > 1:
-            connection.wait([*self.pipes[1:], *(process.sentinel for process in self.processes[1:])], DEATH_SECONDS)
+            # not for their pipes, which close before the exit code is there
+            connection.wait([process.sentinel for process in self.processes[1:]], DEATH_SECONDS)
             outcome = self._death(self._exit_codes(), outcome) or outcome
         if outcome:
             yield outcome
