@@ -282,9 +282,9 @@ HELD = {  # the file of a test -> finding -> the test that holds it
         "equal logits told apart otherwise by load": "test_equal_logits_are_told_apart_in_one_way",
         "mangled weights": "test_mangled_weights_are_one_line_or_do_no_harm",
     },
-    "test_files.py": {
+    "test_state.py": {
         "a byte of weights.pt flipped": "test_every_flipped_bit_is_noticed_or_does_no_harm",
-        "an executed pickle": "test_nothing_in_the_file_is_executed",
+        "an executed pickle": "test_nothing_in_a_file_is_executed",
     },
     "test_output.py": {
         "printing to a closed pipe and a full disk": "test_every_run_ends_wherever_its_output_goes",
@@ -302,10 +302,6 @@ HELD = {  # the file of a test -> finding -> the test that holds it
     "test_report_counts.py": {
         "a report that fails": "test_a_report_that_fails_costs_a_finished_sweep_nothing",
         "HTML, LaTeX, formulas, control characters": "test_foreign_names_reach_no_file_as_anything_but_text",
-    },
-    "test_cluster.py": {
-        "a killed Ray driver's mark": "test_marks_of_a_killed_driver_are_removed_and_those_of_a_living_one_kept",
-        "an address where another service listens": "test_what_is_not_ray_is_told_from_it_at_once",
     },
     "test_config.py": {
         "bare words in a list on the command line": "test_bare_words_in_a_list_are_strings",

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import patch
 
@@ -152,6 +153,7 @@ class Command(multiprocessing.get_context("fork").Process):
 
     def run(self):
         os.setsid()
+        forkserver._forkserver._forkserver_pid = None  # the parent's server is no child of this process
         for descriptor, stream in enumerate(self.streams, 1):
             os.dup2(stream.fileno(), descriptor)
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, closefd=False) for descriptor in (1, 2))

@@ -20,7 +20,8 @@ from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.run import Run
 
-PLAIN = ["der", "finetune", "icarl", "joint", "memo", "replay", "wa", "wsc"]
+PLAIN = ["der", "finetune", "gem", "icarl", "joint", "mas", "memo", "replay", "wa", "wsc"]
+WITH_EXEMPLARS = ["derpp", "er_ace"]  # likewise, but they refuse to be without
 
 
 def run(settings, **keys):
@@ -44,8 +45,8 @@ def taken(result):
 def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):
     settings |= {"epochs": 1, "max_tasks": 2}
     alone = settings | {"cache_first_task": False, "out": str(tmp_path / "alone")}
-    for name in PLAIN:
-        for memory in (0, 4):
+    for name in PLAIN + WITH_EXEMPLARS:
+        for memory in (1 if name in WITH_EXEMPLARS else 0, 4):
             before = entries(settings)
             with_cache = run(settings, model_name=name, memory_per_class=memory).execute()
             without = run(alone, model_name=name, memory_per_class=memory).execute()
@@ -63,7 +64,7 @@ def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings,
         assert not taken(trained) and taken(shared), name
         assert without_places(shared) == without_places(alone), name
     assert len(entries(settings)) == 2
-    assert {*PLAIN, "bic", "foster"} == {
+    assert {*PLAIN, *WITH_EXEMPLARS, "bic", "foster", "lwf"} == {
         name for name, learner in registry.learners.items() if learner.plain_first_task
     }
 
