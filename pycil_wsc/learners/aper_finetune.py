@@ -10,8 +10,18 @@ from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.learners.simplecil import SimpleCIL
 from pycil_wsc.networks.heads import CosineHead
+from pycil_wsc.networks.layers import eval_frozen
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
+
+
+class Branch(nn.Sequential):
+    """A backbone and a head, whose frozen parts stay in evaluation mode."""
+
+    def train(self, mode: bool = True) -> "Branch":
+        super().train(mode)
+        eval_frozen(self)
+        return self
 
 
 class TwoBranchNet(IncrementalNet):
@@ -22,12 +32,12 @@ class TwoBranchNet(IncrementalNet):
 
     def __init__(self, backbone: Any):
         super().__init__(backbone, CosineHead)
-        self.tuned: nn.Sequential | None = None  # the copy, and the head it is tuned with
+        self.tuned: Branch | None = None  # the copy, and the head it is tuned with
 
     @torch.no_grad()
     def branch(self, classes: int) -> None:
         """Add the second branch, with a new head of ``classes`` rows; the prototypes so far stand for both branches."""
-        self.tuned = nn.Sequential(copy.deepcopy(self.backbone), CosineHead(self.backbone.out_dim, classes))
+        self.tuned = Branch(copy.deepcopy(self.backbone), CosineHead(self.backbone.out_dim, classes))
         self.backbone.requires_grad_(False)
         self.head.weight = nn.Parameter(self.head.weight.repeat(1, 2))
 
