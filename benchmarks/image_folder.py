@@ -127,7 +127,7 @@ def first_step(config, out):
     import torch
 
     import pycil_wsc.data.datasets
-    import pycil_wsc.runs.kind
+    import pycil_wsc.runs.class_incremental
     import pycil_wsc.runs.run
     from pycil_wsc.devices import peak_memory
     from pycil_wsc.launch.command import main as command
@@ -159,7 +159,7 @@ def first_step(config, out):
         patch.object(run.Run, "step", step_ended),
         timed(spent, "listing", pycil_wsc.data.datasets, "read_folder"),
         timed(spent, "fingerprint", pycil_wsc.data.datasets, "fingerprint"),
-        timed(spent, "cache", pycil_wsc.runs.kind, "for_training"),
+        timed(spent, "cache", pycil_wsc.runs.class_incremental, "for_training"),
     ):
         return command(["--config", config])
 

@@ -83,7 +83,7 @@ def link(images: list[Path], folder: Path) -> None:
 def measured(folder: Path, way: dict, epochs: list[int], seed: int) -> dict:
     """Accuracy after each month, and the cost of each month."""
     first, later = epochs
-    keys = {name: value for name, value in way.items() if name != "name"} | {"init_epoch": first, "seed": seed}
+    keys: dict = {name: value for name, value in way.items() if name != "name"} | {"init_epoch": first, "seed": seed}
     learner = Learner(way["name"], epochs=first if way["name"] == "joint" else later, **KEYS, **keys)
     found = {"accuracy": [], "seconds": [], "images": []}
     for month in MONTHS:

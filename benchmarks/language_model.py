@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -31,7 +32,7 @@ from pycil_wsc.launch.attempt import free_memory
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.schedule import Step
-from pycil_wsc.llm.tokens import Example
+from pycil_wsc.llm.tokens import Example, Tokenizer
 from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
@@ -121,7 +122,7 @@ def timed(method, args, device):
         Example(tuple(torch.randint(3, args.vocabulary, (length,), generator=generator).tolist()), length - length // 3)
         for length in lengths
     ]
-    epochs = [Epoch("epoch", 0, 1, False, examples), Epoch("replay", 0, 1, True, examples)]
+    epochs = [Epoch(0, 1, False, examples), Epoch(0, 1, True, examples)]
     steps = []
     for number in range(args.steps + WARM):
         chosen = range(number * args.items, (number + 1) * args.items)
@@ -130,7 +131,7 @@ def timed(method, args, device):
     timer, processes = Timer(device), Processes()
     trainer = TaskTrainer(
         config,
-        load_model(config, Vocabulary(args.vocabulary)),
+        load_model(config, cast(Tokenizer, Vocabulary(args.vocabulary))),
         Vocabulary.pad_token_id,
         steps,
         training_arguments(config, len(steps), device, processes),

@@ -17,14 +17,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from peak_bytes import PeakBytes
 from record import origin, write
-from throughput import CLASSES, Bare, Silent, random_images
+from throughput import CLASSES, Bare, random_images
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.engine.phase import Monitor
 from pycil_wsc.engine.precision import resolved_precision
+from pycil_wsc.learners.consolidating import configured_learner
 
 STEPS = 4
 METHODS = ["finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", "wsc"]
@@ -64,7 +66,10 @@ def measured(name, dataset, device, args):
     }
     keys |= {"init_epoch": STEPS, "epochs": STEPS, "wsc.warmup": 0.5}  # an epoch is one batch
     config, manager = resolve(keys), DataManager(dataset, False, 0, CLASSES, CLASSES)
-    learner, peaks = config.learner(config, manager, open_source(dataset.info, dataset.train, device, 0), device), []
+    learner, peaks = (
+        configured_learner(config)(config, manager, open_source(dataset.info, dataset.train, device, 0), device),
+        [],
+    )
     for task in manager.tasks:
         steps = Steps(learner, task)
         learner.learn(task, steps)
@@ -72,7 +77,7 @@ def measured(name, dataset, device, args):
     return peaks
 
 
-class Steps(Silent):
+class Steps(Monitor):
     """Replaces each phase's epochs by a few steps; from the second on, the optimiser's state is allocated."""
 
     def __init__(self, learner, task):

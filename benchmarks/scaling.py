@@ -34,6 +34,7 @@ from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.engine.processes import SINGLE_PROCESS, Processes
 from pycil_wsc.learners import loop
+from pycil_wsc.learners.consolidating import configured_learner
 
 SHAPES = {"cifar": ("resnet32", 32), "imagenet": ("resnet18", 224)}
 SIZES = {"cifar": {"batch_size": 128, "steps": 12}, "imagenet": {"batch_size": 32, "steps": 3}}
@@ -128,7 +129,7 @@ def prepared(backbone, side, batch_size, processes: Any = SINGLE_PROCESS, device
     keys |= {"model_name": "replay", "convnet_type": backbone, "batch_size": batch_size, "device": str(device)}
     config = resolve(keys)
     source = open_source(info, split, device, 0)
-    learner = config.learner(config, manager, source, device, processes)
+    learner = configured_learner(config)(config, manager, source, device, processes)
     task = manager.tasks[0]
     learner.grow_for(task)
     learner.begin_task(task)

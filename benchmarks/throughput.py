@@ -5,8 +5,9 @@
     python benchmarks/throughput.py --shape imagenet --images 512 --cache-images
     python benchmarks/throughput.py --compile reduce-overhead --side-by-side 8 --images 50000 --epochs 5
 
-* engine: the learner's own ``fit``, with gathering, augmentation and meters;
-* bare: forward, backward and step with the same losses and precision on one fixed batch, never as a CUDA graph;
+* engine: the learner's own ``fit``, with gathering, augmentation and meters; with ``--compile``, an epoch more, which
+  compiles, is not counted;
+* bare: forward, backward and step with the same losses and precision on one fixed batch, never compiled;
 * plain: fp32, contiguous layout, PIL transforms in DataLoader workers that restart each epoch, losses read back each
   step;
 * decode (ImageNet shape): the engine's batches without training;
@@ -49,10 +50,14 @@ from pycil_wsc.data.resized import resized
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.phase import Monitor
 from pycil_wsc.learners import loop
+from pycil_wsc.learners.consolidating import configured_learner
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # per task
+SIDES = {"cifar": 32, "small": 16}
+COMPILE = {"false": False, "true": True, "reduce-overhead": "reduce-overhead"}
 
 
 def main():
@@ -83,10 +88,11 @@ def add_options(parser):
     parser.add_argument(
         "--shape",
         default="cifar",
-        choices=("cifar", "imagenet"),
-        help="32x32 in memory and ResNet-32, or JPEG files and ResNet-18",
+        choices=("cifar", "small", "imagenet"),
+        help="32x32 in memory and ResNet-32, 16x16 in memory and ResNet-8, or JPEG files and ResNet-18",
     )
     parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument(
         "--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256"
     )
@@ -94,25 +100,22 @@ def add_options(parser):
         "--epochs",
         type=int,
         default=1,
-        help="engine epochs per measurement; the first steps of a phase are also counted, or compiled",
+        help="engine epochs per measurement",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument(
-        "--compile",
-        type=lambda value: True if value == "true" else value,
-        default=False,
-        choices=(True, "reduce-overhead"),
-        help="the engine's key compile: true or reduce-overhead",
-    )
+    parser.add_argument("--compile", default="false", choices=tuple(COMPILE), help="the engine's key of this name")
     parser.add_argument("--workers", type=int, default=4, help="decoding processes (4 in PyCIL's Replay)")
     parser.add_argument("--out", type=Path)
 
 
 def given(args):
     """The options that are part of a record."""
-    return {name: getattr(args, name) for name in ("shape", "images", "cache_images", "epochs", "workers", "compile")}
+    return {
+        name: getattr(args, name)
+        for name in ("shape", "images", "batch_size", "cache_images", "epochs", "workers", "compile")
+    }
 
 
 def compared(name, dataset, device, args):
@@ -131,7 +134,7 @@ def compared(name, dataset, device, args):
                 reset_peak_memory(device)
             start = now(device)
             images = timed.epoch()
-            seconds = now(device) - start
+            seconds = now(device) - start - timed.uncounted
             if repeat:
                 speeds[variant].append(images / seconds)
             else:
@@ -172,32 +175,33 @@ def one_of_several(_, name, dataset, args, threads, start, spans):
     for repeat in range(args.repeats):
         start.wait()
         begin, images = now(learner.device), engine.epoch()
-        spans.put((repeat, begin, now(learner.device), images))
+        spans.put((repeat, begin + engine.uncounted, now(learner.device), images))
 
 
 def last_task(name, dataset, args, precision):
     """A learner trained for one epoch on each task but the last and grown for the last one, and that task."""
-    convnet = {"cifar": "resnet32", "imagenet": "resnet18"}[args.shape]
+    convnet = {"cifar": "resnet32", "small": "resnet8", "imagenet": "resnet18"}[args.shape]
     keys = {
         "model_name": name,
         "convnet_type": convnet,
         "precision": precision,
         "device": args.device,
+        "batch_size": args.batch_size,
         "init_epoch": 1,
         "epochs": 1,
     }
-    keys |= {"compile": args.compile}
-    keys |= {"compression_epochs": 1} if name == "foster" else {}
+    keys |= {"compile": COMPILE[args.compile]}
+    keys |= dict.fromkeys(registry.learners[name].epoch_keys, 1)
     config = resolve(
         keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"}
     )
     manager, device = DataManager(dataset, False, 0, CLASSES, CLASSES), resolved_device(args.device)
     keep_freed_memory(device)
     source = open_source(dataset.info, dataset.train, device, args.workers)
-    learner = config.learner(config, manager, source, device)
+    learner = configured_learner(config)(config, manager, source, device)
     *before, task = manager.tasks
     for earlier in before:
-        learner.learn(earlier, Silent())
+        learner.learn(earlier, Monitor())
     learner.grow_for(task)
     learner.begin_task(task)
     return learner, task
@@ -205,18 +209,21 @@ def last_task(name, dataset, args, precision):
 
 def random_dataset(args, folder):
     """Random images of the shape ``args.shape``; JPEG files are written below ``folder``."""
-    return random_images(args.tasks, per_class(args)) if args.shape == "cifar" else random_files(args, folder)
+    if args.shape == "imagenet":
+        return random_files(args, folder)
+    return random_images(args.tasks, per_class(args), side=SIDES[args.shape])
 
 
-def random_images(tasks, train, test=1):
-    """CIFAR-shaped images, ``train`` and ``test`` of each class."""
+def random_images(tasks, train, test=1, side=32):
+    """Images with CIFAR's augmentation, ``train`` and ``test`` of each class."""
     rng, splits = np.random.default_rng(0), []
     for count in (train, test):
         targets = np.repeat(np.arange(tasks * CLASSES), count)
-        splits.append(Split(rng.integers(0, 256, (len(targets), 32, 32, 3), dtype=np.uint8), targets))
+        splits.append(Split(rng.integers(0, 256, (len(targets), side, side, 3), dtype=np.uint8), targets))
     classes = tuple(map(str, range(tasks * CLASSES)))
     return Dataset(
-        DatasetInfo("random", classes, 32, MEAN, STD, crop="pad", padding=4, flip=True, brightness=63 / 255), *splits
+        DatasetInfo("random", classes, side, MEAN, STD, crop="pad", padding=side // 8, flip=True, brightness=63 / 255),
+        *splits,
     )
 
 
@@ -240,19 +247,11 @@ def per_class(args):
     return args.images // (CLASSES * (2 if args.tasks > 1 else 1))
 
 
-class Silent:
-    """A monitor that does nothing."""
-
-    def phase_started(self, *_):
-        pass
-
-    task_started = step = epoch_ended = task_trained = phase_started
-
-
 class Variant:
     """One way to train each phase of the task for an epoch."""
 
     epochs = 1
+    uncounted = 0.0  # seconds of the last call that are no measurement
 
     def __init__(self, learner, task, *_):
         self.learner, self.task = learner, task
@@ -277,9 +276,28 @@ class Engine(Variant):
         super().__init__(learner, task)
         self.epochs = epochs
 
+    def epoch(self):
+        self.uncounted = 0.0
+        return super().epoch()
+
     def train(self, number, phase):
-        phase.epochs = self.epochs
-        loop.fit(self.learner, self.task, number, phase, 0, Silent())
+        compiles = bool(self.learner.config.compile)
+        phase.epochs = compiles + self.epochs
+        loop.fit(self.learner, self.task, number, phase, 0, Compiling(self) if compiles else Monitor())
+
+
+class Compiling(Monitor):
+    """Does not count the first epoch of a phase, in which its loss is compiled."""
+
+    def __init__(self, engine):
+        self.engine, self.device = engine, engine.learner.device
+
+    def phase_started(self, *_):
+        self.start = now(self.device)
+
+    def epoch_ended(self, task, number, phase, epoch, *_):
+        if epoch == 0:
+            self.engine.uncounted += now(self.device) - self.start
 
 
 class Bare(Variant):
@@ -369,7 +387,7 @@ def pil_transform(info, split):
     """PyCIL's training transform for CIFAR or ImageNet."""
     if split.in_memory:
         crop = [
-            transforms.RandomCrop(32, padding=4),
+            transforms.RandomCrop(info.image_size, padding=info.padding),
             transforms.RandomHorizontalFlip(),
             transforms.ColorJitter(63 / 255),
         ]

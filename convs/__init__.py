@@ -2,19 +2,17 @@
 
 from torch import Tensor, nn
 
+from pycil_wsc.networks.backbones.staged import StagedBackbone
+
 
 class Convnet(nn.Module):
     """A backbone with PyCIL's interface: images -> {"fmaps": output of each stage, "features": (B, d)}."""
 
-    def __init__(self, backbone: nn.Module):
+    def __init__(self, backbone: StagedBackbone):
         super().__init__()
         self.backbone = backbone
-        self.out_dim: int = backbone.out_dim  # pyright: ignore[reportAttributeAccessIssue]
+        self.out_dim = backbone.out_dim
 
     def forward(self, images: Tensor) -> dict:
-        x, fmaps = self.backbone.get_submodule("stem")(images), []
-        for name, stage in self.backbone.named_children():
-            if name.startswith("stage"):
-                x = stage(x)
-                fmaps.append(x)
-        return {"fmaps": fmaps, "features": self.backbone.get_submodule("pool")(x)}
+        features, fmaps = self.backbone.forward_stages(images)
+        return {"fmaps": fmaps, "features": features}

@@ -1,21 +1,40 @@
 """A toolbox for continual learning with abundant memory, built around Weight Space Consolidation.
 
 Importing the package does not import its modules, so that ``pycil_wsc.consolidation`` can be used in any code base.
-``pycil_wsc.load`` and ``pycil_wsc.Learner`` (from ``pycil_wsc.classifier``) are imported on first use.
+``load``, ``load_exported``, ``Learner`` and ``Accept`` (from ``pycil_wsc.classifier``) are imported on first use.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pycil_wsc.classifier.bundle import load_exported as load_exported
+    from pycil_wsc.classifier.gate import Accept as Accept
+    from pycil_wsc.classifier.inference import load as load
+    from pycil_wsc.classifier.learner import Learner as Learner
+    from pycil_wsc.errors import UserError as UserError
 
 __version__ = "0.2.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "load":
         from pycil_wsc.classifier.inference import load
 
         return load
+    if name == "load_exported":
+        from pycil_wsc.classifier.bundle import load_exported
+
+        return load_exported
     if name == "Learner":
         from pycil_wsc.classifier.learner import Learner
 
         return Learner
+    if name == "UserError":
+        from pycil_wsc.errors import UserError
+
+        return UserError
+    if name == "Accept":
+        from pycil_wsc.classifier.gate import Accept
+
+        return Accept
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -12,7 +12,7 @@ import resource
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -198,6 +198,6 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float64
 
 
-def _module(device: torch.device) -> Any:
+def _module(device: torch.device) -> ModuleType:
     """``torch.cuda``, ``torch.mps``, ...: torch's functions for the type of ``device``."""
     return torch.get_device_module(device)

@@ -4,12 +4,16 @@ import contextlib
 import json
 import os
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from pycil_wsc.errors import UserError
+
+Json: TypeAlias = Any  # a JSON value: what it has within is checked where it is read, not by its type
 
 
 def write_atomically(path: str | Path, content: bytes | str, durable: bool = True) -> None:
@@ -36,6 +40,24 @@ def write_atomically(path: str | Path, content: bytes | str, durable: bool = Tru
         ) from None
 
 
+@contextlib.contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A new folder to write to, which takes the place of ``folder`` at the end, unless there is an error."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written ({error}); free space or choose another folder with --out"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> AcquireReturnProxy:
     """A context in which no other process holds the lock ``name`` of ``folder``.
 
@@ -55,7 +77,17 @@ def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> Acquir
         ) from None
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def read_json(path: str | Path) -> Json:
+    """The value in a JSON file. Raises a :class:`UserError` with the path for a file that cannot be read or parsed."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); name an existing JSON file") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); correct the file") from None
+
+
+def write_json(path: str | Path, value: Json) -> None:
     """Write readable JSON: one key or item per line, but lists of numbers on one line."""
     text = json.dumps(value, indent=2)
     text = re.sub(r'\[\n\s*([^]["{}]*?)\n\s*\]', lambda numbers: "[" + re.sub(r"\n\s*", " ", numbers[1]) + "]", text)

@@ -16,11 +16,12 @@ import json
 import math
 import types
 import typing
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from pycil_wsc.errors import UserError, shown
+from pycil_wsc.files import Json
 
 DECIDES = {  # what a key may decide
     "result": "the result, from the first task on",
@@ -34,76 +35,36 @@ DECIDES = {  # what a key may decide
 RESULT = {"result", "data", "later tasks"}
 FIRST_TASK = {"result", "rounding"}  # to the bit, apart from its data
 RECORDED = DECIDES.keys() - {"files"}
-SAME: Any = object()  # the same as the default
+ROLES = {  # their values
+    "decides": tuple(DECIDES),
+    "affects": ("time", "accuracy"),
+    "names": ("", "folder"),
+    "identifies": ("", "method", "memory", "seed"),
+    "only": ("", "experiments"),
+}
+SAME: Json = object()  # the same as the default
+V = TypeVar("V")
+Type = type | types.UnionType | types.GenericAlias | None  # of a key; None: not checked
 LARGEST_INTEGER, LARGEST_NUMBER = 2**63 - 1, 3.4e38  # what arrays and tensors can hold
 
 
-def key(
-    default: Any,
-    doc: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: Iterable[Any] = (),
-    decides: str = "result",
-    affects: str = "time",
-    names: str = "",
-    only: str = "",
-    fixed: bool = False,
-    by_method: bool = False,
-    like: str = "",
-    within: str = "",
-    instead: str = "",
-    read_by: Iterable[str] = (),
-    before: Any = SAME,
-    sets_defaults: bool = False,
-    replaces: str = "",
-) -> Any:
-    """Declare a dataclass field as a configuration key.
+def key(default: Json, doc: str, **declared: Json) -> Any:
+    """Declare a dataclass field as a configuration key, with a phrase of documentation.
 
-    Args:
-        default: the value if the key is absent from the JSON.
-        doc: the documentation, a phrase.
-        low: the smallest value, for each item of a list; null is always allowed, here and by the other limits.
-        high: the largest value.
-        above: values must be larger.
-        below: values must be smaller.
-        choices: the only allowed values.
-        decides: one of :data:`DECIDES`.
-        affects: ``"time"``, or ``"accuracy"`` if a step takes equally long with any value.
-        names: ``"folder"`` if the value stands in the name of the run's folder, which then is no part of its hash.
-        only: ``"experiments"`` if the key splits an experiment into tasks, names it or stores it: a
-            :class:`pycil_wsc.Learner`, which is given its tasks, does not have it.
-        fixed: whether the first task fixes the value, so that a saved learner cannot change it.
-        by_method: whether methods choose the value for themselves, so that runs of two methods that differ in it may be
-            compared.
-        like: a key of the first task: the key of later tasks that corresponds to it.
-        within: epochs of a schedule: the key that holds its length, by which they are scaled.
-        instead: the key whose presence replaces this one.
-        read_by: the methods that read the key; empty: all.
-        before: the value that applied before the key was added, if it differs from the default; a comment says why.
-        sets_defaults: whether the defaults of other keys depend on the value.
-        replaces: a key of earlier versions that is refused now, but stands in their records.
+    ``declared``: its limits and roles, which are the attributes of :class:`Key`.
     """
-    if decides not in DECIDES:
-        raise ValueError(f"decides={decides!r} is not one of {', '.join(map(repr, DECIDES))}")
-    for role, value, known in (
-        ("affects", affects, ("time", "accuracy")),
-        ("names", names, ("", "folder")),
-        ("only", only, ("", "experiments")),
-    ):
-        if value not in known:
-            raise ValueError(f"{role}={value!r} is not one of {', '.join(map(repr, known))}")
-    limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices)}
-    roles = {"decides": decides, "affects": affects, "names": names, "only": only, "fixed": fixed}
-    roles |= {"by_method": by_method, "like": like, "within": within, "instead": instead, "read_by": tuple(read_by)}
-    roles |= {"sets_defaults": sets_defaults, "replaces": replaces}
-    return field(default=default, metadata={"doc": doc, "before": before, **limits, **roles})
+    metadata = {"decides": "result", **declared}
+    Key("", None, default, doc, **metadata)  # raises an exception for what is no limit or role
+    return field(default=default, metadata={"doc": doc, **metadata})
 
 
-def without_empty_groups(flat: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def again(cls: type, name: str, default: Json = SAME, **changes: Json) -> Any:
+    """Declare the key ``name`` of ``cls`` for another kind of run, with another default, documentation or roles."""
+    (first,) = (each for each in fields(cls) if each.name == name)
+    return field(default=first.default if default is SAME else default, metadata={**first.metadata, **changes})
+
+
+def without_empty_groups(flat: Mapping[str, V], known: Iterable[str]) -> dict[str, V]:
     """``flat`` without the groups of the ``known`` keys, as ``wsc`` of ``wsc.retain``, whose value is {}."""
     groups = {name.partition(".")[0] for name in known if "." in name}
     return {name: value for name, value in flat.items() if value != {} or name not in groups}
@@ -116,33 +77,63 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class Key:
-    """A declared key: the arguments of :func:`key`, its ``name`` in the JSON and its ``type``."""
+    """A declared key: its name in the JSON, its type, the value if it is absent, and what :func:`key` declared.
+
+    Attributes:
+        low: the smallest value, for each item of a list; null is always allowed, here and by the other limits.
+        high: the largest value.
+        above: values must be larger.
+        below: values must be smaller.
+        choices: the only allowed values.
+        decides: one of :data:`DECIDES`.
+        affects: ``"time"``, or ``"accuracy"`` if a step takes equally long with any value.
+        names: ``"folder"`` if the value stands in the name of the run's folder, which then is no part of its hash.
+        identifies: the field of a result's identity that the value is part of: ``"method"``, ``"memory"``, ``"seed"``.
+        restricts: whether the key restricts a run to a part of its data, for trials.
+        only: ``"experiments"`` if the key splits an experiment into tasks, names it or stores it: a
+            :class:`pycil_wsc.Learner`, which is given its tasks, does not have it.
+        fixed: whether the first task fixes the value, so that a saved learner cannot change it.
+        by_method: whether methods choose the value for themselves, so that runs of two methods that differ in it may be
+            compared.
+        like: of a key of the first task: the key of later tasks that corresponds to it.
+        within: of epochs of a schedule: the key that holds its length, by which they are scaled.
+        instead: the key whose presence replaces this one.
+        read_by: the methods that read the key; empty: all.
+        before: the value that applied before the key was added, if it differs from the default; a comment says why.
+        sets_defaults: whether the defaults of other keys depend on the value.
+    """
 
     name: str
-    type: Any
-    default: Any
+    type: Type
+    default: Json
     doc: str
     low: float | None = None
     high: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: tuple[Any, ...] = ()
+    choices: Sequence[Json] = ()
     decides: str = "result"
     affects: str = "time"
     names: str = ""
+    identifies: str = ""
+    restricts: bool = False
     only: str = ""
     fixed: bool = False
     by_method: bool = False
     like: str = ""
     within: str = ""
     instead: str = ""
-    read_by: tuple[str, ...] = ()
-    before: Any = SAME
+    read_by: Sequence[str] = ()
+    before: Json = SAME
     sets_defaults: bool = False
-    replaces: str = ""
+
+    def __post_init__(self) -> None:
+        for role, known in ROLES.items():
+            if getattr(self, role) not in known:
+                raise ValueError(f"{role}={getattr(self, role)!r} is not one of {', '.join(map(repr, known))}")
 
     @property
-    def earlier(self) -> Any:
+    def earlier(self) -> Json:
         """The value that applied in versions without the key."""
         return self.default if self.before is SAME else self.before
 
@@ -151,7 +142,7 @@ class Key:
         """Whether one value is itself a list."""
         return any(typing.get_origin(option) is tuple for option in _options(self.type))
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: Json) -> Json:
         """Return ``value`` converted to the key's type; raise a :class:`UserError` if it is not valid."""
         value = _typed(self.name, value, self.type)
         for item in value if isinstance(value, tuple) else [value]:
@@ -159,7 +150,7 @@ class Key:
                 raise UserError(f"{self.name}: {problem}")
         return value
 
-    def _problem(self, item: Any) -> str:
+    def _problem(self, item: Json) -> str:
         if self.choices and item not in self.choices:
             return f"'{shown(item)}' is not one of {', '.join(map(shown, self.choices))}"
         if isinstance(item, (str, bool)) or item is None:
@@ -191,50 +182,39 @@ def declared(cls: type, prefix: str = "", decides: str = "result") -> Mapping[st
     )
 
 
-def having(keys: Mapping[str, Key], **roles: Any) -> list[str]:
+def having(keys: Mapping[str, Key], **roles: Json) -> list[str]:
     """The names of the ``keys`` that have all these roles: ``having(KEYS, names="folder")``."""
     return [name for name, key in keys.items() if all(getattr(key, role) == value for role, value in roles.items())]
 
 
-def replaced(keys: Mapping[str, Key]) -> dict[str, str]:
-    """{a key of earlier versions: the one of ``keys`` that replaces it}."""
-    return {key.replaces: name for name, key in keys.items() if key.replaces}
-
-
-def without_replaced(values: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
-    """Recorded ``values`` without the keys of earlier versions, which no longer say anything."""
-    earlier = replaced(keys)
-    return {name: value for name, value in values.items() if name not in earlier}
-
-
-def select(values: Mapping[str, Any], keys: Mapping[str, Key], decisions: Container[str]) -> dict[str, Any]:
+def select(values: Mapping[str, V], keys: Mapping[str, Key], decisions: Container[str]) -> dict[str, V]:
     """The ``values`` whose keys decide one of ``decisions``."""
     return {name: value for name, value in values.items() if keys[name].decides in decisions}
 
 
-def up_to_date(identity: Mapping[str, Any], own: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+def up_to_date(identity: Mapping[str, Json], own: Mapping[str, Json], keys: Mapping[str, Key]) -> dict[str, Json]:
     """A recorded ``identity``, completed by the keys of ``own`` that were added since, with their earlier values."""
     return {**plain({name: keys[name].earlier for name in own.keys() - identity.keys()}), **identity}
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain(values: Mapping[str, Json]) -> dict[str, Json]:
     """``values`` with tuples converted to lists, as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def digest(identity: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+def digest(identity: Mapping[str, Json], default: Mapping[str, Json]) -> str:
     """``-<hash>`` of the values that differ from ``default``, or an empty string if none does."""
     changed = {name: value for name, value in identity.items() if value != default.get(name)}
     return "-" + hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8] if changed else ""
 
 
-def _options(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+def _options(wanted: Type) -> tuple[Type, ...]:
+    return typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
 
 
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """Convert ``value`` to the type ``kind``: a list to a tuple, an integer to a float where a number is expected."""
-    for option in _options(kind):
+def _typed(name: str, value: Json, wanted: Type) -> Json:
+    """Convert ``value`` to the type ``wanted``: a list to a tuple, an integer to a float where a number is expected."""
+    for option in _options(wanted):
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
             return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
         if option is float and type(value) in (int, float):
@@ -245,10 +225,10 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     if type(value) in (int, float) and LARGEST_INTEGER < abs(value) < math.inf:
         raise UserError(f"{name}: {shown(value)} is too large")
     hint = f"; several values are a list: [{shown(value)}]" if isinstance(value, str) and "," in value else ""
-    raise UserError(f"{name}: expected {_described(kind)}, got {shown(value, quotes=True)}{hint}")
+    raise UserError(f"{name}: expected {_described(wanted)}, got {shown(value, quotes=True)}{hint}")
 
 
-def _described(kind: Any) -> str:
+def _described(wanted: Type) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "null"}
 
     def plural(items):
@@ -256,5 +236,5 @@ def _described(kind: Any) -> str:
 
     return " or ".join(
         f"a list of {plural(typing.get_args(option)[0])}" if typing.get_origin(option) else names[option]
-        for option in _options(kind)
+        for option in _options(wanted)
     )

@@ -6,19 +6,18 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
 
 from pycil_wsc import state
-from pycil_wsc.state import unpacked
+from pycil_wsc.state import State, unpacked
 
 LEARNER = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # learner.json has their checksums
 
 
-def load_state(path: str | Path) -> Any:
+def load_state(path: str | Path) -> State:
     """:func:`pycil_wsc.state.load_state`, also of files that ``torch.save`` wrote, as up to version 0.2.0.
 
     These are checkpoints, shared first tasks and weights. Raises the same errors.
@@ -28,7 +27,7 @@ def load_state(path: str | Path) -> Any:
     return _load_tensors(path) if zipped else state.load_state(path)
 
 
-def _load_tensors(path: str | Path) -> Any:
+def _load_tensors(path: str | Path) -> State:
     """What ``torch.save`` wrote, on the CPU; nothing in the file is executed.
 
     ``torch.load`` does not detect damaged tensors, so the checksum of every part of the archive is verified first.
@@ -52,7 +51,7 @@ def has_learner(folder: Path) -> bool:
     return os.path.isfile(folder / "learner.json")
 
 
-def load_learner(folder: Path) -> dict[str, Any]:
+def load_learner(folder: Path) -> State:
     """A saved learner of format 1, in the form of the present one. Raises many kinds of exceptions if it is damaged."""
     content = json.loads((folder / "learner.json").read_bytes())
     if content["version"] != 1:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TextIO
 
 
 class BestEffort:
@@ -14,7 +14,7 @@ class BestEffort:
     dropped.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
@@ -38,13 +38,14 @@ class BestEffort:
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
     def _give_up(self) -> None:
-        stream: Any
         stream, self._stream = self._stream, None
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream in memory has no descriptor
+        if stream is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # a stream in memory has no descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())  # flushing buffered text at the interpreter's exit must not fail
             os.close(nowhere)

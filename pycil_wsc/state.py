@@ -14,15 +14,16 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from pycil_wsc.files import write_atomically
+from pycil_wsc.files import Json, write_atomically
 
 # mark values that JSON lacks, such as {TENSOR: the tensor's name}
 TENSOR, CHANNELS_LAST, TUPLE, PAIRS, FLOAT = "$tensor", "$channels_last", "$tuple", "$pairs", "$float"
 JSON = "$json"  # the tensor that holds the JSON: a header of safetensors has at most 100 MB
 FORMAT = "pycil_wsc state 1"
+State = dict[str, Any]  # a nested state, of what `packed` allows
 
 
-def save_state(path: str | Path, state: Any) -> None:
+def save_state(path: str | Path, state: object) -> None:
     """Write ``state``, of which :func:`packed` says what it may contain, atomically and durably.
 
     Raises a :class:`~pycil_wsc.errors.UserError` if the file cannot be written; the previous one is then intact.
@@ -35,7 +36,7 @@ def save_state(path: str | Path, state: Any) -> None:
     write_atomically(path, safetensors.torch.save(tensors, metadata))
 
 
-def load_state(path: str | Path) -> Any:
+def load_state(path: str | Path) -> State:
     """Read what :func:`save_state` wrote; its tensors are on the CPU.
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is damaged or of another kind.
@@ -51,6 +52,21 @@ def load_state(path: str | Path) -> Any:
             raise ValueError("its checksum is wrong")
         return unpacked(json.loads(tensors[JSON].numpy().tobytes()), tensors.__getitem__)
     except (MemoryError, ValueError):
+        raise
+    except Exception as error:  # files of other programs raise many kinds of errors
+        raise ValueError(type(error).__name__) from None
+
+
+def peek_state(path: str | Path) -> State:
+    """The values of what :func:`save_state` wrote, with empty tensors and unchecked: quick, whatever its size.
+
+    Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is of another kind.
+    """
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            text = file.get_tensor(JSON).numpy().tobytes()
+        return unpacked(json.loads(text), lambda name: torch.empty(0, 0, 0, 0))
+    except (OSError, ValueError):
         raise
     except Exception as error:  # files of other programs raise many kinds of errors
         raise ValueError(type(error).__name__) from None
@@ -78,7 +94,7 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def packed(value: Any, tensors: dict[str, torch.Tensor], place: str = "") -> Any:
+def packed(value: object, tensors: dict[str, torch.Tensor], place: str = "") -> Json:
     """Convert ``value`` to JSON values and move its tensors to ``tensors``, named by their places, such as
     ``network.fc.weight``.
 
@@ -101,14 +117,14 @@ def packed(value: Any, tensors: dict[str, torch.Tensor], place: str = "") -> Any
     raise TypeError(f"{place}: a {type(value).__name__} cannot be saved; a state is tensors and JSON values")
 
 
-def _packed_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], name: str) -> dict[str, Any]:
+def _packed_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], name: str) -> dict[str, object]:
     """Move ``tensor`` to ``tensors`` and return its mark, which tells its memory format."""
     last = tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
     tensors[name] = tensor.permute(0, 2, 3, 1) if last else tensor.contiguous()
     return {TENSOR: name, CHANNELS_LAST: True} if last else {TENSOR: name}
 
 
-def unpacked(value: Any, tensor_of: Callable[[str], Any]) -> Any:
+def unpacked(value: object, tensor_of: Callable[[str], torch.Tensor]) -> Any:
     """What :func:`packed` converted, with ``tensor_of(name)`` for each tensor."""
     if isinstance(value, list):
         return [unpacked(item, tensor_of) for item in value]

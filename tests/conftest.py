@@ -1,6 +1,8 @@
+import gc
 import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import simulated_device
@@ -17,6 +19,13 @@ from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on each core
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
+
+FILES = {"svg": '<svg width="1pt" viewBox="0 0 1 1"></svg>', "png": b"", "pdf": b""}
+
+
+def unrendered_files(figure):
+    """The files of a figure that is not rendered."""
+    return FILES
 
 
 def pytest_collection_modifyitems(config, items):
@@ -45,16 +54,28 @@ def undisturbed(tmp_path_factory):
     return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
+@pytest.fixture(scope="session")
+def collected():
+    """Garbage collections leave out what is loaded: each Trainer begins with one, a fifth of a small run's time."""
+    pytest.importorskip("transformers")
+    import pycil_wsc.llm.trainer  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def llm_settings(tmp_path):
+def llm_settings(tmp_path, collected):
     """Two tasks for a language model, and a schedule that takes a second."""
     return small_settings(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """A report of synthetic runs of all the paper's studies, drawn once: (its folder, the contents of every result,
-    the labels of the axes by figure).
+    """A report of synthetic runs of all the paper's studies: (its folder, the contents of every result, the labels of
+    the axes by figure). Its figures are drawn, but not written in their formats.
     """
     from pycil_wsc import report
     from pycil_wsc.report import page
@@ -74,11 +95,9 @@ def made(tmp_path_factory):
             labels[plot.slug, group.slug] = set(texts) - {""}
             yield plot
 
-    figures, page.figures = page.figures, drawn
-    try:
+    figures = page.figures
+    with patch.object(page, "figures", drawn), patch.object(page, "to_files", unrendered_files):
         path = report.write_report(folder)
-    finally:
-        page.figures = figures
     return path.parent, results, labels
 
 
@@ -92,8 +111,7 @@ def forked(monkeypatch):
 @pytest.fixture
 def unrendered(monkeypatch):
     """Reports whose figures are drawn but not written in their formats, for tests of captions and of files' names."""
-    files = {"svg": '<svg width="1pt" viewBox="0 0 1 1"></svg>', "png": b"", "pdf": b""}
-    monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: files)
+    monkeypatch.setattr("pycil_wsc.report.page.to_files", unrendered_files)
 
 
 @pytest.fixture

@@ -56,8 +56,7 @@ REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> the 
     "an unknown importance, of which there are six": ({"wsc.importance": "momnet"}, "did you mean 'moment'?"),
     "a number in place of a list of two types": ({"classes": 0.5}, "expected a list of whole numbers or strings"),
     "a group given as a number": ({"wsc": 0.3}, "wsc: is a group of keys"),
-    "a method that only PyCIL has": ({"model_name": "coil"}, "python -m pycil_wsc.plugins.pycil"),
-    "another method that only PyCIL has": ({"model_name": "podnet"}, "python -m pycil_wsc.plugins.pycil"),
+    "PyCIL's file that trains a policy": ('{"model_name": "rmm-icarl"}', "init_cls: is missing, as in PyCIL's"),
 }
 OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> the error message
     "several values without brackets": (["--set", "seed=1993,1994"], "several values are a list: [1993,1994]"),

@@ -92,6 +92,7 @@ HOSTILE = [
     {},
     {"a": 1},
     {"updates_like": "replay"},
+    {"epochs_times": 0.5},
     [[1], [2]],
     "every",
     "replay",

@@ -53,10 +53,10 @@ def small_settings(folder):
 
 def configured(settings, **changes):
     """(configuration, corpus) of the settings; ``changes`` are keys, ``__`` for the dot."""
-    from pycil_wsc.llm.corpus import Corpus, CorpusOptions  # an extra
+    from pycil_wsc.llm.corpus import Corpus  # an extra
 
     config = resolve(settings | {name.replace("__", "."): value for name, value in changes.items()})
-    return config, Corpus(CorpusOptions.of(config))
+    return config, Corpus(config)
 
 
 def watched(settings, **changes):

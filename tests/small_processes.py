@@ -1,6 +1,7 @@
 """Starts two connected processes like ``torchrun``, without waiting for its imports."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import sys
@@ -48,6 +49,7 @@ def _work(rank, port, sender, work, arguments):
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ |= {"TORCHELASTIC_RESTART_COUNT": "0"}
     torch.set_num_threads(1)
+    gc.freeze()  # see the fixture `collected`
     try:
         sender.send(work(*arguments))
     except BaseException:

@@ -1,10 +1,12 @@
-"""Measures the structure of the package: subpackages and imports between them, sizes, long lines, annotations.
+"""Measures the structure of the package: rooms and imports between them, cycles, sizes, density, annotations.
 
 python tests/structure.py [ROOT]
 """
 
 import ast
+import io
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,6 +59,50 @@ def arrows(root: Path = ROOT) -> Counter:
     return found
 
 
+def cycles(root: Path = ROOT) -> list[set[str]]:
+    """The groups of modules that import each other, directly or not, imports under TYPE_CHECKING included."""
+    names = {name for name, _ in modules(root)}
+    wanted = {
+        name: {known for target in imports(path) if (known := module_of(target, names))} - {name}
+        for name, path in modules(root)
+    }
+    reached = {name: reachable(name, wanted) for name in wanted}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in wanted}
+    return [set(group) for group in sorted(groups, key=sorted) if len(group) > 1]
+
+
+def module_of(target: str, names: set[str]) -> str | None:
+    """The module of ``names`` that an import of ``target`` loads: itself, or the one that has it."""
+    return target if target in names else parent if (parent := target.rpartition(".")[0]) in names else None
+
+
+def reachable(start: str, wanted: dict[str, set[str]]) -> set[str]:
+    """What ``start`` imports, directly or not."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = wanted[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def density(path: Path) -> Counter:
+    """How many lines, comprehensions, comments and mentions of ``Any`` a file has, imports of it aside."""
+    text = path.read_text()
+    nodes = list(ast.walk(ast.parse(text)))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return Counter(
+        lines=len(text.splitlines()),
+        comprehensions=sum(isinstance(node, COMPREHENSIONS) for node in nodes),
+        comments=sum(token.type == tokenize.COMMENT for token in tokens),
+        Any=sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes),
+    )
+
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -100,13 +146,16 @@ def long_lines(root: Path = ROOT) -> list[tuple[Path, int]]:
 
 
 def main(root: Path) -> None:
-    files = Counter(room(name, root) for name, _ in modules(root))
+    print_rooms(root)
     between = arrows(root)
     back = sum((second, first) in between for first, second in between) // 2
-    print(f"rooms: {len(files)}\n  " + "\n  ".join(f"{name}: {count} files" for name, count in sorted(files.items())))
     print(f"arrows: {len(between)} ({between.total()} imports), of them {back} pairs that point both ways")
     for (first, second), count in sorted(between.items()):
         print(f"  {first} -> {second}: {count}")
+    found = cycles(root)
+    print(f"cycles: {len(found)}")
+    for group in found:
+        print(f"  {', '.join(sorted(group))}")
     every = [(path, *found) for _, path in modules(root) for found in functions(path)]
     path, name, longest, _ = max(every, key=lambda each: length(each[2]))
     print(f"longest function: {length(longest)} lines, {name} in {path.relative_to(root)}")
@@ -116,6 +165,21 @@ def main(root: Path) -> None:
     public = [function for *_, function, is_public in every if is_public]
     typed = sum(map(annotated, public))
     print(f"annotated public functions: {typed} of {len(public)} ({typed / len(public):.0%})")
+
+
+def print_rooms(root: Path) -> None:
+    """A line for each room, and for all: its files and lines, what they have per 1,000 lines, and how many ``Any``."""
+    rooms: dict[str, Counter] = {}
+    for name, path in modules(root):
+        for place in (room(name, root), "all"):
+            rooms.setdefault(place, Counter()).update({**density(path), "files": 1})
+    print(f"rooms: {len(rooms) - 1}")
+    for name, count in sorted(rooms.items()):
+        per_thousand = {what: 1000 * count[what] / max(1, count["lines"]) for what in ("comprehensions", "comments")}
+        print(
+            f"  {name}: {count['files']} files, {count['lines']} lines, {count['Any']} Any; per 1,000 lines "
+            + ", ".join(f"{value:.0f} {what}" for what, value in per_thousand.items())
+        )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pycil_wsc import registry
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
@@ -55,7 +56,7 @@ def test_a_nested_object_of_options_is_read_swept_and_written_again(tmp_path):
     path.write_text(json.dumps({"convnet_type": "resnet8", "convnet_options": {"width": [4, 8]}}))
     configs = load(path)
     assert [config.convnet_options for config in configs] == [{"width": 4}, {"width": 8}]
-    assert len({config.run_folder for config in configs}) == 2
+    assert len({run_folder(config) for config in configs}) == 2
     assert resolve(configs[0].to_dict()) == configs[0]
     (config,) = load(path, dict([parse_override("convnet_options={}")]))
     assert config.convnet_options == {}, "the backbone's defaults"
@@ -67,7 +68,7 @@ def test_without_options_identity_and_folder_are_what_they_were():
     for flat in {"model_name": "icarl", "lrate": 0.05}, {"model_name": "icarl", "lrate": 0.05, "convnet_options": {}}:
         config = resolve(flat)
         assert not any("convnet_options" in key for key in config.identity())
-        assert config.run_folder.name == "seed1993-269b71df"
+        assert run_folder(config).name == "seed1993-269b71df"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Sweeps on a Ray cluster of two nodes on this machine: nothing is lost when one is killed,
-with a shared output folder or without.
-"""
+"""Sweeps on a Ray cluster of two nodes on this machine: nothing is lost when one is killed."""
 
 import json
 import multiprocessing
@@ -15,14 +13,13 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from small_runs import results, without_measurements, write
-from test_task_lists import MONTHS, listed, month
 
 from main import main
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import write_atomically
 from pycil_wsc.launch import ray_cluster
-from pycil_wsc.launch.attempt import SUBMITTED, Datasets, Job, attempt
+from pycil_wsc.launch.attempt import Job
 from pycil_wsc.launch.workers import attempt_in_processes
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -68,16 +65,13 @@ def kill_when(finished, running, settings, nodes, second):
     nodes.remove_node(second, allow_graceful=False)
 
 
-@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.slow
-def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, tmp_path, monkeypatch, capsys):
+def test_a_node_killed_in_the_middle_loses_nothing(two_nodes, settings, tmp_path, capsys):
     nodes, second = two_nodes
     settings |= SWEEP | {"epochs": 60}  # long enough to be met in the middle
     undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
-    if not shared:
-        monkeypatch.setattr(ray_cluster, "write_atomically", unmarked)
-    killer = threading.Thread(target=kill_when, args=(2, 2 if shared else 0, settings, nodes, second), daemon=True)
+    killer = threading.Thread(target=kill_when, args=(2, 2, settings, nodes, second), daemon=True)
     killer.start()
     assert main(["--config", write(tmp_path, settings), "--ray", nodes.address]) == 0
     killer.join(timeout=60)
@@ -90,104 +84,35 @@ def test_a_node_killed_in_the_middle_loses_nothing(shared, two_nodes, settings, 
         assert not {"checkpoint.pt", "failed.json"} & {path.name for path in folder.iterdir()}
         assert (folder / "metrics.jsonl").exists() and (folder / "log.txt").exists()
     logs = "".join((folder / "log.txt").read_text() for folder in results(settings))
-    assert not shared or "resumes " in logs, "the dead node's run went on elsewhere"
-    assert not list(Path(settings["out"]).rglob(SUBMITTED))
+    assert "resumes " in logs, "the dead node's run went on elsewhere"
     assert main(["--config", write(tmp_path, settings)]) == 0
     assert "8 of 8 runs finished before" in capsys.readouterr().out
 
 
-def unmarked(path, *arguments, **keys):
-    """Write a file, but not the mark by which a node finds out that it sees the driver's folder."""
-    if path.name != SUBMITTED:
-        write_atomically(path, *arguments, **keys)
-
-
-def test_a_node_without_the_folder_goes_on_from_the_drivers_checkpoint(settings, tmp_path, monkeypatch):
-    config = resolve(settings)
-    undisturbed = attempt(
-        Job(1, 1, resolve(settings | {"out": str(tmp_path / "undisturbed")})), Datasets(), print
-    ).result
-
-    class Stopped(BaseException):
-        pass
-
-    def stop(progress):
-        if progress.position.startswith("task 2/3"):
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        attempt(Job(1, 1, config), Datasets(), stop)
+def test_the_result_from_a_node_with_a_disk_of_its_own_is_written_by_the_driver(settings, tmp_path, monkeypatch):
+    config = resolve(settings | {"model_name": "finetune"})
+    elsewhere = replace(config, out=str(tmp_path / "on the node"))
     monkeypatch.chdir(tmp_path)
     progress = Queue()
-    outcome, files = ray_cluster.work_on_node(
-        Job(1, 1, config),
-        str(tmp_path),
-        "a mark that it does not see",
-        ray_cluster.read_files(config.run_folder),
-        1,
-        progress,
-    )
-    assert not (config.run_folder / "result.json").exists(), "it worked elsewhere"
-    ray_cluster.deliver(config, files)
-    assert without_measurements(json.loads((config.run_folder / "result.json").read_text())) == without_measurements(
-        undisturbed
-    )
-    assert outcome.result["curve"] == undisturbed["curve"] and not (config.run_folder / "checkpoint.pt").exists()
-    log = (config.run_folder / "log.txt").read_text()
-    assert "task 2/3 resumes with train epoch 1/4" in log and log.count("task 1/3 train epoch 1/3") == 1
+    outcome = ray_cluster.work_on_node(Job(1, 1, elsewhere), str(tmp_path), 1, progress)
     told = [progress.get_nowait() for _ in range(progress.qsize())]
-    assert [line.line[:8] for number, line in told if line.line] == ["task 2/3", "task 2/3", "task 3/3"]
-    assert "resumes" in next(line.line for number, line in told if line.line) and {number for number, _ in told} == {1}
-
-
-def test_a_node_that_sees_the_folder_writes_there(settings, tmp_path, monkeypatch):
-    config = resolve(settings | {"model_name": "finetune"})
-    write_atomically(config.run_folder / SUBMITTED, "the mark")
-    monkeypatch.chdir(tmp_path)
-    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), "the mark", {}, 1, Queue())
-    assert not (config.run_folder / SUBMITTED).exists()
-    assert (
-        files == {} and json.loads((config.run_folder / "result.json").read_text())["curve"] == outcome.result["curve"]
-    )
+    assert [line.line[:8] for number, line in told if line.line] == ["task 1/3", "task 2/3", "task 3/3"]
+    run_folder(config).mkdir(parents=True)
+    (run_folder(config) / "failed.json").touch()  # of an earlier attempt
+    ray_cluster.keep_result(Job(1, 1, config), outcome.result)
+    assert {path.name for path in run_folder(config).iterdir()} == {".lock", "config.json", "result.json"}
+    assert json.loads((run_folder(config) / "result.json").read_text())["curve"] == outcome.result["curve"]
+    assert json.loads((run_folder(config) / "config.json").read_text())["out"] == settings["out"]
 
 
 def test_a_result_that_another_process_finished_is_kept(settings):
     config = resolve(settings)
-    config.run_folder.mkdir(parents=True)
-    (config.run_folder / "result.json").write_text("{}")
-    ray_cluster.deliver(config, {"result.json": b"another", "log.txt": b"another"})
-    assert (config.run_folder / "result.json").read_text() == "{}" and not (config.run_folder / "log.txt").exists()
-    with FileLock(config.run_folder / ".lock").acquire(timeout=0):
+    run_folder(config).mkdir(parents=True)
+    (run_folder(config) / "result.json").write_text("{}")
+    ray_cluster.keep_result(Job(1, 1, config), {"curve": [1.0]})
+    assert (run_folder(config) / "result.json").read_text() == "{}"
+    with FileLock(run_folder(config) / ".lock").acquire(timeout=0):
         pass
-
-
-def test_what_only_an_unfinished_run_has_goes_with_its_result(settings):
-    """Among it the mark of a run that is done again."""
-    config = resolve(settings)
-    config.run_folder.mkdir(parents=True)
-    names = {".redone", SUBMITTED, "failed.json", "progress.json", "checkpoint.pt"}
-    for name in names:
-        (config.run_folder / name).touch()
-    ray_cluster.deliver(config, {"log.txt": b"stopped"})
-    assert names < {path.name for path in config.run_folder.iterdir()}
-    ray_cluster.deliver(config, {"result.json": b"{}"})
-    assert not names & {path.name for path in config.run_folder.iterdir()}
-
-
-def test_the_result_of_a_longer_list_of_tasks_replaces_that_of_a_shorter_one(tmp_path, monkeypatch):
-    tasks = [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS[:2])]
-    keys = {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
-    shorter, config = (resolve(listed(tmp_path, tasks[:count], **keys)) for count in (1, 2))
-    attempt(Job(1, 1, shorter), Datasets(), print)
-    monkeypatch.chdir(tmp_path)
-    files = ray_cluster.read_files(config.run_folder)
-    outcome, files = ray_cluster.work_on_node(Job(1, 1, config), str(tmp_path), "unseen", files, 1, Queue())
-    ray_cluster.deliver(config, files)
-    result = json.loads((config.run_folder / "result.json").read_text())
-    assert result["curve"] == outcome.result["curve"] and len(result["curve"]) == 2
-    assert (config.run_folder / "checkpoint.pt").read_bytes() == files["checkpoint.pt"], "for a still longer list"
-    ray_cluster.deliver(config, {"result.json": b"another"})
-    assert json.loads((config.run_folder / "result.json").read_text()) == result, "it is finished now"
 
 
 @pytest.mark.parametrize("share", [1, 1 / 3, 1 / 6, 2 / 7])
@@ -212,7 +137,7 @@ def test_an_address_without_a_cluster_is_one_line(settings, tmp_path, capsys):
 
 # ---- several processes for each run ----------------------------------------------------------------------------------
 
-CALM = {  # a schedule on which the rounding of two processes stays rounding
+CALM = {  # a schedule and a seed with which the rounding of two processes stays rounding
     "model_name": "replay",
     "convnet_type": "resnet8",
     "precision": "fp32",
@@ -223,6 +148,7 @@ CALM = {  # a schedule on which the rounding of two processes stays rounding
     "init_milestones": [],
     "milestones": [],
     "threads": 1,
+    "seed": 1994,
 }
 
 
@@ -289,7 +215,7 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
             children()[1].kill()
 
     outcome = attempt_in_processes(job, 2, 1, kill)
-    folder = job.config.run_folder
+    folder = run_folder(job.config)
     assert outcome.failure.startswith("process 2 of 2 died (SIGKILL)") and outcome.again
     assert not children() and not (folder / "result.json").exists()
     outcome = attempt_in_processes(replace(job, attempt=2), 2, 1, lambda progress: None)

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
+import pycil_wsc.llm.config  # noqa: F401  # with it, files of language models are loaded
 from pycil_wsc import registry
 from pycil_wsc.classifier.settings import OF_EXPERIMENTS
-from pycil_wsc.config import pycil
+from pycil_wsc.config.dropped import DROPPED
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve, resolve_recorded
 from pycil_wsc.config.options import INCIDENTAL, KEYS
-from pycil_wsc.config.wsc import REMOVED
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, declared, key
+from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.toolbox import configured_backbone
 from pycil_wsc.networks.options import BackboneOptions
 from utils.factory import OF_WHOLE_RUNS
@@ -115,7 +117,7 @@ def test_stock_files_with_hyper_parameters_give_the_methods_own_defaults(name, t
 def test_fosters_own_names_are_keys_of_its_file_alone(name, ours, tmp_path):
     (run,) = load(write(tmp_path, {"model_name": "foster", name: 2, "milestones": []}))
     assert getattr(run, ours) == 2
-    with pytest.raises(UserError, match=f"{name}: is accepted in PyCIL's foster.json only"):
+    with pytest.raises(UserError, match=f"{name}: is accepted in PyCIL's .*foster.json.* only"):
         load(write(tmp_path, {"model_name": "wsc", name: 2}))
     with pytest.raises(UserError, match=f"{name}: is PyCIL's name of {ours}, which is given, too"):
         load(write(tmp_path, {"model_name": "foster", name: 2, ours: 3}))
@@ -160,6 +162,20 @@ def test_a_budget_gives_every_method_as_many_passes_in_each_task(name, given, fi
     )
 
 
+@pytest.mark.parametrize("name", ["bic", "foster", "wa", "joint", "finetune", "replay"])
+@pytest.mark.parametrize("factor", [0.1, 0.5, 2])
+def test_a_factor_scales_each_methods_own_schedule(name, factor):
+    usual, scaled = (resolve({"model_name": name} | keys) for keys in ({}, {"budget": {"epochs_times": factor}}))
+    for epochs, milestones in (("init_epoch", "init_milestones"), ("epochs", "milestones")):
+        assert getattr(scaled, epochs) == round(factor * getattr(usual, epochs))
+        exact = [factor * milestone for milestone in getattr(usual, milestones)]
+        assert getattr(scaled, milestones) == pytest.approx(exact, abs=0.51)
+    if name == "foster":
+        assert scaled.options.compression_epochs == round(130 * factor)
+    given = resolve({"model_name": name, "budget": {"epochs_times": factor}, "epochs": 10})
+    assert (given.epochs, given.init_epoch) == (10, scaled.init_epoch)
+
+
 def test_a_phase_that_a_budget_sets_is_not_given_too():
     with pytest.raises(UserError, match="compression_epochs: is set by 'budget', in proportion to 'epochs'"):
         resolve({"model_name": "foster", "budget": {"updates_like": "replay"}, "compression_epochs": 5})
@@ -167,7 +183,7 @@ def test_a_phase_that_a_budget_sets_is_not_given_too():
 
 def test_a_budget_is_an_axis_and_leaves_its_mark_in_the_epochs_alone(tmp_path):
     shipped, matched = load(write(tmp_path, {"model_name": "foster", "budget": ["pycil", {"updates_like": "replay"}]}))
-    assert shipped == resolve({"model_name": "foster"}) and shipped.run_folder != matched.run_folder
+    assert shipped == resolve({"model_name": "foster"}) and run_folder(shipped) != run_folder(matched)
     assert (matched.epochs, matched.options.compression_epochs) == (40, 30)
     (again,) = load(write(tmp_path, matched.to_dict()))
     assert again == matched
@@ -192,7 +208,7 @@ def test_lists_are_axes_with_seeds_outermost(tmp_path):
     assert [(r.seed, r.model_name, r.memory_per_class) for r in runs] == [
         (s, n, m) for s in (1, 2) for n in ("replay", "wsc") for m in (20, 200)
     ]
-    assert len({r.run_folder for r in runs}) == 8
+    assert len({run_folder(r) for r in runs}) == 8
 
 
 def test_keys_that_are_lists_become_axes_as_lists_of_lists(tmp_path):
@@ -251,7 +267,7 @@ def test_milestones_keep_their_place_when_only_the_epochs_are_given():
 def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
     run = resolve({"model_name": "wsc", "wsc.retain": 0.5, "epochs": 9, "wsc.average_lr": None})
     (again,) = load(write(tmp_path, run.to_dict()))
-    assert again == run and again.run_folder == run.run_folder
+    assert again == run and run_folder(again) == run_folder(run)
 
 
 @pytest.mark.parametrize(
@@ -292,17 +308,17 @@ def test_an_empty_group_is_one_without_keys_and_a_wrong_one_is_refused(group, tm
 )
 def test_bics_held_out_samples_make_the_other_memory_key_count(name, options, other, counts):
     plain, changed = (resolve({"model_name": name} | options | more) for more in ({}, {other: 500}))
-    assert [plain.run_folder != changed.run_folder, plain.identity() != changed.identity()] == [counts, counts]
+    assert [run_folder(plain) != run_folder(changed), plain.identity() != changed.identity()] == [counts, counts]
 
 
 def test_a_memory_in_bytes_is_a_run_of_its_own_whatever_the_other_keys_are():
     runs = [{}, {"memory_bytes": 0}, {"memory_bytes": 9}, {"fixed_memory": False}]
-    assert len({resolve(keys).run_folder for keys in runs}) == 4
+    assert len({run_folder(resolve(keys)) for keys in runs}) == 4
     usual = resolve({"memory_bytes": 9})
     for keys in ({"memory_size": 7}, {"memory_per_class": 7}, {"fixed_memory": True}):
-        assert resolve(keys | {"memory_bytes": 9}).run_folder == usual.run_folder, keys
+        assert run_folder(resolve(keys | {"memory_bytes": 9})) == run_folder(usual), keys
         assert resolve(keys | {"memory_bytes": 9}).identity() == usual.identity(), keys
-    assert usual.run_folder.parent.name == "bytes9"
+    assert run_folder(usual).parent.name == "bytes9"
     assert resolve({"model_name": "finetune", "memory_bytes": 9}) == resolve({"model_name": "finetune"})
 
 
@@ -317,8 +333,8 @@ def test_a_checkpoint_of_a_version_that_lacked_a_key_is_resumed():
 
 
 def test_only_what_decides_the_result_makes_a_new_run():
-    usual = resolve({}).run_folder
-    assert resolve({"model_name": "replay"}).run_folder == Path("runs/run/cifar100-b10-inc10/replay/m20/seed1993")
+    usual = run_folder(resolve({}))
+    assert run_folder(resolve({"model_name": "replay"})) == Path("runs/run/cifar100-b10-inc10/replay/m20/seed1993")
     for name, value in {
         "device": "cpu",
         "num_workers": 1,
@@ -328,7 +344,7 @@ def test_only_what_decides_the_result_makes_a_new_run():
         "tensorboard": True,
         "analyse": ["drift"],
     }.items():
-        assert resolve({name: value}).run_folder == usual
+        assert run_folder(resolve({name: value})) == usual
     for name, value in {
         "lrate": 0.05,
         "precision": "fp32",
@@ -337,15 +353,15 @@ def test_only_what_decides_the_result_makes_a_new_run():
         "convnet_type": "resnet20",
         "shuffle": False,
     }.items():
-        assert resolve({name: value}).run_folder != usual
-        assert resolve({name: value}).run_folder.parent == usual.parent
+        assert run_folder(resolve({name: value})) != usual
+        assert run_folder(resolve({name: value})).parent == usual.parent
 
 
 def test_a_changed_default_leaves_finished_runs_their_folders():
     """A run under the values that were the default has the name that it had then; one under those of now another."""
-    before = resolve({"wsc.average_every": 5, "wsc.average_count": "since_reset"}).run_folder
+    before = run_folder(resolve({"wsc.average_every": 5, "wsc.average_count": "since_reset"}))
     assert before == Path("runs/run/cifar100-b10-inc10/wsc/m20/seed1993")
-    assert resolve({}).run_folder.name.startswith("seed1993-")
+    assert run_folder(resolve({})).name.startswith("seed1993-")
 
 
 BAD = {
@@ -377,6 +393,7 @@ BAD = {
     "prefix: '../up' must be a folder name": {"prefix": "../up"},
     "budget: expected": {"budget": "half"},
     "unknown model_name 'repaly'": {"budget": {"updates_like": "repaly"}},
+    'got {"epochs_times": 0}': {"budget": {"epochs_times": 0}},
     "unknown key 'skip'": {"model_name": "memo", "skip": True},
     "validation: 'none' is not one of pycil, per_class": {"model_name": "bic", "validation": "none"},
     "oofc: 'no' is not one of ft, az": {"model_name": "foster", "oofc": "no"},
@@ -417,8 +434,7 @@ BAD = {
     r"unknown key 'a\nb'": {"a\nb": 1},
     r"device: 'a\nb' is not auto": {"device": "a\nb"},
     "wsc: is a group of keys; set one of them (wsc.KEY)": {"wsc": 0.3},
-    "model_name: 'coil' is a PyCIL method that is not built in": {"model_name": "coil"},
-    "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL": {"model_name": "podnet", "x": 1},
+    "init_cls: is missing, as in PyCIL's rmm-pretrain.json": {"model_name": "rmm-icarl", "memory_size": 2000},
     "expected a JSON object": "[1]",
 }
 
@@ -432,8 +448,8 @@ def test_bad_configuration_is_one_line_that_names_file_and_key(message, tmp_path
 
 
 OVERRIDES = {
-    "lr: is accepted in PyCIL's foster.json only; use init_lr (first task) or lrate (later tasks)": "lr=0.2",
-    "boosting_epochs: is accepted in PyCIL's foster.json only; use epochs": "boosting_epochs=3",
+    "json only; use init_lr (first task) or lrate (later tasks)": "lr=0.2",
+    "boosting_epochs: is accepted in PyCIL's foster.json, rmm-foster.json only; use epochs": "boosting_epochs=3",
     'seed: expected a whole number, got "1993,1994"; several values are a list: [1993,1994]': "seed=1993,1994",
     "unknown model_name 'replay,wsc'; several values are a list: [replay,wsc]": "model_name=replay,wsc",
     "wsc: is a group of keys": "wsc=0.3",
@@ -464,14 +480,6 @@ def test_bare_words_in_a_list_are_strings(text, value):
     assert parse_override(text)[1] == value
 
 
-def test_pycils_methods_are_built_in_or_named():
-    """The names in its ``utils/factory.py``."""
-    assert not set(pycil.OTHERS) & set(registry.learners)
-    for name in (*pycil.OTHERS, "PODNet"):
-        with pytest.raises(UserError, match=r"that is not built in .*docs/pycil.md"):
-            resolve({"model_name": name})
-
-
 def test_an_empty_group_is_no_key(tmp_path):
     assert load(write(tmp_path, {"wsc": {}})) == [resolve({})]
 
@@ -481,7 +489,9 @@ def test_a_missing_file_is_named(tmp_path):
         load(tmp_path / "nowhere.json")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "exps").glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted([*(ROOT / "exps").glob("*.json"), *(ROOT / "exps/night").glob("*.json")]), ids=lambda path: path.name
+)
 def test_every_shipped_experiment_loads(path):
     if "timm:" in path.read_text():
         pytest.importorskip("timm")
@@ -503,7 +513,7 @@ def warm(monkeypatch):
 def test_a_learners_own_option_is_read_checked_and_part_of_the_run(warm):
     usual, other = resolve({"model_name": "warm"}), resolve({"model_name": "warm", "temperature": 3})
     assert (usual.options, other.options, other.nme) == (Warm(), Warm(3.0), False)
-    assert usual.run_folder != other.run_folder and resolve(other.to_dict()) == other
+    assert run_folder(usual) != run_folder(other) and resolve(other.to_dict()) == other
     with pytest.raises(UserError, match='temperature: expected a number, got "warm"'):
         resolve({"model_name": "warm", "temperature": "warm"})
     with pytest.raises(UserError, match="temperature: 0.0 is not above 0"):
@@ -544,7 +554,7 @@ memory_size memory_per_class fixed_memory convnet_type consolidate device seed r
 init_epoch init_lr init_milestones init_lr_decay init_weight_decay epochs lrate milestones lrate_decay weight_decay
 scheduler momentum batch_size pretrained grad_checkpointing channels_last optimizer betas clip_norm label_smoothing
 warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze sync_batch_norm timeout_minutes compile
-num_workers data_root checkpoint_seconds"""
+num_workers data_root checkpoint_seconds operations_like task_seconds"""
 
 
 def test_every_key_is_also_one_of_learners_and_pycils_scripts_or_refused_there():
@@ -564,7 +574,7 @@ def test_every_key_that_a_backbone_reads_makes_it_another_one_to_check(name):
             return getattr(config, attribute)
 
     config = resolve({"model_name": name, "convnet_type": "resnet8"})
-    config.learner.check_backbone(configured_backbone(Recorder(), 32, False), Recorder())
+    configured_learner(config).check_backbone(configured_backbone(Recorder(), 32, False), Recorder())
     assert "convnet_type" in read and read <= {"convnet_options", *declared(BackboneOptions)}
 
 
@@ -588,7 +598,7 @@ FINISHED = {
 def test_finished_runs_keep_their_folders(name):
     path = ROOT / "results" / f"{name}.json"
     config = resolve_recorded(json.loads(path.read_text())["config"], path)
-    assert "/".join(config.run_folder.parts[-3:]) == FINISHED[name]
+    assert "/".join(run_folder(config).parts[-3:]) == FINISHED[name]
 
 
 FOLDERS = {  # of files in exps: the folder of the last of their runs, seeds outermost
@@ -607,12 +617,12 @@ FOLDERS = {  # of files in exps: the folder of the last of their runs, seeds out
 @pytest.mark.parametrize("name", FOLDERS)
 def test_runs_of_the_shipped_files_keep_their_folders(name):
     last = load(ROOT / "exps" / f"{name}.json")[-1]
-    assert "/".join(last.run_folder.parts[-4:]) == FOLDERS[name]
+    assert "/".join(run_folder(last).parts[-4:]) == FOLDERS[name]
 
 
-@pytest.mark.parametrize("name", sorted(REMOVED))
+@pytest.mark.parametrize("name", sorted(name for name, dropped in DROPPED.items() if dropped.decided))
 def test_a_removed_key_is_refused_with_what_to_use_unless_it_says_what_applies_now(name):
-    value, _ = REMOVED[name]
+    value = DROPPED[name].now
     assert resolve({"model_name": "wsc", name: value}) == resolve({"model_name": "wsc"})
     other = "first" if isinstance(value, str) else not value
     with pytest.raises(UserError, match=f"^{name}: is no longer a key; use "):
@@ -621,6 +631,6 @@ def test_a_removed_key_is_refused_with_what_to_use_unless_it_says_what_applies_n
 
 def test_a_run_of_an_earlier_version_is_continued_if_its_removed_keys_say_what_applies_now():
     config = resolve({"model_name": "wsc"})
-    earlier = config.identity() | {name: value for name, (value, _) in REMOVED.items()}
+    earlier = config.identity() | {name: dropped.now for name, dropped in DROPPED.items() if dropped.decided}
     assert config.continues(earlier)
     assert not config.continues(earlier | {"wsc.reset_head": False})

@@ -24,7 +24,7 @@ from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.networks.stages import with_stages
 from pycil_wsc.registry import register_learner
-from pycil_wsc.runs.kind import for_training
+from pycil_wsc.runs.class_incremental import for_training
 from pycil_wsc.runs.run import Run
 
 
@@ -76,7 +76,9 @@ def test_so_is_the_loss_of_a_phase(settings, registered):
     "name, says",
     [
         ("after_bakward", "there is no such hook; did you mean 'after_backward'"),
-        ("before_step", "there is no such hook"),
+        ("endtask", "there is no such hook; did you mean 'end_task'"),
+        ("phase", "there is no such hook; did you mean 'phases'"),
+        ("before_epoch", "there is no such hook"),
         ("on_batch_end", "there is no such hook"),
         ("learn", "the loop is never overridden; use a hook"),
     ],
@@ -200,7 +202,7 @@ class TwoOptimisers(BaseLearner):
         return cross_entropy(logits.float(), batch.targets), logits
 
     @classmethod
-    def planned_images(cls, config, task, memory):
+    def planned_images(cls, config, task, memory, targets):
         return (cls.planned_epochs(config, task) + 2) * (len(task.train_indices) + len(memory))
 
     def phases(self, task):
@@ -269,13 +271,25 @@ def test_rotations_are_quarter_turns():
 
 
 def test_stages_are_those_of_the_forward_pass():
-    backbone = make_backbone("resnet20").eval()
+    """Of a backbone that gives them itself, and of one whose modules are called ``stage1``, ``stage2``, ..."""
+
+    class Foreign(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, module in built_in.named_children():
+                self.add_module(name, module)
+
+        def forward(self, images):
+            return self.pool(self.stage3(self.stage2(self.stage1(self.stem(images)))))
+
+    built_in = make_backbone("resnet20").eval()
     images = torch.randn(2, 3, 32, 32)
-    features, stages = with_stages(backbone, images)
-    torch.testing.assert_close(features, backbone(images))
-    assert [tuple(stage.shape) for stage in stages] == [(2, 16, 32, 32), (2, 32, 16, 16), (2, 64, 8, 8)]
-    torch.testing.assert_close(stages[2].mean((2, 3)), features)
-    assert not any(module._forward_hooks for module in backbone.modules())
+    for backbone in (built_in, Foreign().eval()):
+        features, stages = with_stages(backbone, images)
+        assert torch.equal(features, backbone(images))
+        assert [tuple(stage.shape) for stage in stages] == [(2, 16, 32, 32), (2, 32, 16, 16), (2, 64, 8, 8)]
+        assert torch.equal(stages[2].mean((2, 3)), features)
+        assert not any(module._forward_hooks for module in backbone.modules())
     with pytest.raises(UserError, match="has no stages"):
         with_stages(nn.Sequential(nn.Flatten()), images)
 
@@ -283,7 +297,7 @@ def test_stages_are_those_of_the_forward_pass():
 def test_quotas_may_differ_from_class_to_class(settings, registered):
     class Uneven(Replay):
         @classmethod
-        def quotas(cls, config, task):
+        def quotas(cls, config, task, manager):
             return [1 + label for label in range(task.num_seen)]
 
     result = run_of(settings, model_name=registered(Uneven))

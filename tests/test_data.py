@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import logging
+import math
 import os
 import re
 import shutil
@@ -788,3 +789,17 @@ def test_an_image_that_cannot_be_decoded_is_named(defect, tmp_path):
     message = one_line(caught.value)
     problems = {"absent": "No such file", "a folder": "is not a file", "16 bits": "8 bits", "floats": "8 bits"}
     assert message.startswith(f"{path}: ") and problems.get(defect, "not a readable image") in message
+
+
+def test_small_cifar_has_the_means_of_two_by_two_pixels(tmp_path):
+    """A loop over pixels is the reference; halves are rounded up, and the fingerprint is that of the small images."""
+    arrays = small_arrays(100, 32, 2, 1)
+    np.savez(tmp_path / "cifar100.npz", **arrays)
+    large, small = (load_dataset(name, tmp_path) for name in ("cifar100", "cifar100_16"))
+    assert small.train.images.shape == (200, 16, 16, 3) and small.test.targets.tolist() == large.test.targets.tolist()
+    for image, halved in zip(large.train.images[:3], small.train.images):
+        for row, column, channel in np.ndindex(halved.shape):
+            block = image[2 * row : 2 * row + 2, 2 * column : 2 * column + 2, channel].astype(int)
+            assert halved[row, column, channel] == math.floor(block.mean() + 0.5)
+    assert (small.info.image_size, small.info.padding, small.info.stored_size) == (16, 2, None)
+    assert small.fingerprint != large.fingerprint

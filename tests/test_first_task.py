@@ -14,14 +14,15 @@ import pytest
 from small_runs import ROOT, command, killed_at, results, without_measurements
 
 from pycil_wsc import registry
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.keys import key
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.run import Run
 
-PLAIN = ["der", "finetune", "gem", "icarl", "joint", "mas", "memo", "replay", "wa", "wsc"]
-WITH_EXEMPLARS = ["derpp", "er_ace"]  # likewise, but they refuse to be without
+PLAIN = ["der", "finetune", "gem", "icarl", "joint", "magmax", "mas", "memo", "replay", "ties", "wa", "wise_ft", "wsc"]
+WITH_EXEMPLARS = ["derpp", "er_ace", "rmm-icarl"]  # likewise, but they refuse to be without
 
 
 def run(settings, **keys):
@@ -48,8 +49,9 @@ def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(s
     for name in PLAIN + WITH_EXEMPLARS:
         for memory in (1 if name in WITH_EXEMPLARS else 0, 4):
             before = entries(settings)
-            with_cache = run(settings, model_name=name, memory_per_class=memory).execute()
-            without = run(alone, model_name=name, memory_per_class=memory).execute()
+            keys = {"model_name": name, "memory_per_class": memory, "fixed_memory": True}
+            with_cache = run(settings, **keys).execute()
+            without = run(alone, **keys).execute()
             assert without_places(with_cache) == without_places(without), name
             assert taken(with_cache) == bool(before) and not taken(without)
     assert len(entries(settings)) == 1 and not entries(alone)
@@ -57,14 +59,16 @@ def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(s
 
 def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings, tmp_path):
     settings |= {"epochs": 1, "compression_epochs": 1}
-    for name in ("bic", "foster"):
-        trained, shared = (run(settings, model_name=name, memory_per_class=memory).execute() for memory in (2, 4))
-        keys = {"cache_first_task": False, "out": str(tmp_path / "alone")}
-        alone = run(settings, model_name=name, memory_per_class=4, **keys).execute()
-        assert not taken(trained) and taken(shared), name
+    for name in ("bic", "foster", "rmm-foster"):
+        keys = {"model_name": name, "fixed_memory": True}  # RMM's default is a memory in total
+        trained, shared = (run(settings, memory_per_class=memory, **keys).execute() for memory in (2, 4))
+        keys |= {"cache_first_task": False, "out": str(tmp_path / "alone")}
+        alone = run(settings, memory_per_class=4, **keys).execute()
+        assert taken(trained) == (name == "rmm-foster"), "which takes FOSTER's"
+        assert taken(shared), name
         assert without_places(shared) == without_places(alone), name
     assert len(entries(settings)) == 2
-    assert {*PLAIN, *WITH_EXEMPLARS, "bic", "foster", "lwf"} == {
+    assert {*PLAIN, *WITH_EXEMPLARS, "bic", "foster", "rmm-foster", "lwf", "fetril"} == {
         name for name, learner in registry.learners.items() if learner.plain_first_task
     }
 
@@ -75,7 +79,7 @@ def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):
         trained["train_seconds_spent"] == trained["train_seconds"]
         and taken["train_seconds_spent"] < taken["train_seconds"]
     )
-    log = (resolve(settings | {"model_name": "icarl"}).run_folder / "log.txt").read_text()
+    log = (run_folder(resolve(settings | {"model_name": "icarl"})) / "log.txt").read_text()
     saved = float(log.split(" s saved")[0].split()[-1])
     assert taken["train_seconds"] - taken["train_seconds_spent"] == pytest.approx(saved, abs=0.06)
     assert taken["images_trained"] == trained["images_trained"] and taken["total_seconds"] > taken["train_seconds"]
@@ -104,7 +108,7 @@ def test_what_decides_the_first_task_decides_the_entry(key, value, settings):
     keys = {"model_name": "replay", "precision": "bf16", "convnet_type": "resnet8"}
     keys |= {"init_lr": 0.1, "init_weight_decay": 0.001}  # of which each optimiser has its own defaults
     usual, other = run(settings, **keys), run(settings, **keys | {key: value})
-    assert first_task.key(usual, usual.dataset) != first_task.key(other, other.dataset)
+    assert usual.first_task_file() != other.first_task_file()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ def test_what_decides_later_tasks_alone_leaves_it_shared(key, value, settings):
     usual = run(settings, model_name="wa", consolidate=True)
     other = run(settings, **{"model_name": "wa", "consolidate": True} | {key: value})
     assert usual.config.to_dict() != other.config.to_dict()
-    assert first_task.key(usual, usual.dataset) == first_task.key(other, other.dataset)
+    assert usual.first_task_file() == other.first_task_file()
 
 
 def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
@@ -139,7 +143,7 @@ def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
 
     monkeypatch.setattr(registry.learners["replay"], "Options", Options)
     none, cutmix = (run(settings, model_name="replay", mixing=name) for name in ("none", "cutmix"))
-    assert first_task.key(none, none.dataset) != first_task.key(cutmix, cutmix.dataset)
+    assert none.first_task_file() != cutmix.first_task_file()
     assert none.folder != cutmix.folder
 
 
@@ -151,6 +155,7 @@ def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
     assert options.read_text().count(line) == 1
     options.write_text(options.read_text().replace(line, f'    mixing: str = key("none", "new")\n{line}'))
     script = f"""
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.keys import key
 from pycil_wsc.runs import first_task
@@ -160,7 +165,7 @@ first_task.code = lambda: "the same"
 for mixing in "none", "none", "cutmix":
     config = resolve({settings | {"model_name": "replay", "convnet_type": "resnet8"}!r} | {{"mixing": mixing}})
     dataset = Datasets().of(config)
-    print(config.run_folder, first_task.key(Run(config, dataset), dataset))
+    print(run_folder(config), Run(config, dataset).first_task_file().name)
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     told = subprocess.run(
@@ -172,15 +177,15 @@ for mixing in "none", "none", "cutmix":
 
 def test_other_images_or_other_code_are_another_first_task(settings, tmp_path, monkeypatch):
     one = run(settings, model_name="replay")
-    before = first_task.key(one, one.dataset)
+    before = one.first_task_file()
     with np.load(settings["dataset"].removeprefix("npz:")) as arrays:
         changed = dict(arrays)
     changed["train_x"][0, 0, 0, 0] ^= 1
     np.savez(tmp_path / "changed.npz", **changed)
     other = run(settings, model_name="replay", dataset=f"npz:{tmp_path / 'changed.npz'}")
-    assert first_task.key(other, other.dataset) != before
+    assert other.first_task_file() != before
     monkeypatch.setattr(first_task, "code", lambda: "other")
-    assert first_task.key(one, one.dataset) != before
+    assert one.first_task_file() != before
 
 
 def test_a_backbone_of_another_package_decides_by_its_code(settings, tmp_path, monkeypatch):
@@ -191,9 +196,9 @@ def test_a_backbone_of_another_package_decides_by_its_code(settings, tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(registry.backbones, "mine", importlib.import_module("my_backbones").build)
     mine, ours = run(settings, convnet_type="mine"), run(settings)
-    keys = [first_task.key(mine, mine.dataset), first_task.key(ours, ours.dataset)]
+    keys = [mine.first_task_file(), ours.first_task_file()]
     source.write_text(source.read_text() + "# edited\n")
-    assert first_task.key(mine, mine.dataset) not in keys and first_task.key(ours, ours.dataset) == keys[1]
+    assert mine.first_task_file() not in keys and ours.first_task_file() == keys[1]
 
 
 def test_consolidating_the_first_task_is_not_shared(settings):
@@ -244,7 +249,7 @@ def test_a_first_task_that_was_stopped_and_resumed_is_shared_too(settings):
 )
 def test_another_processor_or_package_shares_none(changed, settings, monkeypatch):
     usual = run(settings)
-    before = first_task.key(usual, usual.dataset)
-    assert first_task.key(usual, usual.dataset) == before
+    before = usual.first_task_file()
+    assert usual.first_task_file() == before
     monkeypatch.setattr(changed, lambda *_: "another")
-    assert first_task.key(usual, usual.dataset) != before
+    assert usual.first_task_file() != before

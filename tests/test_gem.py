@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.learners.gem import projected
+from pycil_wsc.learners.projection import projected
 from pycil_wsc.runs.run import Run
 
 

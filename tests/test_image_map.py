@@ -19,7 +19,7 @@ from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.loader import DeviceSource, FolderSource, Share, open_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.runs.kind import ClassIncremental
+from pycil_wsc.runs.class_incremental import ClassIncremental
 
 SIZES = [(80, 60), (50, 90), (40, 40), (200, 37), (37, 120)]  # width, height; the short side becomes 37
 CPU = torch.device("cpu")
@@ -78,7 +78,8 @@ def test_a_batch_of_crops_is_torchvisions_crops(interpolation):
     starts = np.concatenate([[0], np.cumsum(sizes.prod(1))[:-1]])
     for _ in range(4):
         boxes = crops.random_boxes(sizes, rng)
-        batch = crops.resized_crops(pixels, starts, sizes[:, 1], boxes, 32, interpolation)
+        places = crops.Crops(starts, sizes[:, 1], boxes, CPU)
+        batch = places.of(pixels, slice(None), slice(None), 32, interpolation)
         for image, box, crop in zip(images, boxes.tolist(), batch, strict=True):
             channels = torch.from_numpy(image).permute(2, 0, 1)
             expected = functional.resized_crop(channels, *box, [32, 32], mode, antialias=True).permute(1, 2, 0)

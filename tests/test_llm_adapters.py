@@ -14,11 +14,11 @@ from small_llm import configured
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from pycil_wsc.consolidation.merging import slerp
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.adapters import adapted_layers
 from pycil_wsc.llm.generation import answers
-from pycil_wsc.llm.merged import Merging
-from pycil_wsc.llm.merging import models_resident, slerp
+from pycil_wsc.llm.merging import Merging, models_resident
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.trainer import Run
 
@@ -90,7 +90,7 @@ def test_a_merge_into_a_weight_that_another_layer_shares_is_refused(llm_settings
 def test_every_named_layer_has_an_adapter(llm_settings):
     config, corpus = configured(llm_settings, llm__lora_rank=2, llm__lora_targets="q_proj, v_proj")
     layers = adapted_layers(load_model(config, corpus.tokenizer))
-    assert {layer.layer.split(".")[-1] for layer in layers} == {"q_proj", "v_proj"}
+    assert {layer.split(".")[-1] for layer in layers} == {"q_proj", "v_proj"}
     config, corpus = configured(llm_settings, llm__lora_rank=2, llm__lora_targets="q_proj,v_prj")
     with pytest.raises(UserError, match="llm.lora_targets: no layer is called 'v_prj'"):
         load_model(config, corpus.tokenizer)

@@ -71,17 +71,17 @@ def load_task_train(root):
     [
         ([*rows(2), {"prompt": "p"}], "row 3 (counted from 1): no 'answer'"),
         ([{"prompt": "p", "anwser": "a"}], "did you mean 'anwser'?"),
-        ([*rows(1), {"prompt": "p", "answer": " \n"}], "row 2 (counted from 1): 'answer' is empty"),
-        ([{"prompt": "p", "answer": 3}], "row 1 (counted from 1): 'answer' is a number"),
-        ([{"prompt": None, "answer": "a"}], "'prompt' is null"),
+        ([*rows(1), {"prompt": "p", "answer": " \n"}], "row 2 (counted from 1), 'answer': empty"),
+        ([{"prompt": "p", "answer": 3}], "row 1 (counted from 1), 'answer': Input should be a valid string"),
+        ([{"prompt": None, "answer": "a"}], "row 1 (counted from 1), 'prompt': Input should be a valid string"),
         ([{"prompt": "\ud800", "answer": "a"}], "half a surrogate pair"),
-        ([["p", "a"]], "row 1 (counted from 1): a list"),
-        ({"prompt": "p", "answer": "a"}, "not a list but an object"),
-        ([], "an empty list"),
-        ('[{"prompt": "p",\n "answer": a}]', "not JSON (line 2, column 12"),
-        ('{"prompt": "p", "answer": "a"}\n{"prompt": "q", "answer": "b"}', "not JSON (line 2"),
-        ("[" * 100_000, "not JSON"),
-        (None, "train.json: no such file"),
+        ([["p", "a"]], "row 1 (counted from 1): Input should be a valid dictionary"),
+        ({"prompt": "p", "answer": "a"}, "Input should be a valid list"),
+        ([], "List should have at least 1 item"),
+        ('[{"prompt": "p",\n "answer": a}]', "not valid JSON (Expecting value: line 2 column 12"),
+        ('{"prompt": "p", "answer": "a"}\n{"prompt": "q", "answer": "b"}', "not valid JSON (Extra data: line 2"),
+        ("[" * 100_000, "not valid JSON"),
+        (None, "train.json: cannot be read (No such file"),
     ],
 )
 def test_bad_rows_are_one_line_with_file_and_row(tmp_path, train, says):
@@ -94,7 +94,7 @@ def test_bad_rows_are_one_line_with_file_and_row(tmp_path, train, says):
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (write_task(tmp_path, "mine") / "test.json").write_bytes(b'[{"prompt": "\xff", "answer": "a"}]')
-    with pytest.raises(UserError, match=r"test\.json: not JSON in UTF-8"):
+    with pytest.raises(UserError, match=r"test\.json: not valid JSON \('utf-8'"):
         load_task(tmp_path, "mine")
 
 
@@ -102,10 +102,10 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     "info, says",
     [
         ({"metrics": "sari"}, "unknown key 'metrics'; did you mean 'metric'?"),
-        ({"metric": "rouge"}, "unknown metric 'rouge'; did you mean 'rouge_l'?"),
-        ({"metric": 1}, "'metric' is 1; give a string"),
-        ({"epochs": 0}, "'epochs' is 0; give a whole number from 1"),
-        ({"epochs": True}, "'epochs' is true"),
+        ({"metric": "rouge"}, "metric: 'rouge' is not one of exact_match, choice, rouge_l"),
+        ({"metric": 1}, "metric: expected a string, got 1"),
+        ({"epochs": 0}, "epochs: 0 is below 1"),
+        ({"epochs": True}, "epochs: expected a whole number, got true"),
         (["sari"], "not a JSON object"),
     ],
 )

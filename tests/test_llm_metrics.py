@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 
 from pycil_wsc.llm.data import Item, TaskData, TaskInfo
 from pycil_wsc.llm.metrics import METRICS, VERSIONS, item_scores, score, summary, trivial_scores
-from pycil_wsc.llm.rouge import rouge_l, rouge_l_union
-from pycil_wsc.llm.sari import sari
+from pycil_wsc.llm.overlap import rouge_l, rouge_l_union, sari
 
-NEEDS = {("edit_similarity", "fixed"): "rapidfuzz", ("sari", "trace"): "sacrebleu", ("sari", "fixed"): "sacrebleu"}
+NEEDS = {
+    ("edit_similarity", "fixed"): "rapidfuzz",
+    ("rouge_l", "fixed"): "rapidfuzz",
+    ("sari", "trace"): "sacrebleu",
+    ("sari", "fixed"): "sacrebleu",
+}
 EVERY = [(metric, version) for metric in METRICS for version in VERSIONS]
 prose = st.text(alphabet="ab cC.é\n", max_size=40)
 words = st.lists(st.sampled_from("abc"), min_size=1, max_size=8).map(" ".join)
@@ -246,7 +250,7 @@ def test_the_answer_itself_scores_one_and_the_score_is_a_mean(metric, version):
     ],
 )
 def test_misuse_is_refused(call):
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, KeyError)):
         score(*call)
 
 
@@ -262,6 +266,7 @@ def test_the_majority_is_the_best_constant():
 
 
 def test_the_lead_is_five_hundred_characters_of_the_transcript():
+    pytest.importorskip("rapidfuzz")
     prompt = "Write a summary of the following meeting transcripts.\nMeeting transcripts:\nThe vote is open.\nSummary:"
     assert trivial_scores(task("rouge_l", (prompt, "The vote is open")), "fixed") == {"lead": 1}
     assert trivial_scores(task("rouge_l", ("open " * 100 + "closed " * 100, "open " * 100)), "fixed") == {"lead": 1}

@@ -19,6 +19,7 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.trainer import Run
 
@@ -95,22 +96,19 @@ def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_p
 def sharded_in_bf16(settings):
     """What is kept after a run in bf16, what layers are computed in, and the losses of its epochs."""
     shard_on_the_processor()
-    run, computed, losses = Run(*configured(settings)), [], []
-    begin, log = run.on_train_begin, run.on_log
+    run, computed = Run(*configured(settings)), []
+    begin = run.on_train_begin
 
     def on_train_begin(*arguments, model=None, **others):
         layer = model.model.layers[0].mlp
         layer.register_forward_hook(lambda *parts: computed.append(str(parts[2].dtype)))
         begin(*arguments, model=model, **others)
 
-    def on_log(*arguments, logs=None, **others):
-        losses.extend([logs["loss"]] if "loss" in logs else [])
-        log(*arguments, logs=logs, **others)
-
-    run.on_train_begin, run.on_log = on_train_begin, on_log
+    run.on_train_begin = on_train_begin
     run.execute()
     moments = [state[name] for state in run.trainer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     kept = {str(tensor.dtype) for tensor in (*run.trainer.model.parameters(), *moments)}
+    losses = [loss for row in run.journal.history for loss in row["train_loss"]]
     return {"kept": sorted(kept), "computed": sorted(set(computed)), "losses": losses}
 
 
@@ -179,16 +177,16 @@ def test_a_sharded_run_under_accelerate_launch_that_is_killed_ends_like_one_neve
     keys = {"llm.method": "wsc", "wsc.covers": "all", "llm.shard": True, "llm.checkpoint_minutes": 0}
     settings = llm_settings | keys | {"llm.epochs": [3, 12], "llm.max_new_tokens": 1, "save_weights": True}
     config, _ = configured(settings)
-    saved, second = config.run_folder / "checkpoint.json", 10  # a step of the second task
+    saved, second = run_folder(config) / "checkpoint.json", 10  # a step of the second task
     process = accelerated(write(tmp_path, settings))
-    while not saved.exists() or json.loads(saved.read_text())["state"]["counts"]["steps"] <= second:
+    while not saved.exists() or json.loads(saved.read_text())["counts"]["steps"] <= second:
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not results(settings)
     assert accelerated(write(tmp_path, settings)).wait(300) == 0
-    assert "resuming at step" in (config.run_folder / "log.txt").read_text()
+    assert "resuming at step" in (run_folder(config) / "log.txt").read_text()
     through = settings | {"out": str(tmp_path / "through")}
     assert in_two_processes(sharded, "--config", write(tmp_path, through), seconds=100) == [0, 0]
     ((_, one),), ((_, two),) = results(settings).items(), results(through).items()

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main import main
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers
@@ -86,7 +87,7 @@ def test_the_time_to_save_is_no_training_time(llm_settings, monkeypatch):
         seconds[0] += 0.001
         return seconds[0]
 
-    monkeypatch.setattr("pycil_wsc.llm.trainer.time.perf_counter", now)
+    monkeypatch.setattr("pycil_wsc.runs.journal.time.perf_counter", now)
     monkeypatch.setattr("pycil_wsc.llm.checkpoint.record", save)
     result = Run(*configured(llm_settings, llm__checkpoint_minutes=0, llm__max_new_tokens=1)).execute()
     assert result["train_seconds"] < 10 and result["total_seconds"] > 400
@@ -95,15 +96,15 @@ def test_the_time_to_save_is_no_training_time(llm_settings, monkeypatch):
 def test_the_time_to_check_the_weights_is_no_training_time(llm_settings, monkeypatch):
     seconds, check = [0.0], Run._check_weights
 
-    def check_slowly(run, index):
+    def check_slowly(run):
         seconds[0] += 100
-        check(run, index)
+        check(run)
 
     def now():
         seconds[0] += 0.001
         return seconds[0]
 
-    monkeypatch.setattr("pycil_wsc.llm.trainer.time.perf_counter", now)
+    monkeypatch.setattr("pycil_wsc.runs.journal.time.perf_counter", now)
     monkeypatch.setattr(Run, "_check_weights", check_slowly)
     result = Run(*configured(llm_settings, llm__max_new_tokens=1)).execute()
     assert result["train_minutes"] > 0
@@ -143,16 +144,24 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_s
     assert lasting(Run(config, corpus).execute()) == lasting(undisturbed)
     predictions = [
         {path.relative_to(folder): path.read_text() for path in folder.rglob("*.jsonl") if "predictions" in path.parts}
-        for folder in (config.run_folder, resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}).run_folder)
+        for folder in (
+            run_folder(config),
+            run_folder(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")})),
+        )
     ]
     assert predictions[0] == predictions[1] and len(predictions[0]) == 3
+    losses = [
+        [json.loads(line)["train_loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (run_folder(config), tmp_path / "undisturbed" / run_folder(config).relative_to(config.out))
+    ]
+    assert losses[0] == losses[1] and list(map(len, losses[0])) == [6, 6], "of whole epochs, whatever was stopped"
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_named(llm_settings, tmp_path, capsys):
     config, corpus = configured(llm_settings, llm__method="wsc")
     with killed_at(2, Run):
         Run(config, corpus).execute()
-    (folder,) = (config.run_folder / "checkpoints").iterdir()
+    (folder,) = (run_folder(config) / "checkpoints").iterdir()
     arguments = ["--config", write(tmp_path, llm_settings | {"llm.method": "wsc"})]
     for name in ("model.safetensors", "optimizer.pt", "wsc.pt", "trainer_state.json"):
         whole = (folder / name).read_bytes()
@@ -169,26 +178,26 @@ def test_a_checkpoint_that_was_not_finished_is_none(llm_settings):
     config, corpus = configured(llm_settings, llm__checkpoint_minutes=0)
     with killed_at(3, Run, saved=False):
         Run(config, corpus).execute()
-    assert len(list((config.run_folder / "checkpoints").iterdir())) == 2
+    assert len(list((run_folder(config) / "checkpoints").iterdir())) == 2
     Run(config, corpus).execute()
-    assert "resuming at step 3" in (config.run_folder / "log.txt").read_text()
+    assert "resuming at step 3" in (run_folder(config) / "log.txt").read_text()
 
 
 def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):
     config, corpus = configured(llm_settings)
-    generated, show = [], Run._show
+    tested, generate = [], Run._generate
 
-    def interrupted(run, index, position, line=""):
-        generated.extend([position] * position.startswith("answers"))
-        if len(generated) == 3:
+    def interrupted(run, index, number):
+        tested.append(number)
+        if len(tested) == 3:
             raise Killed
-        show(run, index, position, line)
+        return generate(run, index, number)
 
-    monkeypatch.setattr(Run, "_show", interrupted)
+    monkeypatch.setattr(Run, "_generate", interrupted)
     with pytest.raises(Killed):
         Run(config, corpus).execute()
     Run(config, corpus).execute()
-    assert [text.split(",")[0] for text in generated] == ["answers to colours"] * 2 + ["answers to shapes"] * 2
+    assert tested == [0, 0, 1, 1], "of the second test, the answers to the first task"
 
 
 def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path):
@@ -200,16 +209,16 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path
     }
     config, corpus = configured(longer)
     process = command(tmp_path, longer)
-    wait_until((config.run_folder / "checkpoint.json").exists, process)
+    wait_until((run_folder(config) / "checkpoint.json").exists, process)
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    assert not (config.run_folder / "result.json").exists()
+    assert not (run_folder(config) / "result.json").exists()
     again = command(tmp_path, longer)
     output, errors = again.communicate(timeout=100)
     assert again.returncode == 0, errors
     undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
-    assert lasting(results(longer)[config.run_folder]) | {"device": None} == lasting(undisturbed) | {"device": None}
+    assert lasting(results(longer)[run_folder(config)]) | {"device": None} == lasting(undisturbed) | {"device": None}
     assert main(["--config", write(tmp_path, longer)]) == 0
 
 
@@ -248,8 +257,8 @@ def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_pat
 def test_done_again_and_stopped_in_a_test_it_does_not_take_the_earlier_answers(llm_settings):
     config, corpus = configured(llm_settings)
     whole = Run(config, corpus).execute()
-    (config.run_folder / "result.json").unlink()
-    for path in config.run_folder.rglob("predictions/*/*.jsonl"):  # of other code
+    (run_folder(config) / "result.json").unlink()
+    for path in run_folder(config).rglob("predictions/*/*.jsonl"):  # of other code
         rows = [json.loads(line) | {"prediction": "?"} for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with killed_at(2, Run):
@@ -283,10 +292,10 @@ def test_answers_with_any_line_break_are_read_again(llm_settings):
 def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
     config, corpus = configured(llm_settings | {"llm.method": "magmax", "save_weights": True})
     Run(config, corpus).execute()
-    folder = config.run_folder / "models" / "after-2"
+    folder = run_folder(config) / "models" / "after-2"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     texts = answers(model, tokenizer, corpus.test_prompts[0], config, torch.device("cpu"))
-    kept = (config.run_folder / "predictions" / "after-2" / "colours.jsonl").read_text().splitlines()
+    kept = (run_folder(config) / "predictions" / "after-2" / "colours.jsonl").read_text().splitlines()
     assert texts == [json.loads(line)["prediction"] for line in kept]
 
 
@@ -310,7 +319,7 @@ WRONG = [
     ({"llm.epochs": [[1, 2, 3]]}, "llm.epochs: 3 numbers for 2 tasks"),
     ({"llm.tasks": [["colours", "colours"]]}, "llm.tasks: expected different tasks"),
     ({"llm.heads": 5}, "llm.heads: must divide"),
-    ({"llm": 5}, "unknown key 'llm'"),
+    ({"llm": 5}, "llm: is a group of keys"),
     ({"llm.ema_decay": 1}, "llm.ema_decay: 1.0 is not below 1"),
     ({"wsc.warmup": 1}, "wsc.warmup: 1 leaves no step"),
     ({"llm.tasks": [["colours", "shape"]]}, "did you mean 'shapes'"),
@@ -351,7 +360,7 @@ def test_a_row_without_an_answer_is_named(llm_settings, tmp_path, capsys):
 def test_every_key_has_a_description_and_a_valid_default():
     assert all(key.doc for key in KEYS.values())
     config = resolve({"llm.method": "wsc"})
-    assert resolve(config.to_dict()) == config and config.run_folder.name == "seed1234"
+    assert resolve(config.to_dict()) == config and run_folder(config).name == "seed1234"
     assert (config.lr, config.betas, config.weight_decay, config.clip, config.batch_size) == (
         1e-5,
         (0.9, 0.95),
@@ -395,6 +404,6 @@ def _plain(value):
 @pytest.mark.parametrize("name", ["trace", "trace_quickstart", "trace_small_model", "trace_smollm2"])
 def test_the_experiments_of_the_repository_are_valid(name):
     runs = load(ROOT / "exps" / f"{name}.json")
-    assert runs and all(run.kind == "llm" for run in runs) and len({run.run_folder for run in runs}) == len(runs)
+    assert runs and all(run.kind == "llm" for run in runs) and len({run_folder(run) for run in runs}) == len(runs)
     counts = {"trace": 5 * (1 + 7 * 4), "trace_quickstart": 2 * 2 * 2, "trace_small_model": 8, "trace_smollm2": 9}
     assert len(runs) == counts[name]

@@ -16,12 +16,12 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pycil_wsc.consolidation import Average, Blend, Revert
+from pycil_wsc.consolidation.merging import slerp
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.generation import answers, stop_tokens
-from pycil_wsc.llm.merging import slerp
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.schedule import Step, steps_of
 from pycil_wsc.llm.trainer import Run
@@ -34,7 +34,7 @@ def trained_on(examples, settings, **changes):
     """A trainer after one step on these examples, and the loss of the step."""
     config, corpus = configured(settings, **changes)
     model, losses = load_model(config, corpus.tokenizer), []
-    steps = [Step(0, Epoch("epoch", 0, 1, False, examples), 1, 1, range(len(examples)), ends_task=True)]
+    steps = [Step(0, Epoch(0, 1, False, examples), 1, 1, range(len(examples)), ends_task=True)]
     arguments = training_arguments(config, 1, CPU, Processes())
     trainer = TaskTrainer(config, model, corpus.tokenizer.pad_token_id, steps, arguments, Processes(), [])
     step = trainer.training_step

@@ -13,12 +13,16 @@ from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.launch.kinds import KINDS
+from pycil_wsc.learners import spending
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
+from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs import measure
-from pycil_wsc.runs.kind import for_training
+from pycil_wsc.runs.class_incremental import for_training
 from pycil_wsc.runs.planning import plan_of
+from pycil_wsc.runs.run import Run
 
 
 @pytest.fixture
@@ -69,6 +73,44 @@ def test_between_measured_tasks_the_time_is_on_a_straight_line(settings, tmp_pat
     assert seconds_of(tmp_path, settings) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["replay", "sam", "foster", "wsc"])
+def test_with_a_budget_in_operations_the_estimate_is_that_of_the_steps_it_allows(
+    name, settings, tmp_path, clock, monkeypatch
+):
+    """As much time as the whole run takes, by a clock that only losses move."""
+    slow(monkeypatch, clock, Replay, "loss", lambda learner: 0.001)
+    slow(monkeypatch, clock, FOSTER, "loss", lambda learner: 0.002)
+    slow(monkeypatch, clock, FOSTER, "compression_loss", lambda learner: 0.003)
+    keys = {"model_name": name, "budget": {"flops_like": "replay"}, "epochs": 12, "cache_first_task": False}
+    settings |= keys | {"precision": "fp32", "batch_size": 4}
+    estimate = seconds_of(tmp_path, settings)
+    (config,) = load(write(tmp_path, settings))
+    clock.now, dataset = 0.0, Datasets().of(config)
+    monkeypatch.setattr(spending, "cost_per_image", still(clock, spending.cost_per_image))
+    Run(config, for_training(dataset, config), lambda progress: None).execute()
+    assert estimate == pytest.approx(clock.now, rel=1e-6)
+
+
+def still(clock, function):
+    """``function``, for which the clock stands still."""
+
+    def call(*arguments):
+        now = clock.now
+        result = function(*arguments)
+        clock.now = now
+        return result
+
+    return call
+
+
+def test_a_budget_of_seconds_is_not_measured(settings, tmp_path, capsys):
+    path = write(tmp_path, settings | {"model_name": "sam", "budget": {"seconds": 1800}})
+    assert main(["--config", path, "--dry-run", "--measure"]) == 0
+    *_, line, _, hours = capsys.readouterr().out.splitlines()
+    assert line.endswith("3 tasks of 1800 s of training each, 1:30:00 of training")
+    assert hours == "1.50 hours of training on this machine, one run after another"
+
+
 OTHERS = [
     {"consolidate": True, "model_name": "icarl"},
     {"model_name": "wsc", "wsc.trigger": "held_out"},
@@ -116,7 +158,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, m
             main(["--config", path, *arguments])
         assert stopped.value.code == 2 and capsys.readouterr().err.startswith("error: --measure ")
     with pytest.raises(UserError, match="--measure: training on tokens cannot be measured"):
-        registry.kinds["llm"].measurer()
+        KINDS["llm"].measurer()
 
     def fail(*arguments):
         raise RuntimeError("out of\nmemory")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pycil_wsc.runs import metrics
+from pycil_wsc.results import metrics
 
 MATRIX = [[90.0], [60.0, 80.0], [70.0, 50.0, 85.0]]
 

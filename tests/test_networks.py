@@ -42,6 +42,22 @@ def test_resnet18_computes_what_torchvisions_does():
     torch.testing.assert_close(ours(images), theirs(images))
 
 
+def test_a_narrow_resnet18_is_torchvisions_with_a_share_of_the_channels():
+    narrow, full = backbones["resnet18"](width=16), backbones["resnet18"]()
+    for name, weights in narrow.named_parameters():
+        shape = tuple(size * 4 if size > 7 else size for size in weights.shape)  # not those of colours and kernels
+        assert shape == full.get_parameter(name).shape
+    images = torch.randn(2, 3, 64, 64)
+    assert narrow(images).shape == (2, 128) and len(narrow.stages()) == 4
+    torch.manual_seed(3)
+    ours = backbones["resnet18"]()
+    torch.manual_seed(3)
+    theirs = torchvision_resnet18()  # the stages are drawn before the stem
+    for name, weights in theirs.named_parameters():
+        if name.startswith("layer"):
+            assert torch.equal(weights, ours.get_parameter(name.replace("layer", "stage")))
+
+
 def test_features_are_vectors_of_the_stated_size_and_not_negative():
     for name, side in [
         ("resnet8", 8),

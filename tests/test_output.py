@@ -10,6 +10,7 @@ import pytest
 import synthetic
 from small_runs import ROOT, Command, results, wait_until, write
 
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.launch.attempt import Datasets, Job, attempt
 from pycil_wsc.output import best_effort_output
@@ -42,8 +43,8 @@ def no_errors():
 @FULL
 def test_a_log_on_a_full_disk_costs_the_run_nothing(settings, tmp_path, capsys):
     config = resolve(settings | SHORT | {"seed": 1})
-    config.run_folder.mkdir(parents=True)
-    (config.run_folder / "log.txt").symlink_to("/dev/full")
+    run_folder(config).mkdir(parents=True)
+    (run_folder(config) / "log.txt").symlink_to("/dev/full")
     assert attempt(Job(1, 1, config), Datasets(), None).result
     assert not capsys.readouterr().err, "neither does it say so at each line"
 

@@ -96,6 +96,19 @@ def test_sis_importance_is_the_sum_over_the_path_of_the_loss_without_the_penalty
         np.testing.assert_allclose(ours, expected, rtol=1e-2, atol=2e-6)
 
 
+def test_a_path_that_increased_the_loss_takes_from_sis_importance_down_to_zero(digits, tmp_path):  # noqa: F811
+    learner, tasks = grown("si", 2, digits, tmp_path, **{"convnet_options.width": 4})
+    learner.begin_task(tasks[1])
+    head = learner.network.head.bias
+    learner.importance = {"head.bias": torch.tensor([2.0, 2.0, 2.0, 2.0])}
+    learner.path["head.bias"] = torch.tensor([0.2, -0.2, -3.0, 0.0, -1.0, 1.0, 0.0])
+    with torch.no_grad():
+        head += 0.2
+    learner.end_task(tasks[1])
+    expected = [2 + 0.2 / 0.14, 2 - 0.2 / 0.14, 0, 2, 0, 1 / 0.14, 0]
+    torch.testing.assert_close(learner.importance["head.bias"], torch.tensor(expected))
+
+
 @pytest.mark.parametrize("name, strength", [("ewc", 0.5 * 7), ("mas", 7), ("si", 7)])
 def test_the_penalty_is_the_twins(name, strength, digits, tmp_path):  # noqa: F811
     key = "c" if name == "si" else "lamda"

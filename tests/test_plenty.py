@@ -8,7 +8,11 @@ import torch
 from small_runs import batch_of
 from test_methods import BATCH, SILENT, TARGETS, after, digits, grown, negative_log_likelihood, perturb  # noqa: F401
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.engine.optimization import task_schedule
 from pycil_wsc.errors import UserError
 
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
@@ -143,18 +147,199 @@ def test_the_moving_average_is_the_weighted_sum_of_the_weights_after_each_step(d
             torch.testing.assert_close(value.double(), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["er_ace", "derpp"])
+def test_cls_ers_loss_draws_replayed_logits_to_those_of_the_surer_average(digits, tmp_path):  # noqa: F811
+    learner, _ = second_task("cls_er", digits, tmp_path, consistency=0.3)
+    perturb(learner.stable)
+    loss, logits = learner.loss(batch_of(BATCH, TARGETS, INDICES, OLD))
+    plastic, stable = learner.plastic(BATCH), learner.stable(BATCH)
+    total, surer = 0.0, set()
+    for row in OLD.nonzero()[:, 0].tolist():
+        label = TARGETS[row]
+        averages = {"plastic": plastic[row], "stable": stable[row]}
+        best = max(averages, key=lambda name: averages[name].log_softmax(0)[label])
+        total += ((logits[row] - averages[best]) ** 2).mean()
+        surer.add(best)
+    assert surer == {"plastic", "stable"}
+    torch.testing.assert_close(loss, negative_log_likelihood(logits, TARGETS) + 0.3 * total / 4)
+
+
+def test_cls_ers_averages_move_in_their_share_of_the_steps_and_the_stable_one_is_tested(digits, tmp_path):  # noqa: F811
+    keys = {"plastic_rate": 1.0, "stable_rate": 0.5, "plastic_decay": 0.6, "stable_decay": 0.9, "epochs": 2}
+    learner, tasks = after("cls_er", 1, digits, tmp_path, **keys)
+    learner.grow_for(tasks[1])
+    for average in (learner.plastic, learner.stable):
+        assert torch.equal(average.head.weight[4:], learner.network.head.weight[4:]), "new rows start as the network's"
+    learner.grow_for = lambda task: None
+    step, trained = learner.after_step, {}
+    moved, decays = {"plastic": 0, "stable": 0}, {"plastic": 0.6, "stable": 0.9}
+
+    def watched():
+        before = {name: weights(getattr(learner, name)) for name in moved}
+        step()
+        for name, old in before.items():
+            new = weights(getattr(learner, name))
+            if not torch.equal(old, new):
+                moved[name] += 1
+                decay = min(1 - 1 / (learner.steps + 1), decays[name])
+                torch.testing.assert_close(new, decay * old + (1 - decay) * weights(learner.network))
+        trained.update(weights=weights(learner.network))
+
+    start, learner.after_step = learner.steps, watched
+    learner.learn(tasks[1], SILENT)
+    steps = learner.steps - start
+    assert moved["plastic"] == steps > 10 and 0.2 * steps < moved["stable"] < 0.8 * steps
+    learner.eval()
+    assert torch.equal(learner.predict(BATCH), learner.stable(BATCH))
+    learner.begin_task(tasks[1])
+    assert torch.equal(weights(learner.network), trained["weights"]), "the next task goes on from them"
+
+
+def weights(network):
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def test_redo_gives_dormant_units_new_weights_and_leaves_the_others(digits, tmp_path):  # noqa: F811
+    """Against each unit's mean activation, computed layer by layer; the batch is not what the weights depend on."""
+    learner, tasks = after("redo", 1, digits, tmp_path, recycle_every=1000, **{"convnet_options.width": 4})
+    learner.grow_for(tasks[1])
+    (phase,) = learner.phases(tasks[1])
+    backbone, optimizer = learner.network.backbone, phase.optimizer
+    blocks = {name: block for name, block in backbone.named_modules() if hasattr(block, "conv2")}
+    with torch.no_grad():
+        for block in blocks.values():
+            block.bn1.bias[1] = -100.0
+    learner.eval()
+    learner.network.train()
+    batch = batch_of(BATCH, TARGETS)
+    learner.loss(batch)[0].backward()
+    optimizer.step()
+    before, dormant = copy.deepcopy(backbone).eval(), {}
+    for name in blocks:
+        found = []
+        block = before.get_submodule(name)
+        hook = block.register_forward_hook(lambda block, inputs, output: found.append(inputs[0]))
+        before(BATCH)
+        hook.remove()
+        means = block.bn1(block.conv1(found[0])).relu().mean((0, 2, 3))
+        dormant[name] = [unit for unit, mean in enumerate(means) if mean <= 0.025 * means.mean()]
+    learner.steps = 999
+    learner.after_backward(batch, None)
+    learner.after_step()
+    assert learner.steps == 1000 and len(dormant) == 3
+    for name, block in blocks.items():
+        old, units = before.get_submodule(name), dormant[name]
+        others = [unit for unit in range(len(block.conv1.weight)) if unit not in units]
+        assert 1 in units and len(others) > len(units)
+        assert torch.equal(block.conv1.weight[others], old.conv1.weight[others])
+        assert (block.conv1.weight[units] != old.conv1.weight[units]).flatten(1).any(1).all()
+        assert (block.bn1.weight[units] == 1).all() and not block.bn1.bias[units].any()
+        assert not block.bn1.running_mean[units].any() and (block.bn1.running_var[units] == 1).all()
+        assert not block.conv2.weight[:, units].any()
+        assert torch.equal(block.conv2.weight[:, others], old.conv2.weight[:, others])
+        momentum = [optimizer.state[part.weight]["momentum_buffer"] for part in (block.conv1, block.conv2)]
+        assert not momentum[0][units].any() and not momentum[1][:, units].any() and momentum[0][others].any()
+    assert learner.network.training, "modes are as they were"
+
+
+def test_redo_recycles_every_so_many_steps(digits, tmp_path):  # noqa: F811
+    learner, tasks = after("redo", 0, digits, tmp_path, recycle_every=4, dormant_threshold=0.5, epochs=2)
+    other, _ = after("redo", 1, digits, tmp_path, recycle_every=10_000)
+    step, changed = learner.after_step, []
+
+    def watched():
+        before = weights(learner.network)
+        step()
+        if not torch.equal(before, weights(learner.network)):
+            changed.append(learner.steps)
+
+    learner.after_step = watched
+    learner.learn(tasks[0], SILENT)
+    assert changed and changed == list(range(4, learner.steps + 1, 4)) and learner.steps == other.steps
+
+
+def test_a_backbone_without_units_to_recycle_is_refused_in_one_line(digits, tmp_path):  # noqa: F811
+    learner = registry.learners["redo"]
+    with pytest.raises(UserError, match="^model_name: 'redo' finds no units in 'resnet8', whose blocks need conv1"):
+        learner.check_backbone(torch.nn.Linear(3, 2), after("redo", 0, digits, tmp_path)[0].config)
+
+
+def test_gdumb_trains_new_weights_on_the_memory_alone(digits, tmp_path):  # noqa: F811
+    learner, tasks = after("gdumb", 0, digits, tmp_path, epochs=2, cutmix=0.5)
+    seen, starts = [], []
+    prepare, begin = learner.before_step, learner.begin_task
+
+    def watched(batch):
+        seen.append(batch)
+        return prepare(batch)
+
+    def begun(task):
+        begin(task)
+        starts.append(weights(learner.network.backbone))
+
+    learner.before_step, learner.begin_task = watched, begun
+    for task in tasks[:2]:
+        seen.clear()
+        learner.learn(task, SILENT)
+        epochs = 2 if task.index else 1
+        indices = torch.cat([batch.indices for batch in seen])
+        assert indices.sort().values.tolist() == sorted(epochs * learner.memory.indices.tolist())
+        assert {c: len(kept) for c, kept in learner.memory.classes.items()} == dict.fromkeys(range(task.num_seen), 10)
+    assert not torch.equal(*starts) and learner.config.batch_size == 64
+
+
+def test_gdumbs_labels_are_mixed_as_its_images_are(digits, tmp_path):  # noqa: F811
+    """Images of one colour each: their pixels tell what was pasted."""
+    learner, _ = grown("gdumb", 2, digits, tmp_path)
+    learner.eval()
+    images = torch.arange(6.0).view(6, 1, 1, 1).expand(6, 3, 8, 8)
+    shares = []
+    for trial in range(200):
+        torch.manual_seed(trial)
+        batch = learner.before_step(batch_of(images, TARGETS))
+        pasted = batch.images != images
+        rows, columns = (pasted[:, 0].any(dim).any(0) for dim in (2, 1))
+        share = 1 - rows.float().mean() * columns.float().mean()  # the hull of the box is the box
+        loss, logits = learner.loss(batch)
+        expected = 0.0
+        for row, image in enumerate(batch.images):
+            values, counts = image[0].flatten().long().unique(return_counts=True)
+            kept = share if len(values) > 1 else 1.0
+            others = {value for value in values.tolist() if value != row} or {row}
+            assert len(others) == 1 and (len(values) == 1 or counts[values == row].item() == round(64 * share.item()))
+            own, other = (-logits[row].log_softmax(0)[TARGETS[label]] for label in (row, *others))
+            expected += kept * own + (1 - kept) * other
+        torch.testing.assert_close(loss, expected / 6)
+        shares.append(share.item())
+    mixed = [share for share in shares if share < 1]
+    assert 0.3 < len(mixed) / 200 < 0.55, "half of the batches, some of them by an empty box"
+    assert min(mixed) < 0.5 and max(mixed) > 0.9
+
+
+def test_gdumbs_rate_is_that_of_torchs_warm_restarts_after_an_epoch_of_warm_up():
+    config = resolve({"model_name": "gdumb", "epochs": 40})
+    rate = task_schedule(config, False, 40, 1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.05)
+    restarts = CosineAnnealingWarmRestarts(optimizer, T_0=1, T_mult=2, eta_min=5e-4)
+    assert rate(0) == pytest.approx(0.005) and config.clip_norm == 10 and config.batch_size == 16
+    for epoch in range(1, 40):
+        assert rate(epoch) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        restarts.step()
+
+
+@pytest.mark.parametrize("name", ["er_ace", "derpp", "cls_er"])
 def test_a_method_that_is_nothing_without_exemplars_says_so_before_it_trains(name, digits, tmp_path):  # noqa: F811
     with pytest.raises(UserError, match=f"^memory_per_class: '{name}' needs exemplars; give a number above 0"):
         after(name, 0, digits, tmp_path, memory_per_class=0)
     with pytest.raises(UserError, match="^memory_size: "):
         after(name, 0, digits, tmp_path, memory_size=0, fixed_memory=False)
     after(name, 0, digits, tmp_path, memory_size=7, fixed_memory=False)
-    with pytest.raises(UserError, match=f"'{name}' .* cannot hold one of each of the 7 classes before task 3"):
-        after(name, 0, digits, tmp_path, memory_size=6, fixed_memory=False)
+    for choice in ("herding", "reservoir"):
+        with pytest.raises(UserError, match=f"'{name}' .* cannot hold one of each of the 7 classes before task 3"):
+            after(name, 0, digits, tmp_path, memory_size=6, fixed_memory=False, exemplars=choice)
 
 
-@pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam"])
+@pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam", "redo", "gdumb"])
 def test_they_can_be_consolidated(name, digits, tmp_path):  # noqa: F811
     keys = {"consolidate": True, "epochs": 2, "wsc.average_every": 1}
     learner, _ = after(name, 2, digits, tmp_path, **keys)

@@ -12,7 +12,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs.run import Run
 
-KEYS = {"init_cls": 4, "increment": 2, "convnet_type": "cosine_resnet32", "convnet_options.width": 4}
+KEYS = {"init_cls": 4, "increment": 2, "convnet_type": "cosine_resnet32", "convnet_options.width": 8}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,8 @@ def test_each_class_is_its_mean_feature_and_the_scores_are_cosines(learned):
         for score, row in zip(image, prototypes):
             cosine = (feature @ row) / (feature.norm() * row.norm())
             assert score.item() == pytest.approx((network.head.scale * cosine).item(), abs=1e-5)
+    trained = network.head.scale.item() != 1
+    assert trained == (tuned[-1] is None), "PyCIL's head for two branches is a new one"
 
 
 def test_only_the_first_task_trains_the_backbone_and_only_the_second_its_copy(learned):

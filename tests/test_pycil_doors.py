@@ -206,7 +206,7 @@ def test_the_toolkit_computes_by_hand():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: factory.get_model("podnet", ARGS), "'podnet' is a PyCIL method that is not built in"),
+        (lambda: factory.get_model("rmm", ARGS), "unknown model_name 'rmm'"),
         (lambda: factory.get_model("icarl", ARGS | {"gama": 3}), "unknown key 'gama'"),
         (lambda: manager(aug=2), "aug: 2 views"),
         (lambda: manager().get_dataset([0], "valid", "test"), "source 'valid' is not train or test"),

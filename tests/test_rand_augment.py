@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms.v2 import functional
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data import crops, rand_augment
-from pycil_wsc.data.rand_augment import OPERATIONS
+from pycil_wsc.data.rand_augment import OPERATIONS, RandAugment
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
@@ -37,17 +35,14 @@ def test_an_operation_is_timms(name, level, images, monkeypatch):
         assert np.median(differences) <= 2 and (differences > 12).mean() < 0.15
 
 
-def test_crops_are_torchvisions_of_the_same_boxes(images):
-    ours = crops.random_resized_crop(images, 36, "bilinear", np.random.default_rng(0))
-    boxes = crops.random_boxes(np.array([[24, 24], [24, 24]]), np.random.default_rng(0))
-    for image, crop, box in zip(images.permute(0, 3, 1, 2), ours, boxes.tolist()):
-        theirs = functional.resized_crop(image, *box, [36, 36], antialias=True).permute(1, 2, 0)
-        assert (crop.int() - theirs.int()).abs().max() <= 1
+def augmented(batch, seed, number=64, rows=slice(None)):
+    """The first batch, of ``number`` images, whose ``rows`` are in ``batch``."""
+    return RandAugment([(number, rows)], seed, torch.device("cpu")).applied(batch, 0)
 
 
 def test_each_image_has_its_own_choices_and_a_seed_gives_them_again(images):
     batch = images[:1].expand(64, -1, -1, -1)
-    first, again, other = (rand_augment.rand_augment(batch, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first, again, other = (augmented(batch, seed) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     kinds = {image.numpy().tobytes() for image in first}
     assert 20 < len(kinds) and torch.equal(batch, images[:1].expand(64, -1, -1, -1))
@@ -57,10 +52,9 @@ def test_each_image_has_its_own_choices_and_a_seed_gives_them_again(images):
 
 def test_the_rows_of_a_batch_are_what_the_whole_batch_has(images):
     batch = images.repeat(8, 1, 1, 1)
-    whole = rand_augment.rand_augment(batch, np.random.default_rng(3))
+    whole = augmented(batch, 3, 16)
     for rows in (slice(0, None, 2), slice(1, None, 2)):
-        part = rand_augment.rand_augment(batch[rows], np.random.default_rng(3), 16, rows)
-        assert torch.equal(part, whole[rows])
+        assert torch.equal(augmented(batch[rows], 3, 16, rows), whole[rows])
 
 
 def test_training_images_are_augmented_and_test_images_are_not(settings):

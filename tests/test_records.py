@@ -1,13 +1,18 @@
 """The numbers in the README's and the pages' tables are those of the records under results/."""
 
 import csv
+import importlib
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
+
+from pycil_wsc.config.loading import load
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "docs" / "speed.md"
@@ -363,7 +368,7 @@ def test_the_table_of_short_tasks_on_cifar_is_the_record():
 
 def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
     record = json.loads((ROOT / "results/keep-up-to-date-cpu.json").read_text())
-    page = ROOT / "docs/your_classifier.md"
+    page = ROOT / "docs/classifier_details.md"
     _, rows = rows_after(page, "results/keep-up-to-date-cpu.json")
     assert [row[0] for row in rows] == list(record["ways"])
     for name, *cells in rows:
@@ -371,6 +376,61 @@ def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
         later = sum(way["seconds"][1:])
         assert cells[:4] == [f"{accuracy:.1f}" for accuracy in way["accuracy"]]
         assert cells[4:] == [f"{later:.0f}", f"{sum(way['images'][1:]):,}"]
+
+
+def test_the_table_of_monthly_updates_is_the_records():
+    """Accuracies and sizes of two seeds and of a third one, trained elsewhere, which has no part in the times."""
+    names = ("monthly-updates-cpu", "monthly-updates-third-seed-cpu")
+    first, third = (json.loads((ROOT / f"results/{name}.json").read_text()) for name in names)
+    assert all(first[name] == third[name] for name in ("settings", "keys", "methods"))
+    _, rows = rows_after(ROOT / "docs/your_classifier.md", f"results/{names[1]}.json")
+    assert [row[0] for row in rows] == list(first["ways"])
+    for name, *cells in rows:
+        by_seed = first["ways"][name] | third["ways"][name]
+        assert list(by_seed) == ["1993", "1994", "1995"]
+        seeds = list(by_seed.values())
+        accuracies = np.array([seed["accuracy"] for seed in seeds])  # (seeds, times of the test)
+        errors = accuracies.std(0, ddof=1) / len(seeds) ** 0.5
+        assert cells[:2] == [
+            f"{mean:.1f} ± {error:.1f}" for mean, error in zip(accuracies.mean(0), errors, strict=True)
+        ]
+        assert cells[2] == f"{np.mean([seed['seconds'][-1] for seed in first['ways'][name].values()]):.1f}"
+        assert cells[3] == f"{np.mean([seed['bytes'] for seed in seeds]) / 1e6:.0f}"
+
+
+def test_the_table_of_the_gate_is_the_record():
+    record = json.loads((ROOT / "results/gate-cpu.json").read_text())
+    _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/gate-cpu.json")
+    for (_, *cells), seeds in zip(rows, record["updates"].values(), strict=True):
+        draws = len(seeds) * record["settings"]["draws"]
+        change = -np.mean([seed["drop"] for seed in seeds.values()])
+        kept = [draws - sum(seed["rejected"][rule] for seed in seeds.values()) for rule in ("default", "strict")]
+        assert cells == [f"{change:+.1f}", *(f"{number} of {draws}" for number in kept)]
+
+
+def test_the_page_says_how_often_calibration_gate_and_shift_err_and_what_they_cost():
+    record = json.loads((ROOT / "results/upkeep-cpu.json").read_text())
+    page = " ".join((ROOT / "docs/your_classifier.md").read_text().split())
+    calibration, shift, gate, draws = (record[name] for name in ("calibration", "shift", "gate", "draws"))
+    before, after = (calibration[name]["median"] for name in ("before", "after"))
+    assert (
+        f"median {before:.1f} % before and {after:.1f} % after; lower in {calibration['improved']} of {draws}" in page
+    )
+    good, bad = gate["good"], gate["bad"]
+    lost = f"lost {good['drop']:.0f} points on the known classes and one on wrong labels that lost {bad['drop']:.0f}"
+    assert f"{lost} were rejected in all draws" in page
+    assert good["rejected"]["default"] == bad["rejected"]["default"] == draws == good["draws"]
+    none, darker, noise = (shift[name] for name in ("none", "brightness x 0.8", "noise of 15 of 255"))
+    assert none["p <= 0.01"] == noise["p <= 0.01"] == 0 and darker["p <= 0.01"] == draws
+    alarms = f"no alarm in {draws} draws without a shift at the default level of 1 %, and {none['p <= 0.05']} at 5 %"
+    assert f"{alarms}; {draws} of {draws} with images at 0.8 of their brightness" in page
+    assert f"0 alarms at 1 % and {noise['p <= 0.05']} at 5 %" in page
+    disk = [f"{size / 1e6:.1f} MB" for size in record["bytes"].values()]
+    first, second = record["update"]["cpu_seconds"]
+    assert f"On the disk {disk[0]}, and {disk[1]} with three versions; {first:.0f} and {second:.0f} seconds" in page
+    predict, ratio = record["prediction"]["predict_microseconds"]["median"], record["prediction"]["ratio"]
+    assert f"a prediction takes {predict / 1000:.2f} ms an image, {ratio:.2f} times the bare network" in page
+    assert ratio <= 1.1
 
 
 def images_per_class(number):
@@ -433,3 +493,148 @@ def test_the_papers_tables_have_as_many_runs_and_hours_as_the_page_says():
         rate = rates["ImageNet" if "ImageNet" in experiment else "CIFAR"]["images_per_second"]["engine"]["median"]
         number = float(weighed.replace(",", "")) * 1e6
         assert float(hours.replace(",", "")) == pytest.approx(number / rate / 3600, rel=0.005, abs=0.6)
+
+
+@pytest.mark.parametrize(
+    "name, where, others", [("trials", {}, 0), ("trials_narrow", {"width": "8"}, 1)], ids=["wide", "narrow"]
+)
+def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, others):
+    records = list(csv.DictReader((ROOT / f"results/night/{name}.csv").read_text().splitlines()))
+    assert len(records) == len(load(ROOT / f"exps/night/{name}.json")) + others
+    found = {
+        (int(record["epochs"]), int(record["memory_per_class"])): float(record["average_accuracy"])
+        for record in records
+        if record["batch_size"] == "16" and where.items() <= record.items()
+    }
+    page = " ".join((ROOT / "results/night/README.md").read_text().split())
+    few, all_images = (found[80, size] - found[40, size] for size in (1, 25))
+    assert f"doubling 40 epochs adds {few:.2f} points at one exemplar and {all_images:.2f} at all images" in page
+    assert f"{found[40, 25] - found[40, 1]:.1f} points lie between the two memory sizes" in page
+    if where:  # the protocol's own
+        assert f"adds {(few + all_images) / 2:.2f} on average over the two memory sizes" in page
+
+
+# ---- the study for plentiful memory ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def abundant(monkeypatch):
+    """The module docs/scripts/abundant.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "scripts"))
+    return importlib.import_module("abundant")
+
+
+def entries(name):
+    return json.loads((ROOT / "exps" / f"{name}.json").read_text())["runs"]
+
+
+def test_the_study_has_one_of_four_values_that_were_tried_for_each_method():
+    chosen, tried = entries("abundant"), entries("abundant_tune")
+    assert len(chosen) == len(tried) > 20
+    for mine, trials in zip(chosen, tried, strict=True):
+        (key,) = (name for name, value in trials.items() if isinstance(value, list))
+        assert mine.keys() == trials.keys() and len(set(trials[key])) == 4 and mine[key] in trials[key]
+        assert {name: value for name, value in mine.items() if name != key}.items() <= trials.items()
+
+
+def runs_of_study(name):
+    """{(method, reset, exemplars, averages): {exemplars per class: {seed: result}}} of a packed file."""
+    path, found = ROOT / f"results/abundant/{name}.jsonl", {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        run = json.loads(line)["result"]
+        keys = run["config"]
+        row = keys["model_name"], keys["wsc.reset"], keys["exemplars"], keys["wsc.average"]
+        found.setdefault(row, {}).setdefault(keys["memory_per_class"], {})[keys["seed"]] = run
+    return found
+
+
+def test_the_table_of_plentiful_memory_is_the_records(abundant):
+    """Each cell: the mean over the seeds of the difference from Replay, and its interval by scipy."""
+    page, records = ROOT / "docs/abundant.md", runs_of_study("runs")
+    if not records:
+        assert "<!-- records: abundant -->\nNone yet.\n<!-- end -->" in page.read_text()
+        return
+    header, rows = rows_after(page, "<!-- records: abundant -->")
+    (replay,) = (sizes for (name, *_), sizes in records.items() if name == "replay")
+    cells = []
+    for sizes in records.values():
+        pairs = {
+            size: [
+                sizes.get(size, sizes.get(0))[seed]["avg_acc"] - run["avg_acc"] for seed, run in replay[size].items()
+            ]
+            for size in (1, 10, 25)
+        }
+        cells.append([interval(values) for values in pairs.values()])
+    assert len(rows) == len(records) == len(entries("abundant"))
+    assert rows[0][2:5] == [f"{np.mean([run['avg_acc'] for run in replay[size].values()]):.2f}" for size in (1, 10, 25)]
+    assert sorted(row[2:5] for row in rows[1:]) == sorted(row for row in cells if "+0.00 ± 0.00" not in row)
+    assert header[2:5] == ["4 %", "40 %", "100 %"]
+
+
+def interval(values):
+    mean = np.mean(values)
+    reach = stats.t.interval(0.95, len(values) - 1, mean, stats.sem(values))[1] - mean if np.ptp(values) else 0
+    text = f"{mean:+.2f} ± {reach:.2f}"
+    return f"**{text}**" if abs(mean) > reach else text
+
+
+def test_each_method_of_the_study_has_the_best_of_its_trials():
+    trials = runs_of_study("trials") and [
+        json.loads(line)["result"] for line in (ROOT / "results/abundant/trials.jsonl").read_text().splitlines()
+    ]
+    for chosen, tried in zip(entries("abundant"), entries("abundant_tune")):
+        (key,) = (name for name, value in tried.items() if isinstance(value, list))
+        fixed = {"wsc.reset": "blend", "exemplars": "herding"} | {k: v for k, v in chosen.items() if k != key}
+        if chosen["model_name"] == "gdumb":
+            fixed["exemplars"] = "random"
+        mine = [run for run in trials or [] if fixed.items() <= run["config"].items()]
+        if mine:
+            assert chosen[key] == max(mine, key=lambda run: run["avg_acc"])["config"][key], chosen
+
+
+def test_the_study_is_read_from_packed_runs(abundant, tmp_path, monkeypatch):
+    """A chosen value, a difference that counts and one that does not, a method without memory, and the figure."""
+    monkeypatch.setattr(abundant, "RECORDS", tmp_path)
+    shutil.copy(abundant.STUDY, tmp_path / "study.json")
+    monkeypatch.setattr(abundant, "STUDY", tmp_path / "study.json")
+    assert abundant.rows() == []
+    usual = {"wsc.reset": "blend", "exemplars": "herding", "weight_decay": 2e-4, "alpha": 0.1, "lamda": 3}
+
+    def write(name, *runs):
+        lines = []
+        for config, accuracy, operations in runs:
+            result = {"config": usual | config, "avg_acc": accuracy, "train_flops": operations}
+            lines.append(json.dumps({"folder": "-", "result": result}))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+
+    trials = [({"model_name": "derpp", "alpha": alpha}, accuracy, 1) for alpha, accuracy in ((0.03, 20), (0.3, 22))]
+    mixed = {"model_name": "derpp", "exemplars": "reservoir"}
+    write("trials", *trials, (mixed | {"alpha": 1.0}, 30, 1))
+    abundant.choose()
+    found = [entry for entry in json.loads(abundant.STUDY.read_text())["runs"] if entry["model_name"] == "derpp"]
+    assert [entry["alpha"] for entry in found] == [0.3, 1.0]
+    runs = []
+    for size in (1, 10, 25):
+        for seed in (1, 2, 3):
+            at = {"memory_per_class": size, "seed": seed}
+            runs.append(({"model_name": "replay"} | at, 10.0 * seed + size, 100))
+            runs.append(({"model_name": "derpp"} | at, 10.0 * seed + size + 2 + seed / 10, 102))
+            runs.append((mixed | at, 10.0 * seed + size + (-1) ** seed, 100))
+    runs += [({"model_name": "lwf", "memory_per_class": 0, "seed": seed}, 10.0 * seed, 50) for seed in (1, 2, 3)]
+    write("runs", *runs)
+    header, replay, *others = abundant.rows()
+    names = ("DER++", "DER++, reservoir")
+    assert header == ("method", "chosen", "4 %", "40 %", "100 %", "operations")
+    assert replay == ("Replay", "`weight_decay` 0.0002", "21.00", "30.00", "45.00", "1.00")
+    reach, wide = (stats.t.ppf(0.975, 2) * np.std(each, ddof=1) / 3**0.5 for each in ([1.1, 1.2, 1.3], [-1, 1, -1]))
+    assert others == [
+        ("DER++", "`alpha` 0.1", *[f"**+2.20 ± {reach:.2f}**"] * 3, "1.02"),
+        ("DER++, reservoir", "`alpha` 0.1", *[f"-0.33 ± {wide:.2f}"] * 3, "1.00"),
+        ("LwF", "`lamda` 3", "**-1.00 ± 0.00**", "**-10.00 ± 0.00**", "**-25.00 ± 0.00**", "0.50"),
+    ]
+    assert "- At 4 % of the images, ahead of Replay: DER++; behind: LwF." in abundant.sentences()
+    abundant.draw(tmp_path / "figure.svg")
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+    at_ten = abundant.points()[10]
+    assert (at_ten["train_flops"], at_ten["avg_acc"]) == (100, 30) and list(at_ten["differences"]) == list(names)
+    assert at_ten["differences"]["DER++"] == pytest.approx((2.2, reach))

@@ -14,7 +14,7 @@ import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
-from pycil_wsc.data.memory import ALL
+from pycil_wsc.data.options import ALL
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import group_runs
@@ -24,23 +24,32 @@ from pycil_wsc.results import Record
 # ---- the page and the figures ----------------------------------------------------------------------------------------
 
 
-def test_the_page_stands_alone(made):
-    page = (made[0] / "index.html").read_text()
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    """The folder of a report with figures in all their formats, written once."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = [synthetic.result(name, 20, seed, classes=20, confusion=True) for name in ("der", "wsc") for seed in (1, 2)]
+    synthetic.write(folder, *made)
+    return report.write_report(folder).parent
+
+
+def test_the_page_stands_alone(rendered):
+    page = (rendered / "index.html").read_text()
     addresses = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
     assert addresses and not [
         address
         for address in addresses
-        if not address.startswith(("#", "tables/", "figures/", "configs/", "data:image/png;base64,"))
+        if not address.startswith(("#", "tables/", "figures/", "configs/", "data:image/svg+xml;base64,"))
     ]
     assert not re.search(r"<script|<link|@import|<iframe|<object", page)
     assert not re.search(r"https?://(?!www\.w3\.org/)", page)
     for address in addresses:
         if address.startswith(("tables/", "figures/", "configs/")):
-            assert (made[0] / address).stat().st_size > 0
+            assert (rendered / address).stat().st_size > 0
 
 
-def test_names_inside_the_page_do_not_clash_and_references_are_met(made):
-    page = (made[0] / "index.html").read_text()
+def test_names_inside_the_page_do_not_clash_and_references_are_met(rendered):
+    page = (rendered / "index.html").read_text()
     defined = re.findall(r'\bid="([^"]+)"', page)
     used = set(re.findall(r'href="#([^"]+)"', page) + re.findall(r"url\(#([^)]+)\)", page))
     assert len(defined) == len(set(defined)) and used <= set(defined)
@@ -247,19 +256,24 @@ def test_axes_are_labelled_and_measured_quantities_have_units(made):
         assert len(labels) >= 2 and all(unit_of(label) for label in labels - plain), figure
 
 
-def test_every_figure_is_there_as_svg_pdf_and_png_of_300_dots_per_inch(made):
+def test_the_runs_of_all_studies_fill_all_figures(made):
     plots = "accuracy-time accuracy-memory forgetting-memory new-task-memory time-memory".split()
     plots += "retain-rate curves training-loss cost".split()
     plots += [f"matrix-m{memory}" for memory in (0, 20, 200)] + ["confusion-m20"]
     names = {path.name for path in (made[0] / "figures").iterdir()}
     assert {f"{plot}-{HERE}.{suffix}" for plot in plots for suffix in ("svg", "pdf", "png")} <= names
-    for name in names:
-        content = (made[0] / "figures" / name).read_bytes()
-        if name.endswith("png"):
+
+
+def test_figures_are_svg_pdf_and_png_of_300_dots_per_inch(rendered):
+    paths = list((rendered / "figures").iterdir())
+    assert {path.suffix for path in paths} == {".svg", ".pdf", ".png"}
+    for path in paths:
+        content = path.read_bytes()
+        if path.suffix == ".png":
             place = content.index(b"pHYs") + 4
             dots_per_metre = int.from_bytes(content[place : place + 4], "big")
             assert content.startswith(b"\x89PNG") and dots_per_metre == round(300 / 0.0254)
-        elif name.endswith("pdf"):
+        elif path.suffix == ".pdf":
             assert content.startswith(b"%PDF") and b"/Type3" not in content
         else:
             ElementTree.fromstring(content)
@@ -314,7 +328,26 @@ def test_of_many_memory_sizes_the_smallest_and_the_largest_have_maps_and_the_oth
     assert not any("Not drawn" in note for plot in every for note in plot.notes)
 
 
-def test_names_with_markup_are_text(tmp_path):
+MANY = ("der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc", "icarl+wsc", "a" * 40)
+
+
+@pytest.mark.parametrize("memories", [(20,), (20, 200)])
+def test_with_many_methods_and_long_names_every_text_lies_inside_the_canvas(memories):
+    from pycil_wsc.report.figures import figures
+    from pycil_wsc.report.style import drawing
+
+    runs = [synthetic.result(name, memory, losses=1, classes=20) for name in MANY for memory in memories]
+    runs += [synthetic.result("wa", 20, losses=1, classes=20, milestones=[i, i + 9, 150]) for i in (2, 3, 4)]
+    (group,) = group_runs([Record.of(run) for run in runs])[0]
+    with drawing():
+        for plot in figures(group):
+            plot.figure.draw_without_rendering()
+            drawn, (width, height) = plot.figure.get_tightbbox(), plot.figure.get_size_inches()
+            assert drawn.x0 >= -0.02 and drawn.y0 >= -0.02, plot.slug
+            assert drawn.x1 <= width + 0.02 and drawn.y1 <= height + 0.02, plot.slug
+
+
+def test_names_with_markup_are_text(tmp_path, unrendered):
     synthetic.write(tmp_path, synthetic.result("<i>$x_{</i>", convnet_type="../../<b>"))
     page = report.write_report(tmp_path)
     assert "&lt;i&gt;$x_{&lt;/i&gt;" in page.read_text() and "<i>" not in page.read_text()
@@ -350,13 +383,14 @@ SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1
 def test_the_colours_of_the_methods_are_told_apart_by_every_sight(sight):
     from pycil_wsc.report.style import LOOKS
 
+    own = {name: look for name, look in LOOKS["methods"].items() if "colour" in look}
     seen = {
-        name: lab([sum(w * v for w, v in zip(row, linear(colour))) for row in SIGHT[sight]])
-        for name, (colour, _) in LOOKS.items()
+        name: lab([sum(w * v for w, v in zip(row, linear(look["colour"]))) for row in SIGHT[sight]])
+        for name, look in own.items()
     }
     distances = {(a, b): math.dist(seen[a], seen[b]) for a in seen for b in seen if a < b}
     assert min(distances.values()) > 10  # a difference of 2 is just noticeable
-    assert len({marker for _, marker in LOOKS.values()}) == len(LOOKS)
+    assert len({look["marker"] for look in own.values()}) == len(own) == 10
 
 
 def test_methods_that_expand_are_dashed_and_hollow():
@@ -369,9 +403,7 @@ def test_methods_that_expand_are_dashed_and_hollow():
 
 
 def test_the_console_table_needs_no_matplotlib():
-    source = (
-        "import sys; from pycil_wsc import report; report.accuracy_table([]); assert 'matplotlib' not in sys.modules"
-    )
+    source = "import sys; from pycil_wsc import report; report.result_table([]); assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", source], check=True, cwd=Path(__file__).parent.parent)
 
 

@@ -12,8 +12,8 @@ from test_report import ODD
 from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.config import METHODS
-from pycil_wsc.report.figures import language_figures
-from pycil_wsc.report.language import language_groups
+from pycil_wsc.report.figures import figures
+from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.style import line_styles
 from pycil_wsc.results import Record
 
@@ -73,8 +73,8 @@ def test_runs_with_adapters_are_named_by_their_rank_and_not_by_the_rate_that_goe
     full, adapted = made_up(), made_up()
     full["config"] |= {"llm.lr": 1e-4, "llm.lora_rank": 0}
     adapted["config"] |= {"llm.lr": 1e-3, "llm.lora_rank": 8}
-    ((group,), _) = language_groups([Record.of(full), Record.of(adapted)])
-    (plot, *_) = language_figures(group)
+    ((group,), _) = group_runs([Record.of(full), Record.of(adapted)])
+    (plot, *_) = figures(group)
     labels = " ".join(text.get_text() for text in plot.figure.findobj(Text))
     assert "llm.lora_rank=8" in labels and "llm.lr" not in labels
 
@@ -176,9 +176,9 @@ def test_titles_of_panels_and_the_legend_do_not_overlap():
     from pycil_wsc.report.style import drawing
 
     runs = [Record.of(made_up(method, ratio)) for method in ("finetune", "avg_offline") for ratio in (0.0, 0.2)]
-    ((group,), _) = language_groups(runs)
+    ((group,), _) = group_runs(runs)
     with drawing():
-        curves = next(iter(language_figures(group))).figure
+        curves = next(iter(figures(group))).figure
         curves.draw_without_rendering()
         texts = [axes._left_title for axes in curves.axes] + curves.legends  # the position of titles in this style
         boxes = [text.get_window_extent() for text in texts]

@@ -7,7 +7,6 @@ import math
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import scipy.stats
 import synthetic
@@ -15,8 +14,7 @@ from synthetic import HERE, lines_of
 
 from pycil_wsc import report
 from pycil_wsc.config.options import KEYS
-from pycil_wsc.report import groups
-from pycil_wsc.report.tables import Column, Table, aggregate
+from pycil_wsc.report import groups, names
 from pycil_wsc.results import Record, duplicates
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
@@ -433,7 +431,7 @@ def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
 
 
 def rows_of(*results):
-    return [line.split("  ")[0].strip() for line in report.accuracy_table(results).splitlines()[2:]]
+    return [line.split("  ")[0].strip() for line in report.result_table(results).splitlines()[2:]]
 
 
 def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_as_tell_them_apart():
@@ -469,11 +467,12 @@ def test_what_the_papers_method_has_goes_without_saying():
     assert list(group.names(group.records).values()) == ["wsc", "wsc wsc.reset=revert", "wsc wsc.retain=0.5"]
 
 
-def test_a_minus_sign_in_latex_is_no_hyphen():
-    values = pd.DataFrame({"method": ["a-b"], "expands": False, "column": "20", "memory": 20, "seed": 1, "value": -2.5})
-    cells = aggregate(values, ["method", "expands"], ["20", "200"])
-    table = Table("t", "", "", ("method",), (Column("20", signed=True), Column("200")), cells)
-    assert "a-b & $-$2.50 & -- \\\\" in table.to_latex()
+def test_a_minus_sign_in_latex_is_no_hyphen(tmp_path, undrawn):
+    averages = {("replay", 20): 50.0, ("replay", 200): 60.0, ("a-b", 20): 47.5}
+    made = [synthetic.result(name, memory) | {"avg_acc": value} for (name, memory), value in averages.items()]
+    synthetic.write(tmp_path, *made)
+    folder = report.write_report(tmp_path).parent
+    assert "a-b & $-$2.50 & -- \\\\" in (folder / "tables" / f"difference-{HERE}.tex").read_text()
 
 
 def test_places_and_seeds_make_no_rows():
@@ -489,8 +488,8 @@ def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
 
 
 def test_the_report_knows_the_configurations_defaults():
-    assert {name: value for name, value in groups.STUDIED.items() if name in KEYS} == {
-        n: key.default for n, key in KEYS.items() if n in groups.STUDIED
+    assert {name: value for name, value in names.STUDIED.items() if name in KEYS} == {
+        n: key.default for n, key in KEYS.items() if n in names.STUDIED
     }
 
 
@@ -517,7 +516,7 @@ def test_the_median_and_the_worst_trial_are_those_of_no_seed(tmp_path, undrawn):
 
 
 def test_settings_have_tables_of_their_own():
-    text = report.accuracy_table([synthetic.result(), synthetic.result(dataset="digits", convnet_type="resnet8")])
+    text = report.result_table([synthetic.result(), synthetic.result(dataset="digits", convnet_type="resnet8")])
     assert "CIFAR-100, 10 tasks of 10 classes, resnet32" in text and "Digits, 10 tasks of 10 classes, resnet8" in text
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from small_runs import write
 
 from main import main
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
@@ -20,7 +21,7 @@ from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import measure
-from pycil_wsc.runs.kind import for_training
+from pycil_wsc.runs.class_incremental import for_training
 
 SIZES = {"wide.jpg": (200, 100), "high.jpg": (90, 300), "small.jpg": (64, 80), "exact.png": (73, 73)}
 
@@ -198,7 +199,7 @@ def test_the_configuration_asks_for_copies_and_a_plan_makes_none(folder, tmp_pat
     data = Datasets()
     assert "resized" not in str(data.of(config).train.images) and not (tmp_path / "resized").exists()
     assert "resized" in str(for_training(data.of(config), config).train.images)
-    assert config.run_folder != resolve(config.to_dict() | {"cache_images": False}).run_folder, (
+    assert run_folder(config) != run_folder(resolve(config.to_dict() | {"cache_images": False})), (
         "other pixels are another run"
     )
 

@@ -5,7 +5,6 @@ import json
 import pytest
 from small_runs import results
 
-from pycil_wsc import registry
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.launch.command import main
 from pycil_wsc.results import SCHEMA, Record, find_runs, read_result
@@ -40,7 +39,6 @@ def test_what_did_not_decide_an_earlier_language_models_result_does_not_now():
     from pycil_wsc.keys import RESULT
     from pycil_wsc.llm.config import KEYS
 
-    assert registry.kinds["llm"]
     assert LANGUAGE_INCIDENTAL - {"label"} == {name for name, key in KEYS.items() if key.decides not in RESULT}
 
 

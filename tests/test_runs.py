@@ -36,6 +36,7 @@ from torch import nn
 import pycil_wsc
 from main import main
 from pycil_wsc import files, registry, report, state
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine import environment
@@ -52,6 +53,12 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 # the keys of the runs that are stopped; a warm-up has two epochs
 STOPPED = {"convnet_type": "resnet8", "exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
+PROTOTYPES = ("il2a", "pass", "ssre")  # their constants are for a hundred epochs
+FASTER = {"init_lr": 0.01, "lrate": 0.01, "lambda_fkd": 0.1, "lambda_proto": 0.1}
+
+
+def stopped(name):
+    return STOPPED | (FASTER if name in PROTOTYPES else {})
 
 
 def test_a_list_as_an_option_of_the_backbone_is_the_same_run_in_every_file(settings, tmp_path, monkeypatch):
@@ -61,22 +68,37 @@ def test_a_list_as_an_option_of_the_backbone_is_the_same_run_in_every_file(setti
     ((folder, result),) = results(settings).items()
     assert result["config"]["convnet_options.widths"] == [4, 8]
     (config,) = load(folder / "config.json")
-    assert config.run_folder == folder
+    assert run_folder(config) == folder
     reported = Path(settings["out"], "run", "report")
     for path in (next((reported / "configs").iterdir()), reported / "tuned_replay.json"):
         (again,) = load(path)
         assert again.convnet_options == config.convnet_options, path
 
 
-# methods whose penalties, projections or masked losses hold the new classes back; after so few epochs these are no more
-# than better than chance
-HELD_BACK = {"derpp", "er_ace", "ewc", "gem", "lwf", "mas", "si"}
+# methods whose penalties, projections, distillation, masked losses, averages, small memory or few new images hold the
+# new classes back; after so few epochs these are no more than better than chance
+HELD_BACK = {
+    "cls_er",
+    "coil",
+    "derpp",
+    "er_ace",
+    "ewc",
+    "gdumb",
+    "gem",
+    "lwf",
+    "mas",
+    "podnet",
+    "rmm-foster",
+    "rmm-icarl",
+    "si",
+}
 
 
 def epochs_of(name):
     """The epochs of each of the three tasks, of the method's first phase; some methods train nothing in later tasks."""
     learner = registry.learners[name]
-    config = SimpleNamespace(init_epoch=3, options=SimpleNamespace(), **dict.fromkeys(learner.epoch_keys, 0))
+    options = SimpleNamespace(adapt=True)  # of methods that may leave the backbone as it is
+    config = SimpleNamespace(init_epoch=3, options=options, **dict.fromkeys(learner.epoch_keys, 0))
     if learner.epoch_keys:
         setattr(config, learner.epoch_keys[0], 4)
     return [learner.planned_epochs(config, SimpleNamespace(index=task)) for task in range(3)]
@@ -84,7 +106,7 @@ def epochs_of(name):
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undisturbed):
-    folder, result = undisturbed(model_name=name, **STOPPED)
+    folder, result = undisturbed(model_name=name, **stopped(name))
     assert [len(row) for row in result["matrix"]] == [1, 2, 3] and len(result["curve"]) == len(
         result["top5_curve"]
     ) == 3
@@ -109,7 +131,7 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undist
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, undisturbed):
     """The values in the log, rounded; phases in order."""
-    folder, result = undisturbed(model_name=name, **STOPPED)
+    folder, result = undisturbed(model_name=name, **stopped(name))
     logged = re.findall(
         r"task (\d)/3 .* epoch \d+/\d+: loss (.+), train accuracy (.+)", (folder / "log.txt").read_text()
     )
@@ -147,13 +169,16 @@ def test_the_planned_cost_is_the_cost(name, memory, settings, tmp_path):
     if registry.learners[name].needs_exemplars:
         memory = max(memory, 1)
     keys = {"model_name": name, "memory_per_class": memory, "epochs": 1, "init_epoch": 1, "batch_size": 32}
+    keys |= {"fixed_memory": True, "m_rate_list": [0.0], "c_rate_list": [0.0]}  # RMM's rates would change the memory
     config = resolve(settings | keys)
     run = Run(config, load_dataset(config.dataset, "."))
     result = run.execute()
     assert result["images_trained"] == planned_images(config, run.manager)
     kept = [json.loads(line)["exemplars"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert kept == [2 * min(memory, 12) * task * run.learner.uses_memory for task in (1, 2, 3)]
-    assert (result["nme_curve"] is None) == (memory == 0 or not config.nme or not run.learner.uses_memory)
+    # PyCIL gives the prototypes of these methods the place of the means of exemplars
+    has_means = name in PROTOTYPES or memory > 0 and run.learner.uses_memory
+    assert (result["nme_curve"] is not None) == (has_means and config.nme)
 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
@@ -163,8 +188,8 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, setting
     The first task has three epochs, the others four. What a stop loses, the checkpoint of the next stop lacks too, so
     the end shows it.
     """
-    _, expected = undisturbed(model_name=name, **STOPPED)
-    config = resolve(settings | {"model_name": name, **STOPPED})
+    _, expected = undisturbed(model_name=name, **stopped(name))
+    config = resolve(settings | {"model_name": name, **stopped(name)})
     dataset = load_dataset(config.dataset, ".")
     stops = [stop for stop in (0, 1, 3, 4, 6, 7, 9, 11) if stop <= sum(epochs_of(name))]
     for number, epochs in enumerate(np.diff(stops)):
@@ -239,6 +264,20 @@ def test_a_loss_that_is_no_number_stops_that_run_alone(settings, tmp_path, capsy
     assert len(results(settings)) == 1
 
 
+def test_a_loss_beyond_what_a_result_may_hold_is_divergence(settings, tmp_path, capsys, monkeypatch):
+    """Such as a penalty that the learning rate overshoots, while all numbers are still finite."""
+    loss = Replay.loss
+
+    def penalised(learner, batch):
+        value, logits = loss(learner, batch)
+        return value + 1e20, logits
+
+    monkeypatch.setattr(Replay, "loss", penalised)
+    assert main(["--config", write(tmp_path, settings | {"model_name": "replay"})]) == 1
+    assert re.search(r"FAILED: the loss became 1\.0\d*e\+20 in task 1/3, epoch 1; try a lower", capsys.readouterr().out)
+    assert not results(settings)
+
+
 def test_gradients_of_the_warmup_that_are_no_numbers_are_divergence_and_not_tried_again(settings, tmp_path, capsys):
     settings |= {"lrate": 1e38, "epochs": 1, "wsc.warmup": 0.5}
     assert main(["--config", write(tmp_path, settings)]) == 1
@@ -296,11 +335,12 @@ def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, p
 @pytest.mark.parametrize("keys", [{"lrate": 1e38, "init_cls": 4}, {"init_lr": 1e38, "init_cls": 6}])
 def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):
     """One step in the last task: its loss is from before the step."""
-    if "lrate" in keys and not epochs_of(name)[1]:
-        pytest.skip("the method has no step in its last task")
+    if "lrate" in keys and (not epochs_of(name)[1] or name == "fetril"):
+        pytest.skip("the method has no step in its last task, or one of the head alone, which stays finite")
+    keys |= {"stable_rate": 1.0}  # CLS-ER tests an average that may otherwise miss the step
     config = resolve(settings | {"model_name": name, "batch_size": 10_000, "epochs": 1, "init_epoch": 1} | keys)
     run = Run(config, load_dataset(config.dataset, "."))
-    with pytest.raises(TrainingDiverged, match=r"are no longer finite numbers after task|the loss became (nan|inf)"):
+    with pytest.raises(TrainingDiverged, match=r"are no longer finite numbers after task|the loss became "):
         run.execute()
     assert not (run.folder / "result.json").exists()
 
@@ -344,7 +384,7 @@ def test_memory_in_bytes_is_as_many_exemplars_as_fit(name, settings, tmp_path, c
     assert f"/bytes{bytes_}/seed1993" in (plan := capsys.readouterr().out)
     for keys in (in_bytes, in_all):
         assert main(["--config", write(tmp_path, settings | keys)]) == 0
-    (ours, theirs) = (results(settings)[resolve(settings | keys).run_folder] for keys in (in_bytes, in_all))
+    (ours, theirs) = (results(settings)[run_folder(resolve(settings | keys))] for keys in (in_bytes, in_all))
     assert ours["matrix"] == theirs["matrix"] and ours["train_loss"] == theirs["train_loss"]
     assert f"1 run, {ours['images_trained']:,} training images to go" in plan
     assert (ours["config"]["memory_size"], ours["config"]["memory_bytes"]) == (12, bytes_)
@@ -433,7 +473,7 @@ def test_the_log_tells_where_a_run_resumes(stop, line, settings):
     with killed_at(stop):
         Run(config, load_dataset(config.dataset, ".")).execute()
     Run(config, load_dataset(config.dataset, ".")).execute()
-    assert (config.run_folder / "log.txt").read_text().count(f"task 1/3 {line}\n") == 1
+    assert (run_folder(config) / "log.txt").read_text().count(f"task 1/3 {line}\n") == 1
 
 
 def test_a_result_with_keys_of_another_version_is_named_and_costs_the_other_runs_nothing(settings, tmp_path, capsys):
@@ -558,7 +598,7 @@ def test_a_stopped_run_does_not_go_on_with_other_data(settings, tmp_path, capsys
 
 def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
     path = write(tmp_path, settings)
-    folder = resolve(settings).run_folder
+    folder = run_folder(resolve(settings))
     folder.mkdir(parents=True)
     (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
     assert main(["--config", path]) == 1
@@ -571,7 +611,7 @@ def test_a_broken_checkpoint_is_named(settings, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["result.json", "checkpoint.pt"])
 def test_what_cannot_be_read_is_not_called_broken(name, settings, tmp_path, capsys):
     """A folder in its place stands in for a file without permissions, which root reads all the same."""
-    folder = resolve(settings).run_folder
+    folder = run_folder(resolve(settings))
     (folder / name).mkdir(parents=True)
     assert main(["--config", write(tmp_path, settings)]) == 1
     error = capsys.readouterr().err
@@ -582,18 +622,18 @@ def test_a_checkpoint_beside_a_result_is_removed(settings, tmp_path):
     config = resolve(settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
     path = write(tmp_path, config.to_dict())
     assert main(["--config", path]) == 0
-    (config.run_folder / "checkpoint.pt").write_bytes(b"of a process that was killed at the very end")
+    (run_folder(config) / "checkpoint.pt").write_bytes(b"of a process that was killed at the very end")
     assert main(["--config", path]) == 0
-    assert not (config.run_folder / "checkpoint.pt").exists()
+    assert not (run_folder(config) / "checkpoint.pt").exists()
 
 
 def test_a_loop_of_links_in_a_run_folder_is_no_obstacle(settings, tmp_path):
     config = resolve(settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
-    config.run_folder.mkdir(parents=True)
+    run_folder(config).mkdir(parents=True)
     for name in ("loop", "result.json"):
-        (config.run_folder / name).symlink_to(name)
+        (run_folder(config) / name).symlink_to(name)
     assert main(["--config", write(tmp_path, config.to_dict())]) == 0
-    assert not (config.run_folder / "result.json").is_symlink() and len(results(settings)) == 1
+    assert not (run_folder(config) / "result.json").is_symlink() and len(results(settings)) == 1
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_named(settings, tmp_path, capsys):
@@ -601,7 +641,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_named(settings, tmp_path, capsys):
     config = resolve(settings | {"model_name": "replay"})
     with killed_at(2):
         Run(config, load_dataset(config.dataset, ".")).execute()
-    checkpoint = config.run_folder / "checkpoint.pt"
+    checkpoint = run_folder(config) / "checkpoint.pt"
     content = bytearray(checkpoint.read_bytes())
     content[len(content) // 2] ^= 4
     checkpoint.write_bytes(content)

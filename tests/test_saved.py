@@ -51,6 +51,8 @@ SETTINGS = {
     "init_epoch": 2,
     "epochs": 2,
     "batch_size": 8,
+    "buffer_size": 64,
+    "projection": 64,
 }
 
 
@@ -202,8 +204,8 @@ def test_the_test_transform_of_image_files_is_the_runs(run, arrays, tmp_path):
         == result["last_acc"]
     )
     assert model(arrays["test_x"]).shape == (54, 6)
-    with pytest.raises(UserError, match=r"or names of image files"):
-        model(arrays["test_x"][:, :7])
+    wide = np.stack([np.asarray(Image.open(file)) for file in files])
+    assert torch.equal(model(wide), model(files))
 
 
 BAD_IMAGES = {
@@ -211,8 +213,8 @@ BAD_IMAGES = {
     "uint8 of shape (2, 9, 9, 3); this model takes uint8 (B, 8, 8, 3)": torch.zeros(2, 9, 9, 3, dtype=torch.uint8),
     "uint8 of shape (8, 8, 3)": np.zeros((8, 8, 3), np.uint8),
     "uint8 of shape (2, 3, 8, 8)": np.zeros((2, 3, 8, 8), np.uint8),
-    "<U5 of shape (1,)": ["a.png"],
-    "images: give uint8 (B, 8, 8, 3), not one name": "a.png",
+    "a.png: No such file or directory": ["a.png"],
+    "images: 'a.png' is no folder; give uint8 (B, 8, 8, 3), a folder, or": "a.png",
 }
 
 

@@ -6,41 +6,25 @@ import multiprocessing
 import os
 import shutil
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from damage import each_with_a_bit_flipped
 from PIL import Image
-from small_runs import Killed
-from test_learner import assert_same, learned, months
-from test_task_lists import MONTHS, month, photos
+from small_learners import assert_same, dies_at, january, learned, shelf
+from test_learner import months
+from test_task_lists import photos
 
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import load_state, save_state
 
-__all__ = ["months"]
+__all__ = ["january", "months", "shelf"]
 pytestmark = pytest.mark.usefixtures("undrawn")
 QUICK = {"epochs": 1, "init_epoch": 1}
 OF_FILES = {"image_size": 16, "num_workers": 0, **QUICK}
 OLD = Path(__file__).parent / "old_formats"  # written by version 0.2.0 at commit 3c19aa9
-
-
-@pytest.fixture(scope="module")
-def january(tmp_path_factory):
-    """A learner of the first month, and the folder that it is saved in."""
-    folder = tmp_path_factory.mktemp("january")
-    learner = learned(month(folder / "0.npz", MONTHS[0], 0))
-    learner.save(folder / "shelf")
-    return learner, folder / "shelf"
-
-
-@pytest.fixture
-def shelf(january, tmp_path):
-    """The test's own copy of the saved learner."""
-    return shutil.copytree(january[1], tmp_path / "shelf")
 
 
 def names(folder):
@@ -105,45 +89,20 @@ def test_killed_at_any_moment_a_save_loses_neither_learner_and_the_next_one_leav
     older = Learner.load(tmp_path / "shelf", quiet=True)
     learner = Learner.load(tmp_path / "shelf", quiet=True, memory_per_class=2)
     learner.learn(photos(tmp_path / "february", ["bee", "cat"], 2))
-    learner.save(shutil.copytree(tmp_path / "shelf", tmp_path / "undisturbed"), copy_images=copied)
+    learner.save(shutil.copytree(tmp_path / "shelf", tmp_path / "undisturbed"), copied, versions=1)
     expected = names(tmp_path / "undisturbed")
     killed = 0
     for moment in range(100):
         folder = shutil.copytree(tmp_path / "shelf", tmp_path / f"killed-{moment}")
-        alive = _dies_at(moment, functools.partial(learner.save, folder, copy_images=copied))
+        alive = dies_at(moment, functools.partial(learner.save, folder, copied, versions=1))
         found = Learner.load(folder, quiet=True)
         assert labelled(found) == labelled(older if len(found.history) == 1 else learner)
         if alive:
             break
         killed += 1
-        learner.save(folder, copy_images=copied)
+        learner.save(folder, copied, versions=1)
         assert names(folder) == expected
     assert alive and killed >= (8 if copied else 3)
-
-
-def _dies_at(moment, function):
-    """Run ``function``, but die just before its change of the disk number ``moment``; returns whether it survived."""
-    count = [0]
-
-    def dying(original):
-        def call(*arguments, **keys):
-            if count[0] == moment:
-                raise Killed
-            count[0] += 1
-            return original(*arguments, **keys)
-
-        return call
-
-    with (
-        patch("os.replace", dying(os.replace)),
-        patch("os.fsync", dying(os.fsync)),
-        patch.object(Path, "unlink", dying(Path.unlink)),
-    ):
-        try:
-            function()
-        except Killed:
-            return False
-    return True
 
 
 def test_two_that_save_and_one_that_loads_never_meet_half_a_learner(tmp_path):
@@ -275,7 +234,7 @@ def test_a_flipped_bit_of_a_saved_learner_is_noticed_or_does_no_harm(january, sh
 DROPPED = object()
 WRONG = [None, -1, 10**9, 0.5, "x", [None] * 3, {}, float("nan")]
 PLACES = [[], ["info"], ["exemplars"], ["config"], ["run"], ["run", "learner", "_extra_state"]]
-PLACES += [["run", "learner", "_extra_state", "memory"]]
+PLACES += [["run", "learner", "_extra_state", "memory"], ["ledger"], ["ledger", "held_out"]]
 
 
 def test_a_forged_learner_is_one_line_or_does_no_harm(shelf, january):
@@ -333,6 +292,9 @@ FORGED = [
     (["data"], {"tasks": None}),
     (["config", "tasks"], []),
     (["run", "history"], []),
+    (["ledger", "temperature"], 0.0),
+    (["ledger", "entries"], [{}, {}]),
+    (["ledger", "held_out"], {"labels": torch.tensor([2]), "pixels": torch.zeros(1, 8, 8, 3, dtype=torch.uint8)}),
 ]
 
 
@@ -343,8 +305,8 @@ def test_a_learner_of_format_1_predicts_learns_and_is_saved_in_the_present_forma
     folder = shutil.copytree(OLD / "learner-arrays", tmp_path / "shelf")
     (folder / "notes.txt").touch()
     answers = np.load(OLD / "learner-arrays.npz")
-    learner = Learner.load(folder, quiet=True)
-    assert np.allclose(learner._classifier().logits(answers["images"]), answers["logits"], atol=1e-4)
+    learner = Learner.load(folder, quiet=True, precision="bf16")  # in which the logits were computed
+    assert np.allclose(learner.answers.classifier.logits(answers["images"]), answers["logits"], atol=1e-4)
     assert learner.classes == ["cat", "ant"] and len(learner._held.train) == 4
     learner.learn(months[1])
     learner.save(folder)

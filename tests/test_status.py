@@ -8,6 +8,7 @@ from filelock import FileLock
 from small_runs import killed_at, results, write
 
 from main import main
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load
 from pycil_wsc.launch import status
 from pycil_wsc.learners.replay import Replay
@@ -22,7 +23,7 @@ def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys, 
     now = round(time.time())
     monkeypatch.setattr(status.time, "time", lambda: now)
     path = write(tmp_path, settings | {"model_name": "replay", "seed": [1, 2, 3, 4, 5]})
-    folders = [config.run_folder for config in load(path)]
+    folders = [run_folder(config) for config in load(path)]
     for folder in folders:
         folder.mkdir(parents=True)
     (folders[0] / "result.json").write_text(json.dumps(result))
@@ -46,14 +47,14 @@ def test_a_result_that_is_none_is_said_to_be(content, settings, tmp_path, capsys
     """A folder in its place, an empty file, a truncated one."""
     path = write(tmp_path, settings | {"model_name": "replay"})
     (config,) = load(path)
-    file = config.run_folder / "result.json"
+    file = run_folder(config) / "result.json"
     file.mkdir(parents=True)
     if content is not None:
         file.rmdir()
         file.write_bytes(content)
     assert main(["--config", path, "--status"]) == 0
     first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"failed   {config.run_folder}  {file}: ")
+    assert first.startswith(f"failed   {run_folder(config)}  {file}: ")
     assert last == "done 0/1, running 0, waiting 0, failed 1"
     assert main(["--config", path]) == 1, "the run says so too"
 

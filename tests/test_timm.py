@@ -11,12 +11,12 @@ from small_runs import killed_at, without_measurements, write
 import pycil_wsc
 from main import main
 from pycil_wsc import registry
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.networks import layers, timm_models
 from pycil_wsc.networks.nets import check_features, make_backbone
-from pycil_wsc.runs import first_task
 from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
 from utils.factory import get_model
@@ -61,25 +61,43 @@ def weights(tmp_path):
     return save
 
 
-@pytest.mark.parametrize("learner", sorted(set(registry.learners) - {"memo"}))
+@pytest.mark.parametrize("learner", sorted(set(registry.learners) - {"memo", "redo"}))
 @pytest.mark.parametrize("model", sorted(set(SMALL) - {"efficientnet_lite0"}))
 def test_every_learner_trains_every_family(learner, model, settings):
     result = run(settings, model, model_name=learner, max_tasks=2, optimizer="adamw", layer_decay=0.8).execute()
     assert len(result["curve"]) == 2 and np.isfinite(result["train_loss"][-1]).all()
 
 
+def test_redo_recycles_units_of_basic_blocks(settings):
+    keys = {"model_name": "redo", "max_tasks": 2, "dormant_threshold": 0.9}
+    result, without = (
+        run(settings, "resnet18", out=f"{settings['out']}-{every}", recycle_every=every, **keys).execute()
+        for every in (2, 1000)
+    )
+    assert len(result["curve"]) == 2 and result["train_loss"] != without["train_loss"]
+
+
+def refusal(learner, model):
+    """What a method that cannot use a model says, if it cannot."""
+    if learner == "memo":
+        return f"model_name: 'memo' splits the backbone, which 'timm:{model}' does not support"
+    if learner == "redo" and model != "resnet18":
+        return f"model_name: 'redo' finds no units in 'timm:{model}'"
+    return ""
+
+
 @pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])
 @pytest.mark.parametrize("model", SMALL)
-def test_what_cannot_be_split_is_refused_in_one_line(model, how, settings, tmp_path, capsys):
-    """Of all learners that is MEMO, and none but MEMO, whose runs are only planned here; nothing is trained."""
+def test_what_cannot_be_used_is_refused_in_one_line(model, how, settings, tmp_path, capsys):
+    """Of all learners those are MEMO and ReDo, and none but they, whose runs are only planned here."""
     for learner in sorted(registry.learners) if how else ["memo"]:
         # a list in a file is one run per item, so a value that is a list is in a list
         one = {name: [value] if isinstance(value, (tuple, list)) else value for name, value in keys(model).items()}
         code = main(["--config", write(tmp_path, settings | one | {"model_name": learner}), *how])
         error = capsys.readouterr().err
-        assert code == (2 if learner == "memo" else 0), error
-        if learner == "memo":
-            said = f"model_name: 'memo' splits the backbone, which 'timm:{model}' does not support"
+        said = refusal(learner, model)
+        assert code == (2 if said else 0), error
+        if said:
             assert error.count("\n") == 1 and said in error, error
     assert not (tmp_path / "runs").exists()
 
@@ -297,15 +315,15 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
 def test_other_weights_in_the_same_file_are_another_first_task(settings, weights):
     path, state = weights("resnet18")
     before = run(settings, "resnet18", pretrained=path)
-    keys_of_first = [first_task.key(before, before.dataset)]
+    keys_of_first = [before.first_task_file()]
     torch.save(state | {"conv1.weight": 2 * state["conv1.weight"]}, path)
     after = run(settings, "resnet18", pretrained=path)
-    assert first_task.key(after, after.dataset) not in keys_of_first
+    assert after.first_task_file() not in keys_of_first
 
 
 def test_new_keys_leave_old_folders_alone_and_are_part_of_new_ones(tmp_path):
     plain = resolve({"model_name": "icarl", "lrate": 0.05})
-    assert plain.run_folder.name == "seed1993-269b71df"
+    assert run_folder(plain).name == "seed1993-269b71df"
     ours = resolve({"convnet_type": "timm:resnet18", "pretrained": True})
     assert json.loads(json.dumps(ours.to_dict()))["pretrained"] is True and resolve(ours.to_dict()) == ours
-    assert ours.run_folder != resolve({"convnet_type": "timm:resnet18"}).run_folder
+    assert run_folder(ours) != run_folder(resolve({"convnet_type": "timm:resnet18"}))

@@ -39,25 +39,43 @@ SMALL = SETTINGS | {
     "milestones": [],
 }
 SMALL |= {"init_milestones": [], "cache_first_task": False}
+TWO_TASKS = {"max_tasks": 2}
 CASES = {
-    **{name: {"model_name": name} for name in ("finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo")},
+    **{name: {"model_name": name} for name in ("finetune", "replay", "bic", "wa", "der", "foster", "memo")},
+    "icarl": {"model_name": "icarl", "seed": 1994},  # with 1993 rounding grows to 2e-4 in a weight, else to 1e-9
+    **{name: {"model_name": name} for name in ("acil", "ds-al", "ncm", "slda", "ranpac", "fecam")},
     "joint": {"model_name": "joint", "init_epoch": 2},
     "wsc": {"model_name": "wsc", "seed": 1994},  # with 1993 one element's rank hangs on rounding: kept, or reset
+    # means over a part of a batch, stored values, a second backward pass, averages and merges of weights
+    **{name: {"model_name": name} for name in ("er_ace", "derpp", "sam", "cls_er", "wise_ft", "ties")},
+    "sam-flops": {"model_name": "sam", "budget": {"flops_like": "replay"}},
     "foster-oofc": {"model_name": "foster", "oofc": "az", "is_teacher_wa": True, "is_student_wa": True},
-    "bic-per-class": {"model_name": "bic", "validation": "per_class", "split_ratio": 0.5},
-    "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
-    "fisher": {"wsc.importance": "fisher"},
-    "hessian": {"wsc.importance": "hessian"},
+    "bic-per-class": TWO_TASKS | {"model_name": "bic", "validation": "per_class", "split_ratio": 0.5},
+    "beef": {"model_name": "beef", "fusion_epochs": 2, "energy_weight": 0.1, "lrate": 0.002, "batch_size": 7},
+    "tagfex": {"model_name": "tagfex", "proj_hidden_dim": 32, "proj_output_dim": 16, "lrate": 0.002, "batch_size": 7},
+    # prototypes, rotations, mixtures, adapters, stored features
+    **{name: TWO_TASKS | {"model_name": name, "temp": 1.0} for name in ("pass", "il2a")},
+    "ssre": TWO_TASKS | {"model_name": "ssre", "temp": 1.0, "seed": 1994},  # with 1993 Adam divides by a tiny gradient
+    "fetril": TWO_TASKS | {"model_name": "fetril"},
+    "podnet": TWO_TASKS | {"model_name": "podnet", "nb_proxy": 3, "ft_epochs": 2},
+    "coil": TWO_TASKS | {"model_name": "coil", "transport_steps": 2},
+    "cofima": TWO_TASKS | {"model_name": "cofima"},
+    "gdumb": TWO_TASKS | {"model_name": "gdumb", "cutmix": 0.0},  # CutMix pastes images of the same process
+    "held-out": TWO_TASKS | {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
+    "fisher": TWO_TASKS | {"wsc.importance": "fisher"},
+    "hessian": TWO_TASKS | {"wsc.importance": "hessian"},
     "continual-backprop": {  # on a network with several layers of units
+        "max_tasks": 2,
         "convnet_type": "resnet8",
         "wsc.reset": "continual_backprop",
         "wsc.replacement_rate": 0.02,
         "wsc.maturity": 2,
     },
-    "icarl+wsc": {"model_name": "icarl", "consolidate": True, "wsc.reset": "shrink_perturb"},
-    "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
-    "analyses": {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
+    "icarl+wsc": TWO_TASKS | {"model_name": "icarl", "consolidate": True, "wsc.reset": "shrink_perturb"},
+    "mixed": TWO_TASKS | {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
+    "analyses": TWO_TASKS | {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
 }
+PROTOTYPES = ("pass", "il2a", "ssre")  # each process computes the loss of all prototypes of a batch
 
 
 def outcomes(cases, data, out):
@@ -123,11 +141,13 @@ def test_two_processes_give_what_one_gives(name, both):
     one, first, second = (outcome[name] for outcome in both)
     np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4)
     assert first["curves"] == one["curves"] and first["exemplars"] == one["exemplars"]
-    assert first["flops"] == one["flops"] and nearly(first["records"], one["records"])
+    assert first["flops"] == one["flops"] or name in PROTOTYPES and 1 < first["flops"] / one["flops"] < 1.03
+    assert nearly(first["records"], one["records"])
     assert first["units"] == one["units"] and all(one["units"])
     assert bool(one["units"]) == (name == "continual-backprop") and bool(one["records"]) == (name == "analyses")
-    for shared in "images", "herded classes":
-        assert first[shared] + second[shared] == one[shared], "no process does what another does too"
+    twice = one["curves"][3] if name == "il2a" else 0  # each process loads all images that are mixed
+    assert first["images"] + second["images"] == one["images"] + twice, "no process loads what another does too"
+    assert first["herded classes"] + second["herded classes"] == one["herded classes"]
     assert first["weights"].keys() == one["weights"].keys()
     for key, value in one["weights"].items():
         np.testing.assert_allclose(first["weights"][key], value, rtol=1e-3, atol=1e-4, err_msg=key)
@@ -221,10 +241,9 @@ def test_scores_that_pass_over_the_data_are_those_of_one_process(tmp_path):
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def swept(out, data, **keys):
-    """Replay and WSC, which share their first task."""
+def asked(out, data, **keys):
     settings = SMALL | {"dataset": f"npz:{data}", "out": str(out), "cache_first_task": True, "threads": 1}
-    return settings | {"model_name": ["replay", "wsc"], "save_weights": True, "tensorboard": False} | keys
+    return settings | {"model_name": "replay", "save_weights": True} | keys
 
 
 def killed(settings_file):
@@ -245,50 +264,43 @@ def killed(settings_file):
 
 def test_a_run_whose_process_was_killed_resumes_with_equal_numbers(tmp_path):
     data = small_data(tmp_path / "data.npz")
-    undisturbed, stopped = (swept(tmp_path / name, data) for name in ("undisturbed", "stopped"))
+    undisturbed, stopped = (asked(tmp_path / name, data) for name in ("undisturbed", "stopped"))
     assert in_two_processes(commanded, "--config", write(tmp_path, undisturbed)) == [0, 0]
     (first,) = in_two_processes(killed, path := write(tmp_path, stopped), check=False)
     assert "SystemExit" in first and not results(stopped)
     assert in_two_processes(commanded, "--config", path) == [0, 0]
-    ended, wanted = (
-        {folder.parent.parent.name: (folder, result) for folder, result in results(settings).items()}
-        for settings in (stopped, undisturbed)
-    )
-    assert ended.keys() == wanted.keys() == {"replay", "wsc"}
-    for name, (folder, result) in ended.items():
-        assert lasting(result) == lasting(wanted[name][1]) and result["processes"] == 2
-        weights, others = (load_state(place / "weights.pt")["learner"] for place in (folder, wanted[name][0]))
-        assert all(torch.equal(weights[key], others[key]) for key in weights if key != "_extra_state")
-        assert not (folder / "checkpoint.pt").exists() and not (folder / "failed.json").exists()
-    logs = {name: (folder / "log.txt").read_text() for name, (folder, _) in ended.items()}
-    assert "resumes with train epoch 2/2" in logs["replay"] and "taken from a run that shares it" in logs["wsc"]
+    ((folder, result),) = results(stopped).items()
+    ((other, wanted),) = results(undisturbed).items()
+    assert lasting(result) == lasting(wanted) and result["processes"] == 2
+    weights, others = (load_state(place / "weights.pt")["learner"] for place in (folder, other))
+    assert all(torch.equal(weights[key], others[key]) for key in weights if key != "_extra_state")
+    assert not (folder / "checkpoint.pt").exists() and not (folder / "failed.json").exists()
+    assert "resumes with train epoch 2/2" in (folder / "log.txt").read_text()
+    wsc = asked(tmp_path / "stopped", data, model_name="wsc", max_tasks=1)
+    assert in_two_processes(commanded, "--config", write(tmp_path, wsc | {"max_tasks": 1})) == [0, 0]
+    logs = [path.read_text() for path in (tmp_path / "stopped").rglob("wsc/**/log.txt")]
+    assert len(logs) == 1 and "taken from a run that shares it" in logs[0]
 
 
 def failing_in_one(rank, settings_file):
-    """The command where one process cannot prepare the run of the second seed, as where its download fails."""
+    """The command where one process cannot prepare the run, as where its download fails."""
 
     class Failing(Run):
-        def __init__(self, config, *arguments):
-            if config.seed == 2 and int(os.environ["RANK"]) == rank:
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            if self.processes.rank == rank:
                 raise UnusableRun("no download")
-            super().__init__(config, *arguments)
 
-    with patch("pycil_wsc.runs.kind.Run", Failing):
+    with patch("pycil_wsc.runs.class_incremental.Run", Failing):
         return commanded("--config", settings_file)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_run_that_one_process_cannot_prepare_fails_in_all(rank, tmp_path):
-    data = small_data(tmp_path / "data.npz")
-    keys = SMALL | {"dataset": f"npz:{data}", "model_name": "replay", "convnet_type": "resnet8"}
-    whole, failing = (keys | {"out": str(tmp_path / name)} for name in ("whole", "failing"))
-    assert in_two_processes(commanded, "--config", write(tmp_path, whole | {"seed": [1, 3]})) == [0, 0]
-    path = write(tmp_path, failing | {"seed": [1, 2, 3]})
+    path = write(tmp_path, asked(tmp_path / "failing", small_data(tmp_path / "data.npz"), max_tasks=1))
     assert in_two_processes(failing_in_one, rank, path) == [1, 0]
     (failed,) = (json.loads(path.read_text()) for path in (tmp_path / "failing").rglob("failed.json"))
     assert failed["reason"] == "no download"
-    ends = [{result["config"]["seed"]: lasting(result) for result in results(s).values()} for s in (whole, failing)]
-    assert ends[0].keys() == {1, 3} and ends[0] == ends[1]
 
 
 def lasting(result):
@@ -306,20 +318,14 @@ def complaint(*settings_files):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"seed": 7}, "torchrun: process 2 of 2 has another configuration than the first"),
-        ({"device": "cuda"}, "torchrun: process 2 of 2: device: 'cuda' is not"),
+        ({"device": "cuda"}, "torchrun: process 1 of 2: device: 'cuda' is not"),
         ({"batch_size": 1}, "batch_size: 1 images are too few for the 2 processes"),
+        ({"seed": [1, 2]}, "torchrun: its processes train one run, but there are 2; choose one with --set"),
     ],
 )
 def test_wrong_use_is_one_line_before_anything_starts(changes, reason, tmp_path):
-    data = small_data(tmp_path / "data.npz")
-    paths = []
-    for name, keys in (("one", {}), ("two", changes)):
-        (folder := tmp_path / name).mkdir()
-        paths.append(write(folder, swept(tmp_path / "runs", data, **keys)))
-    if "batch_size" in changes:
-        paths[0] = paths[1]
-    first, second = in_two_processes(complaint, *paths)
+    path = write(tmp_path, asked(tmp_path / "runs", small_data(tmp_path / "data.npz"), **changes))
+    first, second = in_two_processes(complaint, path, path)
     assert first[0] == second[0] == 2 and not (tmp_path / "runs").exists()
     assert first[1].startswith(f"error: {reason}") and first[1].count("\n") == 1 and not second[1]
 
@@ -331,13 +337,15 @@ def told_to(*commands):
     return code, stream.getvalue()
 
 
-def test_processes_that_are_asked_for_different_things_do_not_wait_for_each_other(tmp_path):
-    run = ["--config", write(tmp_path, swept(tmp_path / "runs", small_data(tmp_path / "data.npz")))]
-    first, second = in_two_processes(told_to, run, [*run, "--status"])
-    assert first[0] == second[0] == 2 and not (tmp_path / "runs").exists()
-    assert first[1].startswith("error: torchrun: process 2 of 2 has another command than the first")
-    (code, _), _ = in_two_processes(told_to, *2 * [[*run, "--status"]])
-    assert code == 0
+def test_the_first_process_decides_what_all_do(tmp_path):
+    """The others need no file of their own, and do not wait if they were asked for something else."""
+    settings = asked(tmp_path / "runs", small_data(tmp_path / "data.npz"), seed=[1, 2])
+    status = ["--config", write(tmp_path, settings), "--status"]
+    other = ["--config", str(tmp_path / "nothing.json")]
+    assert in_two_processes(told_to, status, other) == [(0, ""), (0, "")]
+    missing, follower = in_two_processes(told_to, other, status)
+    assert missing[0] == follower[0] == 2 and missing[1].count("\n") == 1 and not follower[1]
+    assert not (tmp_path / "runs").exists()
 
 
 def test_processes_do_not_outlive_torchrun(monkeypatch):
@@ -347,11 +355,11 @@ def test_processes_do_not_outlive_torchrun(monkeypatch):
     alive, held = fork.Pipe(duplex=False)
 
     def agent():
-        process = fork.Process(target=together, args=("run", [], work))
+        process = fork.Process(target=together, args=(list, work, True))
         process.start()
         process.join()
 
-    def work():
+    def work(configs):
         held.send("at work")
         time.sleep(1000)
 

@@ -13,9 +13,9 @@ from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, drift_score
 from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.engine.triggers import Plateau
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.triggers import Plateau
 from pycil_wsc.runs.run import Run
 
 # ---- in any loop -----------------------------------------------------------------------------------------------------

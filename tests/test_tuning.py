@@ -15,12 +15,13 @@ from synthetic import HERE, lines_of
 import pycil_wsc
 from main import main
 from pycil_wsc import report
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.data.validation import hold_out
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.runs.kind import for_training
+from pycil_wsc.runs.class_incremental import for_training
 from pycil_wsc.runs.run import Run
 
 TUNING = f"tuning-{HERE}-validation10"
@@ -91,6 +92,26 @@ def test_what_is_trained_and_tested_on_is_the_split(settings, undisturbed):
     assert result["tested_on"] == "validation" and undisturbed()[1]["tested_on"] == "test"
 
 
+def test_only_so_many_images_of_each_class_are_learned(settings):
+    """They are drawn by the seed from what is not held out; fewer images are a part of more."""
+    whole = load_dataset(settings["dataset"], ".")
+    kept = hold_out(whole, 0.25, 1993).train
+    drawn = {}
+    for number in (2, 5):
+        run = run_of(settings, validation_split=0.25, images_per_class=number)
+        pixels = [image.tobytes() for image in run.train_source.images.numpy()]
+        assert np.bincount(run.manager.train_targets).tolist() == [number] * 6
+        assert [
+            run.manager.class_order[label] for label in run.manager.train_targets
+        ] == run.dataset.train.targets.tolist()
+        drawn[number] = dict(zip(pixels, run.dataset.train.targets.tolist()))
+    known = {image.tobytes(): label for image, label in zip(kept.images, kept.targets.tolist())}
+    assert drawn[2].items() < drawn[5].items() < known.items()
+    other = run_of(settings | {"seed": 1994}, images_per_class=5).dataset.train
+    assert {image.tobytes() for image in other.images} != drawn[5].keys()
+    assert len(run_of(settings, images_per_class=100).dataset.train) == len(whole.train)
+
+
 def test_a_poisoned_test_set_tunes_the_same(settings, tmp_path):
     with np.load(settings["dataset"].removeprefix("npz:")) as arrays:
         poisoned = dict(arrays)
@@ -133,9 +154,9 @@ def test_the_first_task_is_not_shared_with_runs_on_all_training_data(settings, t
 def test_the_split_decides_the_result_and_has_limits():
     usual = resolve({})
     assert (
-        resolve({"validation_split": 0.0}).run_folder
-        == usual.run_folder
-        != resolve({"validation_split": 0.1}).run_folder
+        run_folder(resolve({"validation_split": 0.0}))
+        == run_folder(usual)
+        != run_folder(resolve({"validation_split": 0.1}))
     )
     with pytest.raises(UserError, match="validation_split: 0.6 is above 0.5"):
         resolve({"validation_split": 0.6})
@@ -314,10 +335,10 @@ def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path, 
     assert [line["mean"] for line in lines_of(page.parent, f"accuracy-{HERE}") if line["mean"]] == ["71.0", "72.0"]
     assert not [path for path in (page.parent / "figures").iterdir() if "validation" in path.name]
     assert "tested on 10 % held out of the training data" in page.read_text()
-    text = report.accuracy_table([*TRIALS, *tested])
+    text = report.result_table([*TRIALS, *tested])
     (own,) = (block for block in text.split("\n\n") if "held out" not in block)
     assert "71.00" in own and "72.00" in own and "73.00" not in own
-    assert "held out of the training data" in report.accuracy_table(TRIALS)
+    assert "held out of the training data" in report.result_table(TRIALS)
 
 
 def test_trials_on_two_data_sets_have_files_of_their_own(tmp_path, undrawn):

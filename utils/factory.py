@@ -14,8 +14,9 @@ from pycil_wsc.config.pycil import our_names, our_values
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
+from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
-from pycil_wsc.runs import metrics
+from pycil_wsc.results import metrics
 from pycil_wsc.runs.testing import predictions
 from utils.data_manager import DataManager
 from utils.toolkit import accuracy
@@ -53,7 +54,8 @@ class Model:
 
     def __init__(self, args: Mapping[str, Any], config: Any):
         self.args, self.device = args, numbered(resolved_device(config.device))
-        self.learner = config.learner(config, None, None, self.device)
+        learner: Any = configured_learner(config)  # its data come with the first task
+        self.learner = learner(config, None, None, self.device)
         self._cur_task, self._known_classes, self._total_classes = -1, 0, 0
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor, nn
 
-from pycil_wsc.runs import metrics
+from pycil_wsc.results import metrics
 
 
 def count_parameters(model: nn.Module, trainable: bool = False) -> int:

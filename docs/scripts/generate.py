@@ -1,5 +1,5 @@
 """Write the generated parts of docs/: the tables of keys, from their declarations, the tables of language-model runs
-and of some speeds, from their records, and the figures.
+and of some speeds, from their records, the page of claims, and the figures.
 
 python docs/scripts/generate.py
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
-CONFIGURATION, LANGUAGE_MODELS, SPEED = "configuration", "language_models", "speed"
+CONFIGURATION, LANGUAGE_MODELS, SPEED, ABUNDANT = "configuration", "language_models", "speed", "abundant"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
 RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
-RECORDS |= {"scaling-cpu": SPEED, "image-folder-cpu": SPEED}
+RECORDS |= {"scaling-cpu": SPEED, "image-folder-cpu": SPEED, "abundant": ABUNDANT}
 GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
 
 
@@ -82,9 +82,13 @@ def page(name):
 
 def recorded(name):
     """The Markdown table of the record results/``name``.json, or of the runs in the folder of that name."""
-    import speed_tables  # beside this file, as is
+    import abundant  # beside this file, as are
+    import speed_tables
     import trace_tables
 
+    if name == "abundant":
+        lines = abundant.rows()
+        return f"{rows(lines[0], lines[1:])}\n{abundant.sentences()}\n{abundant.FIGURE}\n" if lines else "None yet.\n"
     if name in speed_tables.TABLES:
         lines = speed_tables.rows(name)
     else:
@@ -95,10 +99,17 @@ def recorded(name):
 def main():
     for name in GENERATED:
         (ROOT / "docs" / f"{name}.md").write_text(page(name), encoding="utf-8")
-    import figure  # beside this file
+    import claims  # beside this file
+    import figure
 
+    claims.main()
+    figure.draw_schedule(ROOT / "docs" / "images" / "paper_schedule.svg")
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
     figure.draw_gains(ROOT / "docs" / "images" / "short_tasks.svg")
+    import abundant
+
+    if abundant.rows():
+        abundant.draw(ROOT / "docs" / "images" / "abundant.svg")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from tqdm import tqdm
 
 from pycil_wsc.runs.progress import Progress
 
+LOG = logging.getLogger("pycil_wsc.learner")
+
 
 class Bar:
-    """Shows the progress of one task: a progress bar on a terminal, and lines."""
+    """Shows the progress of one task: a progress bar on a terminal, and lines, which the log gets too.
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet, self.before = quiet, 0
+    Args:
+        quiet: show nothing.
+        on_progress: called with each :class:`~pycil_wsc.runs.progress.Progress`, several times a second.
+    """
+
+    def __init__(self, quiet: bool, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self.quiet = quiet
+        self.on_progress = on_progress
+        self.before = 0  # images of earlier tasks
         self.bar: tqdm | None = None
 
     def begin(self, plan: list[int]) -> None:
@@ -23,8 +35,16 @@ class Bar:
         if self.bar is not None and not self.bar.disable:
             self.bar.set_description_str(progress.position, refresh=False)
             self.bar.update(progress.images - self.before - self.bar.n)
-        if progress.line and not self.quiet:
-            tqdm.write(progress.line)
+        if progress.line:
+            self.say(progress.line)
+        if self.on_progress:
+            self.on_progress(progress)
+
+    def say(self, line: str) -> None:
+        """Log a line, and print it unless quiet."""
+        LOG.info("%s", line)
+        if not self.quiet:
+            tqdm.write(line)
 
     def __enter__(self) -> Bar:
         return self

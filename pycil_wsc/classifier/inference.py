@@ -1,32 +1,37 @@
 """Trained weights as a classifier (``pycil_wsc.load``)."""
 
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torchvision.transforms import InterpolationMode
 
+from pycil_wsc.classifier.model import Transform
+from pycil_wsc.classifier.settings import refusing
+from pycil_wsc.classifier.streams import Chunk, Images, chunks
+from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS, Config
+from pycil_wsc.data import augment
 from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.npz import three_channels
-from pycil_wsc.data.sources import as_array
+from pycil_wsc.data.options import AugmentationOptions
+from pycil_wsc.data.parallel import at_most_one_per_core
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
-from pycil_wsc.keys import without_replaced
+from pycil_wsc.keys import declared
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.runs import weights
+from pycil_wsc.state import State
 
 LARGEST_SIDE = 1 << 16  # of an image, in pixels
-Images = np.ndarray | torch.Tensor | list[str]
 
 
 def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> "Classifier":
@@ -45,15 +50,34 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     path = weights.find(Path(run_folder), task)
     again = "repeat the run with --redo"
     state = weights.read(path, again)
-    try:
+    with refusing(path, "a file of weights of this version", again, named=True):  # its checksums match
         info = checked_info(state["info"])
-        config = without_replaced(state["config"], KEYS) | {"device": str(device), "pretrained": False}
-        learner = rebuilt(resolve(config), info, state)
-        return Classifier(learner, info, state["class_order"][: state["boundaries"][state["task"] + 1]])
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    except Exception as error:  # the checksums match, but another version or program wrote the file
-        raise UserError(f"{path}: is not a file of weights of this version ({type(error).__name__}); {again}") from None
+        config = without_dropped(state["config"]) | {"device": str(device), "pretrained": False}
+        reached = Reached(state["class_order"], state["boundaries"], state["task"])
+        learner = rebuilt(resolve(config), info, reached, state["learner"])
+        return Classifier(learner, info, reached.classes)
+
+
+class Reached(NamedTuple):
+    """How far a run, or a learner, has come.
+
+    ``class_order``: its labels in learning order. ``boundaries``: of its tasks in this order, 0 first. ``task``: the
+    last one, counted from 0.
+    """
+
+    class_order: list[int]
+    boundaries: list[int]
+    task: int
+
+    @classmethod
+    def of_stream(cls, seen: Sequence[int]) -> "Reached":
+        """That of a learner with so many classes after each task; they are numbered in learning order."""
+        return cls(list(range(seen[-1])), [0, *seen], len(seen) - 1)
+
+    @property
+    def classes(self) -> list[int]:
+        """The labels of the classes seen, in learning order."""
+        return self.class_order[: self.boundaries[self.task + 1]]
 
 
 class Classifier(nn.Module):
@@ -61,9 +85,9 @@ class Classifier(nn.Module):
 
     ``labels``: the data set's labels of the classes seen, in ascending order, one per column of the logits;
     ``class_names[label]`` is a label's name. Images are uint8 (B, side, side, 3), or (B, side, side) if
-    greyscale, numpy or torch, with the ``side`` that the network was trained on. After training on image files, file
-    names are accepted too and read by ``workers`` processes. The run's test transform is applied, and its
-    batch size is used.
+    greyscale, numpy or torch, with the ``side`` that the network was trained on; or names of image files, PIL images
+    or single arrays of any size, in a list or from a generator; or a folder (:mod:`pycil_wsc.classifier.streams`).
+    The run's test transform is applied, and its batch size is used. ``workers`` threads read files.
     """
 
     def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int], workers: int = 0) -> None:
@@ -79,53 +103,68 @@ class Classifier(nn.Module):
 
     def predict(self, images: Images) -> np.ndarray:
         """The most likely class of each image: labels of the data set, int64 numpy (B,). Ties break as in the run."""
-        return self.learned[best_classes(self._logits(images))[:, 0].cpu().numpy()]
+        parts = [np.empty(0, np.int64)]
+        for logits in self._batches(images):
+            parts.append(self.learned[best_classes(logits)[:, 0].cpu().numpy()])
+        return np.concatenate(parts)
 
     def logits(self, images: Images) -> torch.Tensor:
         """Logits, float32 (B, len(labels)), on the device, without gradients."""
-        return self._logits(images)[:, self.columns]
+        none = torch.empty(0, len(self.labels), device=next(self.parameters()).device)
+        return torch.cat([none, *self.batches(images)])
 
-    def _logits(self, images):
-        """Logits with columns in learning order."""
-        learner = self.learner
-        learner.device = next(self.parameters()).device  # may have changed by ``to``
-        images = self._checked(images)
-        split = Split(images, np.zeros(len(images), np.int64))
-        parts = [torch.empty(0, len(self.labels), device=learner.device)]
-        for features, _ in learner.forward_over(
-            open_source(self.info, split, learner.device, self.workers), np.arange(len(images)), split.targets
-        ):
-            with torch.inference_mode(), learner.autocast():
-                parts.append(learner.classify(features).float())
-        return torch.cat(parts)
+    def batches(self, images: Images) -> Iterator[torch.Tensor]:
+        """:meth:`logits` of one batch after another: images are read when their batch is asked for."""
+        for logits in self._batches(images):
+            yield logits[:, self.columns]
 
-    def _checked(self, images):
-        """Convert ``images`` to the form of :class:`Split`; raise a :class:`UserError` if they are invalid."""
-        side, takes_files = self.info.stored_size or self.info.image_size, self.info.crop == "resized"
-        wanted = f"uint8 (B, {side}, {side}, 3)"
-        if isinstance(images, (str, os.PathLike)):
-            raise UserError(f"images: give {'a list of file names' if takes_files else wanted}, not one name")
-        images = as_array(images)
-        if images.shape == (0,):
-            return np.empty(0, str) if takes_files else np.empty((0, side, side, 3), np.uint8)
-        if images.dtype.kind in "UO" and images.ndim == 1 and takes_files:
-            return images.astype(str)
-        if images.dtype == np.uint8 and images.shape[1:] == (side, side):
-            return three_channels(images)
-        if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
-            files = ", or names of image files" if takes_files else ""
-            raise UserError(f"images: {images.dtype} of shape {images.shape}; this model takes {wanted}{files}")
-        return images
+    def chunks(self, images: Images) -> Iterator[Chunk]:
+        """``images`` in batches, each read when it is needed."""
+        threads = at_most_one_per_core(self.workers)
+        return chunks(images, Transform(self.info), self.learner.config.batch_size, threads)
+
+    def features(self, images: Images) -> np.ndarray:
+        """What the backbone makes of each image: float32 (B, d), on the CPU."""
+        parts = [features.cpu().numpy() for features in self._features(images)]
+        return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+
+    def _batches(self, images: Images) -> Iterator[torch.Tensor]:
+        """Logits of one batch after another, with columns in learning order."""
+        for features in self._features(images):
+            with torch.inference_mode(), self._autocast(features.device):
+                logits = self.learner.classify(features).float()
+            yield logits
+
+    def _features(self, images: Images) -> Iterator[torch.Tensor]:
+        """Features of one batch after another, on the device: float32 (B, d)."""
+        learner, info = self.learner, self.info
+        device = learner.device = next(self.parameters()).device  # may have changed by ``to``
+        learner.eval()
+        normalise = augment.Normalise(info.mean, info.std, device)
+        for chunk in self.chunks(images):
+            for error in chunk.refused.values():
+                raise error
+            pixels = torch.from_numpy(np.ascontiguousarray(chunk.pixels)).to(device)
+            if pixels.shape[1] != info.image_size:
+                pixels = augment.resize(pixels, info.image_size, info.interpolation)
+            with torch.inference_mode():
+                with self._autocast(device):
+                    features = learner.extract(normalise(pixels))
+                features = features.float()
+            yield features
+
+    def _autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.learner.precision == "bf16")
 
 
-def checked_info(saved: dict[str, Any]) -> DatasetInfo:
+def checked_info(saved: State) -> DatasetInfo:
     """The :class:`DatasetInfo` with the ``saved`` values; raises an exception if they are invalid."""
     info, number = DatasetInfo(**saved), (int, float)
     fits = isinstance(info.classes, tuple) and all(isinstance(name, str) for name in info.classes)
     fits &= info.crop in ("pad", "resized") and info.interpolation in [mode.value for mode in InterpolationMode]
     for side in (info.image_size, info.stored_size or info.image_size):
         fits &= type(side) is int and 0 < side <= LARGEST_SIDE
-    for name in ("padding", "brightness", "flip", "augmentation"):
+    for name in declared(AugmentationOptions):
         value = getattr(info, name)
         fits &= value is not None and KEYS[name].check(value) == value
     for triple in (info.mean, info.std):
@@ -135,23 +174,29 @@ def checked_info(saved: dict[str, Any]) -> DatasetInfo:
     return info
 
 
-def rebuilt(config: Config, info: DatasetInfo, state: Mapping[str, Any]) -> BaseLearner:
-    """The learner of ``config`` as it was after ``state["task"]``, with an empty data set."""
-    device = numbered(resolved_device(config.device))
-    none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
-    arrivals = Arrivals(tuple(state["boundaries"][1:]), none.targets, none.targets) if config.tasks else None
-    manager = tasks_of(Dataset(info, none, none, arrivals=arrivals), config)
-    own = manager.class_order, manager.boundaries
-    if (state["class_order"], state["boundaries"]) != own or state["task"] not in range(len(manager.tasks)):
-        raise UserError("its classes and tasks do not match its configuration; use an unmodified file")
-    learner = config.learner(config, manager, open_source(info, none, device, 0), device)
-    for task in manager.tasks[: state["task"] + 1]:
-        learner.grow_for(task)
+def rebuilt(config: Config, info: DatasetInfo, reached: Reached, state: State) -> BaseLearner:
+    """The learner of ``config`` with this ``state``, in which it was after the task ``reached``, without images."""
+    learner = grown(config, info, reached)
     try:
-        learner.load_state_dict(state["learner"])
+        learner.load_state_dict(state)
     except RuntimeError:
         raise UserError(
             f"the weights do not match the learner '{config.model_name}' of this version; use the version that saved "
             "them"
         ) from None
+    return learner
+
+
+def grown(config: Config, info: DatasetInfo, reached: Reached) -> BaseLearner:
+    """A learner of ``config`` with the classes of the tasks ``reached``, but new weights, and without images."""
+    device = numbered(resolved_device(config.device))
+    none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
+    arrivals = Arrivals(tuple(reached.boundaries[1:]), none.targets, none.targets) if config.tasks else None
+    manager = tasks_of(Dataset(info, none, none, arrivals=arrivals), config)
+    own = Reached(manager.class_order, manager.boundaries, reached.task)
+    if reached != own or reached.task not in range(len(manager.tasks)):
+        raise UserError("its classes and tasks do not match its configuration; use an unmodified file")
+    learner = configured_learner(config)(config, manager, open_source(info, none, device, 0), device)
+    for task in manager.tasks[: reached.task + 1]:
+        learner.grow_for(task)
     return learner

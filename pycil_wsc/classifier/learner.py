@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from filelock import Timeout
-
-from pycil_wsc import registry
 from pycil_wsc.classifier import shelf
+from pycil_wsc.classifier.answering import Answering
+from pycil_wsc.classifier.answers import Answers, Tested
 from pycil_wsc.classifier.bar import Bar
-from pycil_wsc.classifier.inference import Classifier, Images, rebuilt
+from pycil_wsc.classifier.bundle import write_bundle
+from pycil_wsc.classifier.checks import Findings, checked
+from pycil_wsc.classifier.export import export_program, is_folder
+from pycil_wsc.classifier.gate import Accept
+from pycil_wsc.classifier.ledger import ONE_OF, Entry
 from pycil_wsc.classifier.settings import (
     FIRST,
-    OF_EXPERIMENTS,
     configured,
     folder_of,
     of_learner,
+    probability,
     refuse_changes,
+    refusing,
     saved_values,
+    values_of,
+    whole_number,
 )
 from pycil_wsc.classifier.shelf import SavedLearner
-from pycil_wsc.config.options import Config
-from pycil_wsc.data.fingerprint import changed
+from pycil_wsc.classifier.update import ONE_AT_A_TIME, Update, answers_of
+from pycil_wsc.classifier.versions import Version, listed, roll_back, signature
+from pycil_wsc.config.completion import complete
 from pycil_wsc.data.sources import Source, read_source
-from pycil_wsc.data.stored import renumbered
-from pycil_wsc.data.stream import extended, kept
-from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.keys import LARGEST_NUMBER
-from pycil_wsc.runs.checkpoint import CHECKPOINT
-from pycil_wsc.runs.kind import as_configured, for_training, with_memory_size
-from pycil_wsc.runs.planning import check_backbone
-from pycil_wsc.runs.progress import log_closed_after
-from pycil_wsc.runs.run import Run, end_of, losses
+from pycil_wsc.runs.class_incremental import as_configured
+from pycil_wsc.runs.progress import Progress
+from pycil_wsc.state import State
 
 
-class Learner:
+class Place(NamedTuple):
+    """Where a learner is saved.
+
+    ``folder``; the ``signature`` of its file (:func:`~pycil_wsc.classifier.versions.signature`), None if that is of
+    another version; ``keys`` and ``held_out`` that were given to ``load``.
+    """
+
+    folder: Path | None = None
+    signature: tuple[int, int, int] | None = None
+    keys: Mapping[str, object] = {}
+    held_out: int | None = None
+
+
+class Learner(Answering):
     """A classifier that learns one task after another. Future tasks need not be known in advance.
 
     Classes are identified by name. The head grows for new classes; new images may also belong to known classes, whose
@@ -54,7 +66,11 @@ class Learner:
         name: the method, as ``model_name`` in JSON: ``"wsc"``, ``"replay"``, ...
         out: folder for learned tasks (``task1``, ``task2``, ...) and checkpoints of the current one. If the same script
             is started again, it loads the finished tasks from there and resumes the stopped one.
-        quiet: print no progress bar and no lines.
+        quiet: print no progress bar and no lines. The logger ``pycil_wsc.learner`` has the lines in any case.
+        held_out: the number of images of each class that no task trains on, at most a fifth of a class's images. They
+            calibrate the probabilities, and an update is judged on them. 0: all are trained on, probabilities are not
+            calibrated, and ``accept`` compares on the exemplars.
+        on_progress: called several times a second while the learner learns.
         keys: configuration keys (docs/configuration.md), such as ``memory_per_class=200``, ``epochs=5``,
             ``wsc={"retain": 0.5}``. The first task uses the schedule of later tasks unless ``init_epoch``, ``init_lr``,
             ... are given.
@@ -69,28 +85,48 @@ class Learner:
         *,
         out: str | Path | None = None,
         quiet: bool = False,
-        **keys: Any,
+        held_out: int = 0,
+        on_progress: Callable[[Progress], None] | None = None,
+        **keys: object,
     ) -> None:
+        if on_progress is not None and not callable(on_progress):
+            raise UserError(f"on_progress: {on_progress!r} cannot be called; give a function, or None")
         given = of_learner(keys)
         given |= {first: given[later] for later, first in FIRST.items() if later in given and first not in given}
-        self.config: Config = registry.kinds[registry.DEFAULT_KIND].resolve(given | {"model_name": name})
+        super().__init__(complete(given | {"model_name": name}))
         self.out = None if out is None else folder_of("out", out)
         self.quiet = quiet
-        self._held: Dataset | None = None  # the exemplars
-        self._state: dict[str, Any] | None = None  # state of the run after its last task
-        self._hashes: dict[str, str] = {}  # the SHA-256 of the exemplars' files
-        self._model: Classifier | None = None
+        self.on_progress = on_progress
+        self.held_out = whole_number("held_out", held_out)
+        self._saved: SavedLearner | None = None  # the state after the last task, to which the answers belong
+        self._place = Place()
+        self._changing = threading.RLock()  # held by whatever reads the state and then replaces it
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_changing"}
+
+    def __setstate__(self, state: Mapping[str, object]) -> None:
+        vars(self).update(state)
+        self._changing = threading.RLock()
 
     @property
     def classes(self) -> list[str]:
         """The names of the learned classes, in learning order."""
-        return list(self._held.info.classes) if self._held else []
+        return list(self._saved.held.info.classes) if self._saved else []
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One entry per task: a line of ``metrics.jsonl``, without accuracies, and with ``task`` counted from 1."""
-        lines = self._state["history"] if self._state else []
-        return [line | {"task": line["task"] + 1} for line in lines]
+        """One entry per task, counted from 1.
+
+        ``when`` it was learned, ``data`` (name, number of images and their fingerprint), the new ``classes``, the
+        ``accuracies`` on the held-out images in percent, ``seconds``, and the gate's decision if there was one. Further
+        entries are those of a line of ``metrics.jsonl``.
+        """
+        if self._saved is None:
+            return []
+        lines = self._saved.state["history"]
+        noted = [*self._saved.ledger.entries, *[Entry()] * len(lines)]  # earlier versions noted nothing
+        return [{**line, "task": line["task"] + 1, **entry} for line, entry in zip(lines, noted)]
 
     def __repr__(self) -> str:
         if not self.history:
@@ -101,188 +137,255 @@ class Learner:
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
-    def learn(self, source: Source) -> dict[str, Any]:
-        """Learn one more task.
+    def learn(self, source: Source, accept: Accept | None = None) -> dict[str, Any]:
+        """Learn one more task. What the learner answers changes at the end, at once.
 
         Args:
             source: ``"folder:PATH"`` with ``PATH/<class>/*.jpg`` (or ``PATH/train/<class>/*.jpg``), ``"npz:PATH"``,
                 ``(images, labels)`` with uint8 images (N, side, side, 3) or file names, or a map-style torch
                 ``Dataset`` of (PIL image or uint8 tensor, label). All tasks must have the same kind of images.
+            accept: the condition on which the update is kept (:class:`pycil_wsc.Accept`); None: it is.
 
         Returns:
-            The task's entry in :attr:`history`.
+            The task's entry in :attr:`history`. With ``accept`` it also has ``accepted``, the ``reason``, and the
+            comparison, ``gate``. Of a rejected update these are all that is left: the learner is as it was.
 
         Raises:
             UserError: if the images are invalid, or the method cannot learn them.
             TrainingDiverged: if the loss, the weights or the test logits are no longer finite; the task is not learned.
         """
-        if self._held:
-            shelf.check_exemplars(self._held, self._hashes)
-        part = as_configured(read_source(source, self.config.data_root), self.config)
-        part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
-        stream = extended(self._held, part)
-        config = dataclasses.replace(self.config, tasks=(*self.config.tasks, part.info.name))
-        config = with_memory_size(config, stream.train.images)
-        with self._folder() as folder:
-            saved = folder / f"task{len(config.tasks)}"
-            if shelf.exists(saved):
-                self._restore(saved, config, stream)
-            else:
-                work = folder / f".{saved.name}"
-                learned = self._train(work, config, stream)
-                if self.out is not None:
-                    shelf.write(work, learned)
-                    (work / CHECKPOINT).unlink(missing_ok=True)
-                os.rename(work, saved)
-                self._set_state(learned)  # last, so that a retry after an error learns this task again
-        return self.history[-1]
+        if accept is not None and not isinstance(accept, Accept):
+            raise UserError(f"accept: is a {type(accept).__name__}; give pycil_wsc.Accept(max_drop=0.02)")
+        with self._changing, ONE_AT_A_TIME:
+            bar = Bar(self.quiet, self.on_progress)
+            update = Update(self.config, self._saved, self._answers, self.held_out, self.out, bar, accept)
+            outcome = update.learn(source)
+            decision = outcome.decision
+            if outcome.state is None:
+                assert decision
+                bar.say(f"task {len(self.config.tasks) + 1} rejected: {decision['reason']}")
+                return {**decision}
+            self._set_state(outcome.state, outcome.answers)  # last, so that a retry after an error learns it again
+            if advice := self._advice():
+                bar.say(advice)
+            return self.history[-1] | {**(decision or {})}
 
-    @contextlib.contextmanager
-    def _folder(self) -> Iterator[Path]:
-        """``out``, locked for other processes, or a temporary folder if ``out`` is None."""
-        if self.out is None:
-            with tempfile.TemporaryDirectory(prefix="pycil_wsc-") as folder:
-                yield Path(folder)
-            return
-        try:
-            lock = locked(self.out, wait=False)
-        except Timeout:
-            raise UserError(f"{self.out}: is in use by another process; wait, or choose another folder") from None
-        with lock:
-            yield self.out
+    def check(self, source: Source, fewest: int = 5, level: float = 0.01) -> Findings:
+        """Look at images before they are learned: files that cannot be read, duplicates, near-empty classes, and shift.
 
-    def _train(self, folder: Path, config: Config, stream: Dataset) -> SavedLearner:
-        """Train on the last task of ``stream``, with checkpoints in ``folder``."""
-        if self.out is None:
-            config = dataclasses.replace(config, checkpoint_seconds=LARGEST_NUMBER)
-        config = dataclasses.replace(config, cache_first_task=False)
-        if self._state and not config.learner.starts_anew:
-            config = dataclasses.replace(config, pretrained=False)  # the state already has the weights
-        check_backbone(config, stream.info.image_size)
-        bar = Bar(self.quiet)
-        run = Run(config, for_training(stream, config), bar, folder, self._state)
-        bar.begin(run.plan)
-        with bar, log_closed_after(folder):
-            run.learn()
-        held, numbers = kept(stream, run.learner.memory.indices)
-        state = run.state(end_of(run.manager.tasks[-1]))
-        extra = state["learner"]["_extra_state"]
-        classes = run.learner.memory.classes
-        extra["memory"]["classes"] = {c: numbers[indices].tolist() for c, indices in classes.items()}
-        extra["stored"] = renumbered(extra["stored"], numbers)
-        return SavedLearner(self._values(config.tasks), held, state, shelf.hashes_of(held, self._hashes))
+        Duplicates are images with the same content, among them or among those that the learner keeps. The images of
+        known classes are compared with the held-out images (``held_out=20``) of the same classes by a two-sample test
+        in feature space (:mod:`pycil_wsc.classifier.drift`).
 
-    def _restore(self, saved, config, stream):
-        """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``."""
-        found = shelf.read(saved)
-        if configured(found.config, tasks=config.tasks).identity() != config.identity():
-            raise UserError(f"{saved}: was learned with other settings; choose another folder 'out'")
-        if losses(found.state["history"][:-1]) != losses(self.history):
-            raise UserError(f"{saved}: was learned from another learner; choose another folder 'out'")
-        if difference := changed(found.held.fingerprint, stream.fingerprint):
-            raise UserError(f"{saved}: was learned from other images ({difference}); choose another folder 'out'")
-        self._set_state(found._replace(config={"tasks": config.tasks}))
-        if not self.quiet:
-            print(f"task {len(config.tasks)} was learned before: loaded from {saved}", flush=True)
+        Args:
+            source: as for :meth:`learn`. If it has a test part, that is not looked at.
+            fewest: a class with less readable images is near-empty.
+            level: the probability of an alarm of the test without a shift.
 
-    def _set_state(self, learned: SavedLearner) -> None:
+        Raises:
+            UserError: if there are no images.
+        """
+        fewest, level = whole_number("fewest", fewest), probability("level", level)
+        present, answers, config = self._saved, self._answers, self.config
+        part = as_configured(read_source(source, config.data_root), config)
+        return checked(part, present, answers, fewest, level, config.seed)
+
+    def _advice(self) -> str:
+        """After the first task, what is missing if no image is held out; "" otherwise."""
+        present = self._present()
+        if len(self.config.tasks) > 1 or len(present.ledger.held_out):
+            return ""
+        why = f"held_out={self.held_out}: no class has {ONE_OF} images, of which one" if self.held_out else "no image"
+        remedy = "more images are needed" if self.held_out else "held_out=20 holds out up to 20 images of each class"
+        return f"{why} is held out, so probabilities are not calibrated and shift is not tested; {remedy}"
+
+    def _set_state(self, learned: SavedLearner, answers: Answers | None = None) -> None:
+        answers = answers or answers_of(self.config, learned)
         self.config = dataclasses.replace(self.config, tasks=tuple(learned.config["tasks"]))
-        self._held, self._state, self._hashes = learned.held, learned.state, learned.hashes
-        self._model = None
+        self._saved, self._answers = learned, answers
 
-    # ---- prediction --------------------------------------------------------------------------------------------------
+    @property
+    def _held(self) -> Dataset:
+        """The exemplars."""
+        return self._present().held
 
-    def predict(self, images: Images) -> np.ndarray:
-        """The most likely class of each image: names, numpy (B,).
+    @property
+    def _state(self) -> State:
+        """The state of the run after its last task."""
+        return self._present().state
 
-        ``images``: uint8 (B, side, side, 3), or (B, side, side) if greyscale, of the training images' side.
-        A learner trained on image files also accepts file names.
-        """
-        return np.array(self.classes)[self._classifier().predict(images)]
-
-    def evaluate(self, source: Source) -> dict[str, Any]:
-        """Test on ``source``, in any form that :meth:`learn` accepts; if it has a test part, only that is used.
-
-        Returns:
-            ``accuracy``: top-1 accuracy in percent over the ``images`` whose class is known; ``classes``: the accuracy
-            on each class by name; ``unknown``: the number of images left out because their class was never learned.
-        """
-        data = read_source(source, self.config.data_root)
-        split = data.test if len(data.test) else data.train
-        names = np.array(data.info.classes)[split.targets]
-        known = np.isin(names, self.classes)
-        if not known.any():
-            raise UserError(f"{data.info.name}: has no image of a learned class")
-        names, correct = names[known], self.predict(split.images[known]) == names[known]
-        by_class = {name: float(100 * correct[names == name].mean()) for name in self.classes if name in names}
-        counts = {"images": int(known.sum()), "unknown": int((~known).sum())}
-        return {"accuracy": float(100 * correct.mean()), **counts, "classes": by_class}
-
-    def _classifier(self) -> Classifier:
-        if self._state is None or self._held is None or self._held.arrivals is None:
+    def _present(self) -> SavedLearner:
+        if self._saved is None:
             raise UserError("nothing has been learned yet; call learn first")
-        if self._model is None:
-            info, seen = self._held.info, self._held.arrivals.seen
-            order = list(range(seen[-1]))
-            last = {"class_order": order, "boundaries": [0, *seen], "task": len(seen) - 1}
-            config = dataclasses.replace(self.config, pretrained=False)
-            learner = rebuilt(config, info, last | {"learner": self._state["learner"]})
-            self._model = Classifier(learner, info, order, self.config.num_workers)
-        return self._model
+        return self._saved
 
     # ---- saving ------------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path, copy_images: bool = False) -> None:
-        """Save the learner in ``folder`` (``learner.safetensors``), replacing a learner saved there before.
+    def export(
+        self, path: str | Path, *, opset: int | None = None, evaluations: Sequence[Tested | None] | None = None
+    ) -> None:
+        """Write what :meth:`predict` uses for other programs; the name of ``path`` decides the form.
+
+        ``NAME.onnx``: ONNX; ``NAME.pt2``: a program of ``torch.export``. Both take batches of any size of what
+        :attr:`transform` makes and return logits, which have been compared with those of :attr:`model`.
+
+        Another name is that of a folder for the weights as safetensors and a model card, which the Hugging Face Hub and
+        MLflow take as it is, and :func:`pycil_wsc.load_exported` loads. No image and no path is in it.
+
+        Args:
+            path: the file or folder; what it has of an earlier export is replaced.
+            opset: the version of ONNX's operators; None: the one that torch chooses.
+            evaluations: for the accuracies in the model card: what :meth:`evaluate` returned after each task, None for
+                a task that was not tested.
+
+        Raises:
+            UserError: if a package is missing, the network cannot be converted, or the file cannot be written.
+        """
+        path = folder_of("path", path)
+        if is_folder(path):
+            if opset is not None:
+                raise UserError(f"opset: is of ONNX files, and {path.name} is a folder; leave it out")
+            with self._changing:  # all of one state
+                answers, present, config = self.answers, self._present(), self.config
+            seconds = sum(line["train_seconds"] for line in present.state["history"])
+            write_bundle(path, answers, present.held, config, seconds, evaluations)
+        elif evaluations is not None:
+            raise UserError(f"evaluations: belong to the card of a folder, and {path.name} is none; leave them out")
+        else:
+            export_program(path, self.model, self.transform, opset)
+
+    def save(self, folder: str | Path, copy_images: bool = False, versions: int = 5) -> None:
+        """Save the learner in ``folder`` (``learner.safetensors``), as its newest version.
 
         Other files in the folder stay as they are. Who loads it meanwhile gets the old learner or the new one, and of
         several processes that save at once the last one prevails.
 
-        ``copy_images``: also copy the exemplars' image files, so that the learner can be trained further without the
-        originals.
+        Args:
+            folder: where to; made if it is not there.
+            copy_images: also copy the exemplars' image files, so that the learner can be trained further without the
+                originals.
+            versions: keep this many versions, this one included, for :meth:`rollback` and ``load(version=)``.
         """
         folder = folder_of("folder", folder)
-        if self._held is None or self._state is None:
-            raise UserError("nothing has been learned yet; call learn first")
-        learned = SavedLearner(self._values(self.config.tasks), self._held, self._state, self._hashes)
-        try:
-            with locked(folder):
-                shelf.write(folder, learned, copy_images)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
+        limit = whole_number("versions", versions)
+        if not limit:
+            raise UserError("versions: 0 keeps nothing; give 1 to keep this version alone")
+        with self._changing:
+            learned = self._present()
+            ledger = dataclasses.replace(learned.ledger, per_class=self.held_out)
+            learned = learned._replace(config=values_of(self.config, self.config.tasks), ledger=ledger)
+            try:
+                with locked(folder):
+                    number = shelf.write(folder, learned, copy_images, limit)
+                    self._place = self._place._replace(folder=folder, signature=signature(folder))
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
+            self._answers = self.answers.with_version(number)
+
+    @staticmethod
+    def versions(folder: str | Path) -> list[Version]:
+        """The versions of a learner that are kept in ``folder``, oldest first."""
+        return listed(folder_of("folder", folder))
+
+    def rollback(self) -> None:
+        """Go back to the version before, here and in the folder that the learner was saved in or loaded from.
+
+        If something was learned since, only that is undone. The version that is left is kept there. While the learner
+        learns in another thread, this waits.
+
+        Raises:
+            UserError: if there is no folder, or no earlier version in it; nothing has changed then.
+        """
+        with self._changing:
+            folder = self._place.folder
+            if folder is None:
+                raise UserError("rollback: the learner was not saved, so there is nothing to go back to; save it")
+            if self.version is not None:
+                with locked(folder):
+                    roll_back(folder)
+            self._become(folder)
+
+    def reload(self) -> bool:
+        """Load the present version of the folder that the learner was saved in or loaded from, if it is another one.
+
+        Quick if it is not. Threads that ask meanwhile get answers of the old version or the new one. What was learned
+        since and not saved is dropped. If there is another one while the learner learns in another thread, this waits.
+
+        Returns:
+            Whether there was another version.
+        """
+        if self._is_current():
+            return False
+        with self._changing:
+            if self._is_current():  # after what it waited for
+                return False
+            assert self._place.folder is not None
+            self._become(self._place.folder)
+            return True
+
+    def _is_current(self) -> bool:
+        """Whether the folder's present version is the one that was loaded or saved last."""
+        place = self._place
+        if place.folder is None:
+            raise UserError("reload: the learner was neither saved nor loaded; use Learner.load")
+        return signature(place.folder) == place.signature
+
+    def _become(self, folder: Path) -> None:
+        """Become the learner saved in ``folder``."""
+        place = self._place
+        other = Learner.load(
+            folder,
+            out=self.out,
+            quiet=self.quiet,
+            version=None,
+            held_out=place.held_out,
+            on_progress=self.on_progress,
+            **place.keys,
+        )
+        self.held_out = other.held_out
+        self.config = other.config
+        self._saved = other._saved
+        self._place = other._place
+        self._answers = other._answers  # last, at once
 
     @classmethod
-    def load(cls, folder: str | Path, *, out: str | Path | None = None, quiet: bool = False, **keys: Any) -> Learner:
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        out: str | Path | None = None,
+        quiet: bool = False,
+        version: int | None = None,
+        held_out: int | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        **keys: object,
+    ) -> Learner:
         """Load a learner that :meth:`save` wrote to ``folder``, or :meth:`learn` to a folder in ``out``.
 
         Nothing in the folder is executed. ``keys`` override the saved ones: ``device="cuda"``, ``epochs=2``. What the
         first task has fixed cannot change: the backbone (``convnet_type``, ``convnet_options``), ``consolidate``, the
         images' size and augmentation (``image_size``, ``padding``, ...) and ``init_epoch``, ``init_lr``, ....
 
+        ``version``: the number of an earlier version; None: the present one.
+
         Raises:
             UserError: if there is no complete learner, or a key is invalid or other than what the first task has fixed.
         """
-        folder, given = folder_of("folder", folder), of_learner(keys)
-        found = shelf.read(folder)
+        folder = folder_of("folder", folder)
+        given = of_learner(keys)
+        at = signature(folder) if version is None else None  # before the file is read
+        found, number = shelf.read(folder, None if version is None else whole_number("version", version))
         try:
             saved = configured(found.config, tasks=())
         except UserError as error:
             raise UserError(f"{folder}: was saved by another version of pycil_wsc ({error}); use that one") from None
         refuse_changes(saved, given)
-        learner = cls(saved.model_name, out=out, quiet=quiet)
+        place = Place(folder, at, keys, held_out)
+        held_out = found.ledger.per_class if held_out is None else held_out
+        learner = cls(saved.model_name, out=out, quiet=quiet, held_out=held_out, on_progress=on_progress)
         learner.config = configured(saved_values(saved, given) | given, tasks=())
-        learner._set_state(found)
-        try:
-            learner._classifier()
-        except UserError:
-            raise
-        except Exception as error:  # the checksums match, but another version or program wrote the file
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{folder}: is not a complete saved learner ({reason}); save or copy it again") from None
+        with refusing(folder, *shelf.COMPLETE):  # its checksums match, but another version may have written it
+            learner._set_state(found)
+        learner._place = place
+        learner._answers = learner.answers.with_version(number)
         return learner
-
-    def _values(self, tasks: tuple[str, ...]) -> dict[str, Any]:
-        """The configuration's values to save, of a learner of ``tasks``."""
-        omitted = OF_EXPERIMENTS - {"model_name"}
-        values = {name: value for name, value in self.config.to_dict().items() if name not in omitted}
-        return values | {"tasks": list(tasks)}

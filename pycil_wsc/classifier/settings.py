@@ -1,18 +1,20 @@
 """The configuration of a :class:`pycil_wsc.Learner`: keys as Python values, and those that the first task fixes."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
 from pycil_wsc import registry
+from pycil_wsc.config.completion import complete
 from pycil_wsc.config.loading import flatten
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
 from pycil_wsc.data.datasets import path_of
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.keys import having, plain
 
 # later tasks' key -> first task's key, which has the same value unless given
@@ -22,15 +24,15 @@ OF_EXPERIMENTS = frozenset(having(KEYS, only="experiments"))
 FIXED = frozenset([*having(KEYS, decides="data"), *having(KEYS, fixed=True), *FIRST.values()])
 
 
-def of_learner(keys: Mapping[str, Any]) -> dict[str, Any]:
+def of_learner(keys: Mapping[str, object]) -> dict[str, object]:
     """The keys as in JSON; raises a :class:`UserError` for one of whole experiments."""
-    given = flatten(from_python(keys))
+    given = flatten({name: from_python(value) for name, value in keys.items()})
     if wrong := sorted(OF_EXPERIMENTS & given.keys()):
         raise UserError(f"{wrong[0]}: is a key for experiments in JSON files only; leave it out")
     return given
 
 
-def folder_of(name: str, path: Any) -> Path:
+def folder_of(name: str, path: object) -> Path:
     """``path`` as the path of a folder; raises a :class:`UserError`, which begins with ``name``, if it is none."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -38,7 +40,45 @@ def folder_of(name: str, path: Any) -> Path:
     return path_of(name, text)
 
 
-def from_python(value: Any) -> Any:
+def whole_number(name: str, value: object) -> int:
+    """``value``; raises a :class:`UserError` that begins with ``name`` if it is not a number of things."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise UserError(f"{name}: {value!r} is not a whole number; give one, or 0")
+    return int(value)
+
+
+def probability(name: str, value: object) -> float:
+    """``value``; raises a :class:`UserError` that begins with ``name`` if it is not a number from 0 to 1."""
+    if not is_number(value) or not 0 <= value <= 1:
+        raise UserError(f"{name}: {value!r} is not a probability from 0 to 1")
+    return value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+@contextlib.contextmanager
+def refusing(path: Path, what: str, remedy: str, named: bool = False) -> Iterator[None]:
+    """Within, an error is a :class:`UserError`: ``path`` is not ``what`` it should be, and the ``remedy``.
+
+    Damaged files, and those of other programs and versions, raise many kinds of errors. ``named``: a
+    :class:`UserError` gets ``path`` in front.
+    """
+    try:
+        yield
+    except UserError as error:
+        if not named:
+            raise
+        raise UserError(f"{path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path}: is not {what} ({reason}); {remedy}") from None
+
+
+def from_python(value: object) -> object:
     """``value`` as in JSON: numpy's numbers and arrays and paths, also within lists and mappings, are converted."""
     if isinstance(value, Mapping):
         return {name: from_python(item) for name, item in value.items()}
@@ -49,7 +89,7 @@ def from_python(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def refuse_changes(saved: Config, given: Mapping[str, Any]) -> None:
+def refuse_changes(saved: Config, given: Mapping[str, object]) -> None:
     """Raise a :class:`UserError` if a key that the first task has fixed is given with another value than ``saved``."""
     values = saved.to_dict()
     fixed = {name: KEYS[name].check(value) for name, value in given.items() if name in FIXED}
@@ -59,11 +99,11 @@ def refuse_changes(saved: Config, given: Mapping[str, Any]) -> None:
             raise UserError(f"{name}: was fixed by the first task; leave it out, or start a new learner")
 
 
-def saved_values(saved: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+def saved_values(saved: Config, given: Mapping[str, object]) -> dict[str, object]:
     """The values of ``saved``, without those that followed from a key that is now ``given``."""
     values = saved.to_dict()
     following = {
-        "epochs": {*having(KEYS, within="epochs"), *saved.learner.epoch_keys[1:]},
+        "epochs": {*having(KEYS, within="epochs"), *registry.learners[saved.model_name].epoch_keys[1:]},
         "optimizer": {name for defaults in registry.optimizer_defaults.values() for name in defaults},
         "memory_bytes": {"fixed_memory"},
     }
@@ -72,7 +112,14 @@ def saved_values(saved: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names or value != derived[name]}
 
 
-def configured(values: Mapping[str, Any], tasks: tuple[str, ...]) -> Config:
+def configured(values: Mapping[str, object], tasks: tuple[str, ...]) -> Config:
     """The configuration with these values and ``tasks``, which are not checked: arrays have no path."""
-    config = registry.kinds[registry.DEFAULT_KIND].resolve({k: v for k, v in values.items() if k != "tasks"})
+    config = complete({k: v for k, v in values.items() if k != "tasks"})
     return dataclasses.replace(config, tasks=tasks)
+
+
+def values_of(config: Config, tasks: Iterable[str]) -> dict[str, object]:
+    """The configuration's values to save, of a learner of ``tasks``."""
+    omitted = OF_EXPERIMENTS - {"model_name"}
+    values: dict[str, object] = {name: value for name, value in config.to_dict().items() if name not in omitted}
+    return values | {"tasks": list(tasks)}

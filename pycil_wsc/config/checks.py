@@ -1,14 +1,18 @@
 """Checks that involve several keys, and checks that names are registered."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pycil_wsc import registry
 from pycil_wsc.config.options import KEYS, Config
+from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.consolidation.options import EpochOptions
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import declared, having
+
+if TYPE_CHECKING:
+    from pycil_wsc.learners.base import BaseLearner
 
 LONGEST_NAME = 255  # bytes in a file name
 
@@ -38,8 +42,7 @@ def check(config: Config) -> None:
     registry.exemplars[config.exemplars]
     for name in config.analyse:
         registry.analyses[name]
-    if config.consolidate and (learner.consolidates or not learner.one_phase):
-        reason = "already consolidates" if learner.consolidates else "trains in two phases per task or averages weights"
+    if config.consolidate and (reason := _why_not_consolidated(learner)):
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
     size = config.memory_keys[1]
     if learner.needs_exemplars and not getattr(config, size):
@@ -85,8 +88,16 @@ def _check_rates(config: Config) -> None:
         if config.warmup_epochs >= (end := lengths[name]):
             raise UserError(f"warmup_epochs: {config.warmup_epochs} must be less than the {end} epochs of '{name}'")
     for name in ("init_lr", "lrate"):
-        if config.scheduler == "cosine" and config.min_lr > (base := getattr(config, name)):
+        if config.scheduler != "steplr" and config.min_lr > (base := getattr(config, name)):
             raise UserError(f"min_lr: {config.min_lr} is above '{name}', which is {base}; make it smaller")
+
+
+def _why_not_consolidated(learner: "type[BaseLearner]") -> str | None:
+    if learner.consolidates:
+        return "already consolidates"
+    if learner.averages:
+        return "averages the weights itself"
+    return None if learner.one_phase else "does not train each task in one phase"
 
 
 def _check_wsc(options: WSCKeys) -> None:
@@ -98,7 +109,7 @@ def _check_wsc(options: WSCKeys) -> None:
             raise UserError(f"unknown wsc.{name} '{value}'{did_you_mean(value, names)}")
 
 
-def check_device_and_paths(config: Any, described: str = "") -> None:
+def check_device_and_paths(config: RunConfig, described: str = "") -> None:
     """Raise a :class:`UserError` if ``device``, ``prefix``, ``out`` or ``data_root`` is malformed.
 
     All kinds of runs have these keys. Whether this machine has the device is asked of torch, before the first run.

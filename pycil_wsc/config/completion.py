@@ -1,36 +1,47 @@
 """Builds a complete, checked configuration from one value per key; absent keys get the learner's defaults."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pycil_wsc import registry
-from pycil_wsc.config import pycil
 from pycil_wsc.config.checks import check
+from pycil_wsc.config.dropped import refuse_dropped
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_unknown
-from pycil_wsc.config.wsc import WSCKeys, without_removed
-from pycil_wsc.data.memory import ALL
+from pycil_wsc.config.wsc import WSCKeys
+from pycil_wsc.data.options import ALL
 from pycil_wsc.errors import UserError, shown
+from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, without_empty_groups
 
+if TYPE_CHECKING:
+    from pycil_wsc.learners.base import BaseLearner
 
-def complete(flat: Mapping[str, Any]) -> Config:
+LARGEST_FACTOR = 1000  # of the methods' epochs
+
+
+def complete(flat: Mapping[str, Json]) -> Config:
     """The configuration of a class-incremental run."""
     model_name = KEYS["model_name"].check(flat.get("model_name", KEYS["model_name"].default))
-    if model_name not in registry.learners:
-        pycil.refuse_other_method(model_name)
     learner = registry.learners[model_name]
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
     known = {*known_keys(), *DIRECTIVES}
-    flat = without_removed(without_empty_groups(flat, {*known, BACKBONE_OPTION}))
+    flat = refuse_dropped(without_empty_groups(flat, {*known, BACKBONE_OPTION}))
     flat = {name: value for name, value in flat.items() if name not in backbone}
     refuse_unknown(flat, known)
     if flat.get("memory_per_class") == "all":
         flat["memory_per_class"] = ALL
-    optimizer = KEYS["optimizer"].check(flat.get("optimizer", KEYS["optimizer"].default))
-    keys, default = keys_of(learner), defaults(model_name) | defaults_for_optimizer(optimizer)
+    keys, default = keys_of(learner), defaults(model_name)
+    optimizer = KEYS["optimizer"].check(flat.get("optimizer", default["optimizer"]))
+    if optimizer != default["optimizer"]:
+        default |= defaults_for_optimizer(optimizer)
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
-    values = default | given | _schedule(given, default, learner, _budget_of(flat.get("budget", "pycil")))
+    budget = _budget_of(flat.get("budget", "pycil"))
+    if twice := [name for name in budget.keys if name in given]:
+        raise UserError(f"{twice[0]}: is set by 'budget'; leave one of the two out")
+    values = default | given | budget.keys | _schedule(given, default, learner, budget.like, budget.factor)
     if not learner.uses_memory:
         values |= {"memory_per_class": 0, "fixed_memory": True, "memory_bytes": None}
     elif values["memory_bytes"] is not None:
@@ -43,14 +54,14 @@ def complete(flat: Mapping[str, Any]) -> Config:
     return config
 
 
-def _consolidation(values: Mapping[str, Any]) -> WSCKeys:
+def _consolidation(values: Mapping[str, Json]) -> WSCKeys:
     try:
         return WSCKeys(**values)
     except ValueError as error:
         raise UserError(f"wsc.{error}") from None
 
 
-def defaults(model_name: str) -> dict[str, Any]:
+def defaults(model_name: str) -> dict[str, Json]:
     """The values of a learner's keys that are absent from the JSON."""
     keys, own = keys_of(registry.learners[model_name]), registry.learner_defaults[model_name]
     if unknown := [name for name in own if name not in KEYS]:
@@ -58,11 +69,13 @@ def defaults(model_name: str) -> dict[str, Any]:
             f'register_learner("{model_name}", {unknown[0]}=...): not a key shared by all learners; declare it in the '
             "Options dataclass of the learner's class, with pycil_wsc.keys.key"
         )
-    return {name: key.default for name, key in keys.items()} | {name: keys[name].check(own[name]) for name in own}
+    usual = {name: key.default for name, key in keys.items()}
+    of_optimizer = defaults_for_optimizer(own.get("optimizer", usual["optimizer"]))
+    return usual | of_optimizer | {name: keys[name].check(own[name]) for name in own}
 
 
-def defaults_for_optimizer(optimizer: str) -> dict[str, Any]:
-    """The defaults that an optimiser sets; they take precedence over the learner's."""
+def defaults_for_optimizer(optimizer: str) -> dict[str, Json]:
+    """The defaults that an optimiser sets; they take precedence over those of a learner with another optimiser."""
     return {name: KEYS[name].check(value) for name, value in registry.optimizer_defaults[optimizer].items()}
 
 
@@ -72,12 +85,18 @@ def known_keys() -> dict[str, Key]:
     return {**own, **KEYS}
 
 
-def _schedule(given: Mapping[str, Any], default: Mapping[str, Any], learner: Any, like: str | None) -> dict[str, Any]:
+def _schedule(
+    given: Mapping[str, Json],
+    default: Mapping[str, Json],
+    learner: "type[BaseLearner]",
+    like: str | None,
+    factor: float,
+) -> dict[str, Json]:
     """Scale the epochs and milestones that are not given to match the given ones and the budget.
 
-    Without a budget, each method keeps its ``default`` epochs. With a budget ``like`` another learner's, a task makes
-    as many passes over the data as the other learner's, divided among the method's phases (``epoch_keys``) in the same
-    proportions as by default.
+    Each method keeps its ``default`` epochs, multiplied by ``factor``. With a budget ``like`` another learner's, a task
+    makes as many passes over the data as the other learner's, divided among the method's phases (``epoch_keys``) in the
+    same proportions as by default.
     """
     scaled = {}
     for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.epoch_keys, "milestones")):
@@ -85,13 +104,16 @@ def _schedule(given: Mapping[str, Any], default: Mapping[str, Any], learner: Any
             scaled[milestones] = ()  # later tasks are learned without training
             continue
         main = keys[0]
-        requested, total = given.get(main), default[main]
+        total = default[main]
+        requested = given.get(main)
         if like:
             other_keys = ("init_epoch",) if main == "init_epoch" else registry.learners[like].epoch_keys
             requested = given.get(main, sum(defaults(like)[name] for name in other_keys))
             total = sum(default[name] for name in keys)
             if wrong := [name for name in keys[1:] if name in given]:
                 raise UserError(f"{wrong[0]}: is set by 'budget', in proportion to '{main}'; leave it out")
+        elif requested is None and factor != 1:
+            requested = factor * total
         if requested is None:
             continue
         epochs = {name: max(1, round(default[name] * requested / total)) for name in keys}
@@ -102,11 +124,30 @@ def _schedule(given: Mapping[str, Any], default: Mapping[str, Any], learner: Any
     return scaled
 
 
-def _budget_of(budget: Any) -> str | None:
-    """The learner whose number of updates all methods use, or None if each method uses its own."""
+@dataclass(frozen=True)
+class _Budget:
+    """The learner whose number of passes all methods make, if any, the factor of their own epochs, and keys it sets."""
+
+    like: str | None = None
+    factor: float = 1.0
+    keys: dict[str, Json] = field(default_factory=dict)
+
+
+def _budget_of(budget: Json) -> _Budget:
     if budget == "pycil":
-        return None
-    if isinstance(budget, dict) and list(budget) == ["updates_like"] and isinstance(budget["updates_like"], str):
-        registry.learners[budget["updates_like"]]
-        return budget["updates_like"]
-    raise UserError(f'budget: expected "pycil" or {{"updates_like": "replay"}}, got {shown(budget, quotes=True)}')
+        return _Budget()
+    if isinstance(budget, dict) and len(budget) == 1:
+        ((name, value),) = budget.items()
+        if name == "updates_like" and isinstance(value, str):
+            registry.learners[value]
+            return _Budget(like=value)
+        if name == "flops_like" and value == "replay":
+            return _Budget(like=value, keys={"operations_like": value})
+        if name == "epochs_times" and type(value) in (int, float) and 0 < value <= LARGEST_FACTOR:
+            return _Budget(factor=float(value))
+        if name == "seconds" and type(value) in (int, float) and 0 < value < math.inf:
+            return _Budget(keys={"task_seconds": float(value)})
+    raise UserError(
+        'budget: expected "pycil", {"updates_like": "replay"}, {"flops_like": "replay"}, {"seconds": 600} or '
+        f'{{"epochs_times": 0.1}}, got {shown(budget, quotes=True)}'
+    )

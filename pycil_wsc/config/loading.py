@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pycil_wsc import registry
-from pycil_wsc.config.options import KEYS
+from pycil_wsc.config.dropped import without_dropped
+from pycil_wsc.config.forms import form_for, run_folder
+from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.keys import RESULT, without_replaced
+from pycil_wsc.files import Json, read_json
+from pycil_wsc.keys import RESULT
 
 ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line: a string, a bare word or a number
 
 
-def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Any]:
+def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[RunConfig]:
     """Return the configurations of the runs in the JSON file at ``path``, seeds outermost.
 
     ``overrides`` maps keys, nested or dotted (``wsc.retain``), to values that take precedence over the file's. If the
@@ -29,58 +31,55 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[A
 
     Raises :class:`UserError`, with the path, for a file that cannot be read, an unknown key or a wrong value.
     """
-    try:
-        raw = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); name an existing JSON file") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); correct the file") from None
+    raw = read_json(path)
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object of keys and values")
     try:
         runs = _all_runs(raw, flatten(overrides or {}))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    folders = {config.run_folder: config for config in runs}  # drops duplicate runs
+    folders = {run_folder(config): config for config in runs}  # drops duplicate runs
     for config in runs:
-        if (other := folders[config.run_folder]) is config:
+        folder = run_folder(config)
+        other = folders[folder]
+        if other is config:
             continue
         if other.identity() != config.identity():
-            raise UserError(f"{path}: two runs would share {config.run_folder}; give them different values of 'prefix'")
+            raise UserError(f"{path}: two runs would share {folder}; give them different values of 'prefix'")
         ours, theirs = config.to_dict(), other.to_dict()
         for name in (name for name, key in config.keys.items() if key.decides not in RESULT):
             if ours.get(name) != theirs.get(name):
                 raise UserError(
                     f"{path}: {name}: {json.dumps(ours.get(name))} and {json.dumps(theirs.get(name))} for one run, "
-                    f"{config.run_folder}; other values of this key do not make another run, so give one"
+                    f"{folder}; other values of this key do not make another run, so give one"
                 )
     return list(folders.values())
 
 
-def resolve_recorded(flat: Mapping[str, Any], path: Path) -> Any:
+def resolve_recorded(flat: Mapping[str, Json], path: Path) -> Any:
     """:func:`resolve` for the keys of the finished run whose result is at ``path``.
 
     A key added since then gets the value that applied before. Raises :class:`UnusableRun` for the keys of another
     version.
     """
-    kind = registry.kind_for_keys(flat)
+    form = form_for(flat)
     try:
-        return kind.resolve({**kind.earlier(), **without_replaced(flat, KEYS)})
+        return form.resolve({**form.earlier(), **without_dropped(flat)})
     except UserError as error:
         raise UnusableRun(
             f"{path}: was made by another version of pycil_wsc ({error}); use that one, or move the file away"
         ) from None
 
 
-def resolve(flat: Mapping[str, Any]) -> Any:
+def resolve(flat: Mapping[str, Json]) -> Any:
     """Build a complete, checked configuration from one value per key; absent keys get their defaults.
 
     Class-incremental runs return a :class:`pycil_wsc.config.options.Config`; other kinds of runs have their own class.
     """
-    return registry.kind_for_keys(flat).resolve(flat)
+    return form_for(flat).resolve(flat)
 
 
-def parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Json]:
     """Parse ``key=value`` from the command line: the value is JSON, a list that may contain bare words, or a string."""
     name, equals, value = text.partition("=")
     if not equals:
@@ -90,14 +89,14 @@ def parse_override(text: str) -> tuple[str, Any]:
     return name, _value(value)
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> Json:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
+def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json]) -> list[RunConfig]:
     """The runs of all entries of ``runs``, or of the file itself: every entry's first seed, then its second, ..."""
     shared = {name: value for name, value in raw.items() if name != "runs"}
     if "runs" not in raw:
@@ -116,15 +115,15 @@ def _all_runs(raw: dict[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
     return [config for _, config in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _grid(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Any]:
+def _grid(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> list[RunConfig]:
     """One run for each point of the sweep over list-valued keys."""
     file = without_emptied(file, overrides)
     refuse_mistyped({**file, **overrides})
-    kind = registry.kind_for_keys({**file, **overrides})
-    return [kind.resolve(point) for point in _points(kind.merge(file, overrides), kind.takes_list)]
+    form = form_for({**file, **overrides})
+    return [form.resolve(point) for point in _points(form.merge(file, overrides), form.takes_list)]
 
 
-def _points(flat: dict[str, Any], takes_list: Callable[[str], bool]) -> list[dict[str, Any]]:
+def _points(flat: dict[str, Json], takes_list: Callable[[str], bool]) -> list[dict[str, Json]]:
     """All combinations of the list-valued keys: a list of dicts with one value per key, seeds outermost.
 
     If a value of the key is itself a list (``takes_list``), an axis is a list of lists.
@@ -136,13 +135,13 @@ def _points(flat: dict[str, Any], takes_list: Callable[[str], bool]) -> list[dic
     return [flat | dict(zip(order, point)) for point in itertools.product(*(axes[name] for name in order))]
 
 
-def _is_axis(value: Any, takes_list: bool) -> bool:
+def _is_axis(value: Json, takes_list: bool) -> bool:
     if not isinstance(value, list):
         return False
     return bool(value) and all(isinstance(v, list) for v in value) if takes_list else True
 
 
-def flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(raw: Mapping[str, Json]) -> dict[str, Json]:
     """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}. An empty one stays."""
     flat = {}
     for name, value in raw.items():
@@ -151,7 +150,7 @@ def flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def without_emptied(flat: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def without_emptied(flat: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]:
     """``flat`` without the keys of groups that are empty in ``over``, which so get their defaults."""
     emptied = tuple(f"{name}." for name, value in over.items() if value == {})
     return {name: value for name, value in flat.items() if not name.startswith(emptied)}

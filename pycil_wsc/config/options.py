@@ -1,17 +1,16 @@
 """The configuration of a class-incremental run: the keys that each room declares, and those of the run itself."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pycil_wsc import registry
-from pycil_wsc.config.wsc import WSCKeys, outlived
-from pycil_wsc.data.memory import ALL
-from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions
-from pycil_wsc.engine.options import DeviceOptions, OptimizerOptions, ScheduleOptions
+from pycil_wsc.config.dropped import without_dropped
+from pycil_wsc.config.wsc import WSCKeys
+from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
+from pycil_wsc.engine.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
+from pycil_wsc.files import Json
 from pycil_wsc.keys import (
     FIRST_TASK,
     RECORDED,
@@ -19,21 +18,22 @@ from pycil_wsc.keys import (
     Key,
     NoOptions,
     declared,
-    digest,
-    having,
     key,
     plain,
     select,
     up_to_date,
 )
-from pycil_wsc.learners.options import LearnerOptions
+from pycil_wsc.learners.options import LearnerConfig, LearnerOptions
 from pycil_wsc.networks.options import BackboneOptions
 
+if TYPE_CHECKING:
+    from pycil_wsc.learners.base import BaseLearner
+
 BACKBONE_OPTION = "convnet_options."  # prefix of the keys that are the backbone's keyword arguments
-BACKBONE_KEY = Key("convnet_options", Any, None, "keyword arguments of the backbone")
+BACKBONE_KEY = Key("convnet_options", None, None, "keyword arguments of the backbone")
 
 
-def in_file(values: Mapping[str, Any]) -> dict[str, Any]:
+def in_file(values: Mapping[str, Json]) -> dict[str, Json]:
     """``values`` of a configuration as in a JSON file, where a backbone's option that is a list would be an axis."""
     return {
         name: [value] if name.startswith(BACKBONE_OPTION) and isinstance(value, list) else value
@@ -61,6 +61,7 @@ class RunOptions:
         low=0,
         high=2**32 - 1,
         names="folder",
+        identifies="seed",
         affects="accuracy",
     )
     out: str = key("runs", "folder of the results", decides="files", only="experiments")
@@ -98,105 +99,60 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Config(
-    DeviceOptions,
-    OptimizerOptions,
-    ScheduleOptions,
-    LearnerOptions,
-    BackboneOptions,
-    AugmentationOptions,
-    ImageOptions,
-    MemoryOptions,
-    TaskOptions,
-    RunOptions,
-):
+class Config(LearnerConfig, RunOptions):
     """The complete configuration of one run. Learners may have other defaults (``register_learner``)."""
 
     wsc: WSCKeys = field(default_factory=WSCKeys)
-    convnet_options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the backbone
+    convnet_options: Mapping[str, Json] = field(default_factory=dict)  # keyword arguments of the backbone
     options: Any = NoOptions()  # an instance of the learner's `Options`
 
-    kind = registry.DEFAULT_KIND
+    kind: ClassVar[str] = "class_incremental"
 
     @property
     def keys(self) -> Mapping[str, Key]:
         """The keys of this configuration: shared ones, the learner's and the backbone's."""
-        return {**keys_of(self.learner), **dict.fromkeys(self._backbone_options(), BACKBONE_KEY)}
+        return {**keys_of(registry.learners[self.model_name]), **dict.fromkeys(self._backbone_options(), BACKBONE_KEY)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """JSON values by key. Loading them gives this configuration again."""
         values = (
             {name: getattr(self, name) for name in declared(Config)} | vars(self.options) | self._backbone_options()
         )
-        if self.learner.consolidates:
+        if self.consolidate or registry.learners[self.model_name].consolidates:
             values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
         return plain(values)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Json]:
         """The values that decide the result, without a memory key that is unused or follows from the data."""
-        skipped = {self.memory_keys[0]} - self.learner.also_reads(self)
+        skipped = {self.memory_keys[0]} - registry.learners[self.model_name].also_reads(self)
         skipped |= {"memory_size"} if self.memory_bytes is not None else set()
         values = select(self.to_dict(), self.keys, RESULT)
         return {name: value for name, value in values.items() if name not in skipped}
 
-    def first_task(self) -> dict[str, Any]:
+    def first_task(self) -> dict[str, Json]:
         """The values that decide the first task to the bit, apart from its data and classes."""
         return select(self.to_dict(), self.keys, FIRST_TASK)
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Json]:
         """The values that ``result.json`` stores."""
         return select(self.to_dict(), self.keys, RECORDED)
 
-    def continues(self, identity: Mapping[str, Any]) -> bool:
+    def continues(self, identity: Mapping[str, Json]) -> bool:
         """Whether the run with this ``identity`` is the same run, or one that learned only the first of its tasks.
 
         Keys that are missing from ``identity`` have their earlier values.
         """
         own, done = self.identity(), list(identity.get("tasks", []))
-        recorded = {name: value for name, value in identity.items() if not outlived(name, value)}
-        theirs = up_to_date(recorded, own, self.keys) | {"tasks": done}
+        theirs = up_to_date(without_dropped(identity), own, self.keys) | {"tasks": done}
         return own | {"tasks": done} == theirs and own["tasks"][: len(done)] == done
 
-    @property
-    def learner(self) -> Any:
-        """The learner's class."""
-        from pycil_wsc.learners.consolidating import consolidated  # imports torch, which reading results does not need
-
-        learner = registry.learners[self.model_name]
-        return consolidated(learner) if self.consolidate else learner
-
-    @property
-    def method(self) -> str:
-        """The method's name in folder names and tables."""
-        return f"{self.model_name}+wsc" if self.consolidate else self.model_name
-
-    @property
-    def run_folder(self) -> Path:
-        """The folder of the run's files.
-
-        ``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<method>/m<memory>/seed<seed>[-<hash>]``. The hash covers
-        the keys that are not at their defaults and not in the folder names. With ``tasks``, to which others may be
-        added later, the first one names the folder: ``<task>-tasks``.
-        """
-        named = {name: getattr(self, name) for name in having(KEYS, names="folder") if name != self.memory_keys[0]}
-        named["tasks"] = self.tasks[:1]
-        kind = registry.kinds[self.kind]
-        default = kind.resolve(named).identity() | kind.earlier()  # a changed default does not change folder names
-        per_class = "all" if self.memory_per_class == ALL else self.memory_per_class
-        memory = f"m{per_class}" if self.fixed_memory else f"total{self.memory_size}"
-        memory = memory if self.memory_bytes is None else f"bytes{self.memory_bytes}"
-        dataset = re.sub(r"[^\w.]+", "-", self.tasks[0] if self.tasks else self.dataset).strip("-")[-60:]
-        split = f"{dataset}-tasks" if self.tasks else f"{dataset}-b{self.init_cls}-inc{self.increment}"
-        identity = self.identity() | {"tasks": default["tasks"]}
-        return Path(self.out, self.prefix, split, self.method, memory, f"seed{self.seed}{digest(identity, default)}")
-
-    def _backbone_options(self) -> dict[str, Any]:
+    def _backbone_options(self) -> dict[str, Json]:
         return {BACKBONE_OPTION + name: value for name, value in self.convnet_options.items()}
 
     @property
     def memory_keys(self) -> tuple[str, str]:
         """The memory key that ``fixed_memory`` makes ineffective, and the one that counts."""
-        return ("memory_size", "memory_per_class") if self.fixed_memory else ("memory_per_class", "memory_size")
+        return memory_keys(self.fixed_memory)
 
 
 GROUPS = {  # as the page of the configuration shows them
@@ -206,7 +162,7 @@ GROUPS = {  # as the page of the configuration shows them
     "images": {**declared(ImageOptions), **declared(AugmentationOptions)},
     "backbone": declared(BackboneOptions),
     "method": declared(LearnerOptions),
-    "schedule": declared(ScheduleOptions),
+    "schedule": {**declared(ScheduleOptions), **declared(BudgetOptions)},
     "optimiser": declared(OptimizerOptions),
     "device": declared(DeviceOptions),
     "wsc": declared(WSCKeys, "wsc.", decides="later tasks"),
@@ -215,7 +171,7 @@ KEYS = MappingProxyType({name: key for group in GROUPS.values() for name, key in
 INCIDENTAL = frozenset(name for name, key in KEYS.items() if key.decides not in RESULT)
 
 
-def keys_of(learner: Any) -> Mapping[str, Key]:
+def keys_of(learner: "type[BaseLearner]") -> Mapping[str, Key]:
     """The keys of runs of a learner class: the shared ones and its own."""
     own = declared(learner.Options)
     if shared := sorted(KEYS.keys() & own.keys()):

@@ -2,63 +2,153 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import Json
 
-# methods that are not built in
-OTHERS = ("acil", "beefiso", "coil", "ds-al", "fetril", "il2a", "pass", "podnet", "rmm-foster")
-OTHERS += ("rmm-icarl", "ssre", "tagfex")
+METHODS = {"beefiso": "beef"}  # their names there and here
+OF_FOSTER = {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"}
 ALIASES = {  # in the file of a method
-    "foster": {"init_epochs": "init_epoch", "boosting_epochs": "epochs", "lr": "lrate"},
+    "beef": {"init_epochs": "init_epoch", "expansion_epochs": "epochs", "lr": "lrate"},
+    "foster": OF_FOSTER,
+    "rmm-foster": OF_FOSTER,
+    "fetril": {"init_epochs": "init_epoch", "lr": "lrate"},
     "aper_finetune": {"trained_epoch": "init_epoch", "tuned_epoch": "epochs", "finetune_lr": "lrate"},
+    "acil": {"init_batch_size": "batch_size"},
+    "ds-al": {"init_batch_size": "batch_size"},
 }
+# their files have a set of keys for each data set, `configurations`, in which `scheduler` is a set of its own
+CONFIGURATIONS = "configurations."
+OF_DATASET = ("acil", "ds-al")
+OF_SCHEDULER = {
+    "type": "scheduler",
+    "init_lr": "init_lr",
+    "init_epochs": "init_epoch",
+    "milestones": "init_milestones",
+    "decay": "init_lr_decay",
+    "warmup": "warmup_epochs",
+}
+SCHEDULERS = {"MultiStep": "steplr", "CosineAnnealing": "cosine"}
 STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: not supported here, ignored at these values
+OF_ALL_TASKS = {  # in the files of methods that have one schedule for all tasks
+    "lr": ("init_lr", "lrate"),
+    "gamma": ("init_lr_decay", "lrate_decay"),
+    "epochs": ("init_epoch", "epochs"),
+    "weight_decay": ("init_weight_decay", "weight_decay"),
+}
+ONE_SCHEDULE = ("pass", "il2a", "ssre")
+STOCK_OF = {
+    "ssre": {"mode": "parallel_adapters", "threshold": 0.8},
+    "tagfex": {"aug": 2},
+    "coil": {"calibration_term": 1.5},  # read there, but overwritten before its first use
+    "beef": {"is_compress": False, "reduce_batch_size": False, "T": 2},
+}  # the same, in the file of a method
 
 
 def alias_names() -> set[str]:
     """The names that only PyCIL's files of some methods have."""
-    return set().union(*ALIASES.values())
+    return set().union({"ta_convnet_type", "gamma", "step_size"}, *ALIASES.values(), *STOCK_OF.values())
 
 
-def our_names(file: Mapping[str, Any]) -> dict[str, Any]:
+def our_names(file: Mapping[str, Json], dataset: Json = None) -> dict[str, Json]:
     """Rename the keys of a method's file. A key without a counterpart is dropped if it has its stock value.
 
-    Raises a :class:`UserError` for a key that is given under both names.
+    ``dataset``: the one on the command line, which replaces the file's. Raises a :class:`UserError` for a key that is
+    given under both names.
     """
-    aliases = ALIASES.get(str(file.get("model_name")).lower(), {})
+    method = str(file.get("model_name")).lower()
+    if method in METHODS:
+        method = METHODS[method]
+        file = {**file, "model_name": method}
+    if method.startswith("rmm-"):
+        _refuse_pretraining(file)
+    if method in OF_DATASET:
+        file = _for_dataset(file, dataset or file.get("dataset"))
+    if method in ONE_SCHEDULE and "lr" in file:
+        file = _of_each_task(file, method)
+    aliases, stock = ALIASES.get(method, {}), STOCK | STOCK_OF.get(method, {})
+    if method == "tagfex":  # both of its networks are of one kind, whatever the file says
+        stock = stock | {"ta_convnet_type": file.get("convnet_type")}
     for name, ours in aliases.items():
         if name in file and ours in file:
             raise UserError(f"{name}: is PyCIL's name of {ours}, which is given, too; leave one of the two out")
-    return {aliases.get(name, name): value for name, value in file.items() if name not in STOCK or value != STOCK[name]}
+    return {aliases.get(name, name): value for name, value in file.items() if name not in stock or value != stock[name]}
 
 
-def our_values(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the values of ``convnet_type`` and ``device``."""
+def is_configuration(name: str, model_name: Json) -> bool:
+    """Whether a key is a data set's in ``configurations`` of the file of a method that has it."""
+    return name.startswith(CONFIGURATIONS) and str(model_name).lower() in OF_DATASET
+
+
+def _for_dataset(file: Mapping[str, Json], dataset: Json) -> dict[str, Json]:
+    """The keys of the file, over which those of ``configurations`` for ``dataset`` take precedence."""
+    sets = {name.removeprefix(CONFIGURATIONS): keys for name, keys in file.items() if name.startswith(CONFIGURATIONS)}
+    flat = {name: value for name, value in file.items() if not name.startswith(CONFIGURATIONS)}
+    if not sets:
+        return flat
+    if not isinstance(dataset, str) or not isinstance(sets.get(dataset), Mapping):
+        raise UserError(f"configurations: has no keys for dataset {dataset!r}, only for {', '.join(sets)}; add them")
+    flat |= sets[dataset]
+    if isinstance(flat.get("scheduler"), Mapping):
+        flat |= _schedule(flat.pop("scheduler"))
+    return flat
+
+
+def _schedule(theirs: Mapping[str, Json]) -> dict[str, Json]:
+    """The keys of a nested ``scheduler``. Those without a counterpart stay, and are refused as unknown."""
+    ours = {OF_SCHEDULER.get(name, f"scheduler.{name}"): value for name, value in theirs.items()}
+    if "scheduler" in ours:
+        ours["scheduler"] = SCHEDULERS.get(str(ours["scheduler"]), ours["scheduler"])
+        if ours["scheduler"] == "cosine":
+            ours["min_lr"] = 1e-6  # a constant there
+    return ours
+
+
+def _refuse_pretraining(file: Mapping[str, Json]) -> None:
+    """Refuse ``rmm-pretrain.json``, whose learner is RMM's too, but which leaves tasks and rates to a policy."""
+    if not {"init_cls", "tasks", "m_rate_list", "c_rate_list"} & file.keys():
+        raise UserError(
+            "init_cls: is missing, as in PyCIL's rmm-pretrain.json, which trains a policy in 200 whole runs and does "
+            "not save it; that is not built in: give init_cls, increment and the rates that a policy has chosen "
+            "(m_rate_list, c_rate_list), or start PyCIL's rmm_train.py"
+        )
+
+
+def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
+    """The keys of PyCIL's one schedule as those of the first task and of later ones."""
+    usual = registry.learner_defaults[method]
+    changed = {name: value for name, value in file.items() if name not in (*OF_ALL_TASKS, "step_size")}
+    for name, both in OF_ALL_TASKS.items():
+        if name in file:
+            changed |= dict.fromkeys((ours for ours in both if ours not in changed), file[name])
+    step, epochs = file.get("step_size"), file.get("epochs", usual["epochs"])
+    if step is not None:
+        if type(step) is not int or type(epochs) is not int or step < 1:
+            raise UserError("step_size: needs one whole number above 0, and one number of epochs; or give milestones")
+        if (milestones := list(range(step, epochs, step))) != usual["milestones"]:
+            changed |= {"init_milestones": milestones, "milestones": milestones}
+    return changed
+
+
+def our_values(flat: Mapping[str, Json]) -> dict[str, Json]:
+    """Rename the values of ``convnet_type``, ``dataset`` and ``device``."""
     flat = dict(flat)
+    if flat.get("dataset") in ("cifar10_aa", "cifar100_aa"):  # with AutoAugment; its ResNet-18 has the stem for CIFAR
+        flat |= {"dataset": flat["dataset"].removesuffix("_aa"), "augmentation": "autoaugment"}
+        if flat.get("convnet_type") == "resnet18":
+            flat["convnet_type"] = "resnet18_cifar"
     if str(flat.get("convnet_type")).startswith("memo_"):
         flat["convnet_type"] = flat["convnet_type"].removeprefix("memo_")
     return flat | {"device": _first_device(flat["device"])} if "device" in flat else flat
 
 
-def _first_device(device: Any) -> Any:
+def _first_device(device: Json) -> Json:
     """Convert PyCIL's ``["0", "1"]``, ``[0]`` or ``[-1]`` to one device name; anything else is returned unchanged."""
-    first: Any = device[0] if isinstance(device, list) and device else device
+    first: Json = device[0] if isinstance(device, list) and device else device
     if re.fullmatch(r"-?[0-9]{1,4}", str(first)):
         return "cpu" if int(first) < 0 else f"gpu:{int(first)}"
     return first
-
-
-def refuse_other_method(model_name: str) -> None:
-    """Raise a :class:`UserError` for a PyCIL method that is not built in."""
-    if model_name.lower() in OTHERS:
-        built_in = ", ".join(sorted(registry.learners))
-        raise UserError(
-            f"model_name: '{model_name}' is a PyCIL method that is not built in (built in: {built_in}); "
-            "run it in a checkout of PyCIL: python -m pycil_wsc.plugins.pycil --pycil PyCIL --config FILE "
-            "(docs/pycil.md)"
-        )
 
 
 def refuse_alias(name: str) -> None:
@@ -67,4 +157,4 @@ def refuse_alias(name: str) -> None:
     if files:
         ours = {aliases[name] for aliases in ALIASES.values() if name in aliases}
         instead = "init_lr (first task) or lrate (later tasks)" if name == "lr" else " or ".join(sorted(ours))
-        raise UserError(f"{name}: is accepted in PyCIL's {' and '.join(files)} only; use {instead}")
+        raise UserError(f"{name}: is accepted in PyCIL's {', '.join(files)} only; use {instead}")

@@ -5,29 +5,28 @@ import functools
 from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from pycil_wsc.config import pycil
+from pycil_wsc.config.dropped import refuse_dropped
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
-from pycil_wsc.config.wsc import without_removed
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.keys import replaced
+from pycil_wsc.files import Json
 
 DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
 
 
-def refuse_mistyped(flat: Mapping[str, Any]) -> None:
+def refuse_mistyped(flat: Mapping[str, Json]) -> None:
     """Raise a :class:`UserError` for a key that no class-incremental run can have.
 
-    What only an import can tell is left to :func:`refuse_unknown`: the keys of language models, of other packages'
-    learners, and of PyCIL's own files.
+    What only an import can tell is left to :func:`refuse_unknown`: the keys of language models and of other packages'
+    learners.
     """
     language_model = any(name.partition(".")[0] == "llm" for name in flat)
-    of_pycil = any(name in str(flat.get("model_name")).lower() for name in pycil.OTHERS)
-    if language_model or of_pycil or _extended():
+    if language_model or _extended():
         return
     elsewhere = {*pycil.alias_names(), *pycil.STOCK, *(name for name, value in flat.items() if value == {})}
-    ours = [name for name in without_removed(flat) if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
+    elsewhere |= {name for name in flat if pycil.is_configuration(name, flat.get("model_name"))}
+    ours = [name for name in refuse_dropped(flat) if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
     refuse_unknown(ours, {*KEYS, *own_names(), *DIRECTIVES})
 
 
@@ -47,8 +46,6 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
             raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object")
         if name not in known:
             pycil.refuse_alias(name)
-            if new := replaced(KEYS).get(name):
-                raise UserError(f"{name}: is replaced by '{new}'; set that instead")
             raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
 
 

@@ -4,7 +4,7 @@ Names are imported when they are first used, so that the options can be read wit
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pycil_wsc.consolidation.averaging import Average
@@ -64,7 +64,7 @@ __all__ = [
 _MODULES = ("options", "averaging", "batch_norm", "checks", "functional", "importance", "ranking", "resets", "wsc")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     for module in _MODULES if name in __all__ else ():
         found = importlib.import_module(f"{__name__}.{module}")
         if hasattr(found, name):

@@ -1,18 +1,19 @@
 """Batch-norm statistics that fit averaged weights."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc.consolidation.modes import restored_modes
 
+Inputs = Tensor | Sequence[Tensor]
+
 
 @torch.no_grad()
-def recompute_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
+def recompute_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> None:
     """Replace the running statistics of all batch norms by the mean of their batches' statistics over one pass.
 
     The statistics collected in training do not belong to the averaged weights. Like
@@ -41,7 +42,7 @@ def recompute_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
                 norm.momentum = momentum
 
 
-def _collect(model: nn.Module, norms: list[_BatchNorm], batches: Iterator[Any]) -> None:
+def _collect(model: nn.Module, norms: list[_BatchNorm], batches: Iterator[Inputs]) -> None:
     first = next(batches, None)
     if first is None:
         raise ValueError(

@@ -1,7 +1,6 @@
 """Checks of the tensors that a consolidation follows, and of the states that it loads."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ class NonFiniteGradients(RuntimeError):
     """Weights cannot be ranked, because a gradient in the warm-up, or another importance, was infinite or NaN."""
 
 
-def by_name(pairs: Iterable[tuple[str, Any]], argument: str, wanted: Callable[[Any], bool]) -> dict[str, Tensor]:
+def by_name(pairs: Iterable[tuple[str, Tensor]], argument: str, wanted: Callable[[Tensor], bool]) -> dict[str, Tensor]:
     """{name: tensor} of the (name, tensor) pairs that are ``wanted``; a tensor with several names keeps the first."""
     names, tensors = set(), {}
     for pair in pairs:
@@ -61,14 +60,14 @@ def check_layouts(tensors: Mapping[str, Tensor], before: Mapping[str, Layout]) -
             )
 
 
-def check_saved(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_saved(saved: Mapping[str, object], own: Mapping[str, object]) -> None:
     """Raise ValueError if an option differs: the task would continue on another schedule."""
     for name, value in own.items():
         if name not in saved or saved[name] != value:
             raise ValueError(f"the state was saved with {name}={saved.get(name)}, this object has {name}={value}")
 
 
-def check_saved_shapes(saved: Mapping[str, Any], own: Mapping[str, tuple[int, ...]]) -> None:
+def check_saved_shapes(saved: Mapping[str, Sequence[int]], own: Mapping[str, tuple[int, ...]]) -> None:
     for name in sorted(own.keys() | saved.keys()):
         if name not in saved:
             raise ValueError(f"'{name}' is in this object but not in the state")

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from pycil_wsc.consolidation.wsc import WeightSpaceConsolidation
 
 
-def option(default: Any, doc: str, **limits: Any) -> Any:
+Arguments = dict[str, Any]  # of `WeightSpaceConsolidation`
+
+
+def option(default: object, doc: str, **limits: object) -> Any:
     """A field of an options class; ``limits``: ``low``, ``high``, ``above``, ``below`` and ``choices``, and roles that
     a host gives to its keys.
     """
@@ -121,7 +124,7 @@ class WSCOptions:
         consolidation.check_fits(epochs * per_epoch)
         return consolidation
 
-    def arguments(self, per_epoch: int) -> dict[str, Any]:
+    def arguments(self, per_epoch: int) -> Arguments:
         """The arguments of :class:`~.wsc.WeightSpaceConsolidation` that follow from the options alone."""
         return {
             "retain": self.retain,
@@ -181,7 +184,7 @@ class EpochOptions(WSCOptions):
         if len(self.betas) != 2:
             raise ValueError(f"betas: expected two numbers, got {list(self.betas)}")
 
-    def arguments(self, per_epoch: int) -> dict[str, Any]:
+    def arguments(self, per_epoch: int) -> Arguments:
         return super().arguments(per_epoch) | {"importance": self.score()}
 
     def score(self) -> Importance | None:
@@ -212,7 +215,7 @@ class EpochOptions(WSCOptions):
         return max(1, whole_part(self.warmup, epochs)) if warmup_steps else 0
 
 
-def _typed(name: str, value: Any, kind: Any) -> Any:
+def _typed(name: str, value: Any, kind: type | types.UnionType | types.GenericAlias) -> Any:
     """``value`` as the type ``kind`` of the option: a list becomes a tuple, and a whole number a float."""
     for each in typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,):
         if typing.get_origin(each) is tuple and isinstance(value, (list, tuple)):

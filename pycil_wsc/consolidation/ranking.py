@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Scores(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def device(self) -> torch.device: ...
-    def __getitem__(self, index: Any, /) -> Tensor: ...
+    def __getitem__(self, index: tuple[slice, ...], /) -> Tensor: ...
 
 
 class Peers(Protocol):

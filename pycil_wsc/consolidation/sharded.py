@@ -1,12 +1,16 @@
 """Parameters sharded over processes (``DTensor``, as in FSDP2): each process works on its own rows."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, distributed
 
 from pycil_wsc.consolidation.ranking import Peers
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -20,9 +24,9 @@ def like(part: Tensor, tensor: Tensor) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    whole: Any = tensor
+    model = cast(DTensor, tensor)
     return DTensor.from_local(
-        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        part, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
     )
 
 
@@ -30,14 +34,14 @@ def part_of(value: Tensor, tensor: Tensor) -> Tensor:
     """This process's rows of ``value``, which is sharded like ``tensor`` or whole."""
     if is_sharded(value) or not is_sharded(tensor):
         return local(value)
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
-    whole: Any = tensor
-    value = value.to(whole.device_mesh.device_type)
-    return distribute_tensor(value, whole.device_mesh, whole.placements, src_data_rank=None).to_local()
+    model = cast(DTensor, tensor)
+    value = value.to(model.device_mesh.device_type)
+    return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None).to_local()
 
 
-def gathered(state: Any, keep: bool = True) -> Any:
+def gathered(state: object, keep: bool = True) -> Any:
     """``state`` with its sharded tensors gathered on the CPU. All processes must call this together.
 
     ``keep=False`` replaces the gathered tensors by None, in the processes that do not save the state.
@@ -46,11 +50,16 @@ def gathered(state: Any, keep: bool = True) -> Any:
         return {key: gathered(value, keep) for key, value in state.items()}
     if not is_sharded(state):
         return state
-    whole = state.full_tensor()
-    return whole.cpu() if keep else None
+    tensor = whole(cast(Tensor, state))
+    return tensor.cpu() if keep else None
 
 
-def is_sharded(tensor: Any) -> bool:
+def whole(tensor: Tensor) -> Tensor:
+    """All rows of a sharded tensor, in every process; any other tensor unchanged."""
+    return _detached(tensor).full_tensor() if is_sharded(tensor) else tensor
+
+
+def is_sharded(tensor: object) -> bool:
     """Whether ``tensor`` is a ``DTensor``."""
     return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
@@ -75,7 +84,7 @@ def peers_of(params: Mapping[str, Tensor]) -> Peers | None:
 class MeshPeers:
     """:class:`~.ranking.Peers` of one dimension of a device mesh."""
 
-    def __init__(self, mesh: Any, dimension: int):
+    def __init__(self, mesh: "DeviceMesh", dimension: int):
         self.group, self.device = mesh.get_group(dimension), mesh.device_type
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -89,7 +98,7 @@ class MeshPeers:
         return sum(int(each) for each in counts[: self.group.rank()])
 
 
-def _mesh_dimension(name, param) -> tuple[Any, int]:
+def _mesh_dimension(name, param) -> "tuple[DeviceMesh, int]":
     """The mesh, and the one dimension of it over which ``param`` is sharded."""
     sharding = [number for number, placement in enumerate(param.placements) if not placement.is_replicate()]
     if len(sharding) != 1 or not param.placements[sharding[0]].is_shard():
@@ -100,5 +109,5 @@ def _mesh_dimension(name, param) -> tuple[Any, int]:
     return param.device_mesh, sharding[0]
 
 
-def _detached(tensor) -> Any:
-    return tensor.detach()
+def _detached(tensor: Tensor) -> "DTensor":
+    return cast("DTensor", tensor.detach())

@@ -12,6 +12,7 @@ from pycil_wsc.consolidation.functional import Betas, drift, update_moments_
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.sharded import like, local, part_of
 
+State = dict[str, Any]  # of tensors and plain values, nested
 Params = Mapping[str, Tensor]
 QUANTISED = ("torchao",)  # packages whose optimisers keep moments in 8 or 4 bits
 RENAMED = ("bitsandbytes",)  # packages whose optimisers have other names for them
@@ -53,10 +54,10 @@ class Tracker:
         """Bytes held for the scores, without the weights before the task."""
         return 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"with_gradient": sorted(self.with_gradient)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.with_gradient = set(state["with_gradient"])
 
     def _names(self):
@@ -134,14 +135,14 @@ class OwnMoments(Tracker):
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensors in (self.first, self.second) for tensor in tensors.values())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         moments = {"first": self.first, "second": self.second}
         return super().state_dict() | {
             part: {name: like(tensor, self.params[name]) for name, tensor in tensors.items()}
             for part, tensors in moments.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         for name, param in self.params.items():
             self.first[name] = part_of(state["first"][name].to(param.device), param).clone()
@@ -221,7 +222,7 @@ class BlockScores:
         self.rule, self.first, self.second = rule, first, second
         self.shape, self.device, self.dtype = first.shape, first.device, wide(first.dtype)
 
-    def __getitem__(self, index: Any, /) -> Tensor:
+    def __getitem__(self, index: tuple[slice, ...], /) -> Tensor:
         return self.rule([self.first[index].to(self.dtype)], [self.second[index].to(self.dtype)])[0]
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from pycil_wsc.consolidation.importance import Importance, as_importance, moment
 from pycil_wsc.consolidation.ranking import Peers
 from pycil_wsc.consolidation.resets import Blend, Reset, check_share, check_whole_steps
 from pycil_wsc.consolidation.sharded import like, local, part_of, peers_of
-from pycil_wsc.consolidation.trackers import Params, Tracker, wide
+from pycil_wsc.consolidation.trackers import Params, State, Tracker, wide
 
 FORMAT = 2  # of the saved state
 SCOPES = ("global", "tensor")
@@ -270,7 +269,7 @@ class WeightSpaceConsolidation:
             return "finished"
         return "warm-up" if self.warmup_steps is None or self.steps < self.warmup_steps else "averaging"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The state to resume from, for ``torch.load(weights_only=True)``. As in torch, tensors are not copied."""
         return {
             "format": FORMAT,
@@ -286,7 +285,7 @@ class WeightSpaceConsolidation:
             "tracker": self._tracker.state_dict() if self._tracker else None,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Resume from a saved state; load those of the model and the optimiser too.
 
         Raises ValueError if the state has other options, names or shapes, or the format of another version.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import avg_pool2d
 
 
 def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Generator | None) -> Tensor:
@@ -60,6 +61,28 @@ def coins(number: int, generator: Generator) -> Tensor:
 def flip(images: Tensor, mirror: Tensor) -> Tensor:
     """Flip the images (B, H, W, C) horizontally where ``mirror`` (B,)."""
     return torch.where(mirror[:, None, None, None], images.flip(2), images)
+
+
+def autocontrast(maps: Tensor) -> Tensor:
+    """Stretch each channel to 0..255: uint8 (B, C, H, W) -> the same shape.
+
+    Equals torchvision's, which assigns by masks, for which a host waits.
+    """
+    low = maps.amin((2, 3), keepdim=True).float()
+    scale = (maps.amax((2, 3), keepdim=True) - low) * (1 / 255)
+    flat = scale == 0  # channels of one value stay
+    return ((maps - low.where(~flat, 0.0)) / scale.where(~flat, 1.0)).clamp_(0, 255).to(torch.uint8)
+
+
+def sharpness(maps: Tensor, factor: float) -> Tensor:
+    """Blend with the smoothed image, as PIL does; the border stays: uint8 (B, C, H, W) -> the same shape.
+
+    torchvision's copies its kernel to the device at each call.
+    """
+    smooth = maps.float()
+    inner = smooth[:, :, 1:-1, 1:-1]
+    smooth[:, :, 1:-1, 1:-1] = ((9 * avg_pool2d(smooth, 3, 1) + 4 * inner) / 13).round()
+    return (smooth + factor * (maps - smooth)).clamp(0, 255).to(torch.uint8)
 
 
 def resize(images: Tensor, side: int, interpolation: str) -> Tensor:

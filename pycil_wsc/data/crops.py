@@ -1,7 +1,6 @@
 """Batched random resized crops of images of different sizes, as in torchvision's ``RandomResizedCrop``."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ def random_boxes(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     narrowest, widest = map(math.log, RATIO)
     ratio = np.exp(rng.uniform(narrowest, widest, (number, ATTEMPTS)))
     width, height = np.round(np.sqrt(area * ratio)).astype(int), np.round(np.sqrt(area / ratio)).astype(int)
-    fits: Any = np.asarray((width > 0) & (width <= sizes[:, 1:]) & (height > 0) & (height <= sizes[:, :1]))
+    fits = np.logical_and.reduce([width > 0, width <= sizes[:, 1:], height > 0, height <= sizes[:, :1]])
     first = (np.arange(number), fits.argmax(1))
     extent = np.where(fits.any(1)[:, None], np.stack([height[first], width[first]], 1), _largest(sizes))
     places = np.floor(rng.random((number, 2)) * (sizes - extent + 1)).astype(int)
@@ -61,49 +60,48 @@ def centre_boxes(sizes: np.ndarray, side: int) -> np.ndarray:
     return np.concatenate([places, np.full_like(places, side)], 1)
 
 
-def random_resized_crop(images: Tensor, side: int, interpolation: str, rng: np.random.Generator) -> Tensor:
-    """A random crop of each image, resized: uint8 (B, H, W, 3) -> uint8 (B, side, side, 3)."""
-    height, width = images.shape[1:3]
-    sizes = np.tile([[height, width]], (len(images), 1))
-    starts = np.arange(len(images)) * height * width
-    return resized_crops(images.reshape(-1, 3), starts, sizes[:, 1], random_boxes(sizes, rng), side, interpolation)
-
-
-def resized_crops(
-    pixels: Tensor,
-    starts: np.ndarray,
-    widths: np.ndarray,
-    boxes: np.ndarray,
-    side: int,
-    interpolation: str = "bilinear",
-) -> Tensor:
-    """Crop a box from each of B images and resize it with antialiasing: uint8 (B, side, side, 3).
-
-    Equal to torchvision's ``resize`` up to rounding. Each image is multiplied by a matrix of interpolation weights
-    horizontally, then vertically.
+class Crops:
+    """A box of each image of an epoch, all copied to the device at once.
 
     Args:
-        pixels: uint8 (pixels, 3), the pixels of all images, concatenated, on the device that computes.
-        starts: int64 (B,), the first pixel of each image in ``pixels``.
-        widths: int64 (B,), the widths of the whole images.
-        boxes: (B, 4): top, left, height and width of each crop.
-        side: height and width of the result.
-        interpolation: ``bilinear``; any other value means bicubic, as in :func:`~.augment.resize`.
+        starts: int64 (N,), the first pixel of each image among those of all images.
+        widths: int64 (N,), the widths of the whole images.
+        boxes: (N, 4): top, left, height and width.
+        device: where the pixels are.
     """
-    if not len(boxes):
-        return pixels.new_empty(0, side, side, 3)
-    most = boxes[:, 2:].max(0)
-    numbers = torch.from_numpy(np.column_stack([starts, widths, boxes])).to(pixels.device, non_blocking=True)
-    start, width, top, left, box_height, box_width = numbers[:, :, None].unbind(1)
-    rows = top + torch.arange(int(most[0]), device=pixels.device).clamp(max=box_height - 1)  # (B, rows)
-    columns = left + torch.arange(int(most[1]), device=pixels.device).clamp(max=box_width - 1)  # (B, columns)
-    crops = pixels[(start + rows * width)[:, :, None] + columns[:, None, :]].float()  # (B, rows, columns, 3)
-    kernel = _triangle if interpolation == "bilinear" else _cubic
-    vertical, horizontal = (_weights(length, side, int(n), kernel) for length, n in zip((box_height, box_width), most))
-    with torch.autocast(pixels.device.type, enabled=False):  # whatever the network computes in
-        narrow = torch.einsum("bxw,bywc->byxc", horizontal, crops).clamp_(0, 255)  # (B, rows, side, 3)
-        result = (vertical @ narrow.flatten(2)).view(len(crops), side, side, 3)
-    return result.round_().clamp_(0, 255).to(torch.uint8)
+
+    def __init__(self, starts: np.ndarray, widths: np.ndarray, boxes: np.ndarray, device: torch.device) -> None:
+        self.extents = boxes[:, 2:]
+        self.numbers = torch.from_numpy(np.column_stack([starts, widths, boxes])).to(device)
+
+    def of(self, pixels: Tensor, batch: slice, rows: slice, side: int, interpolation: str) -> Tensor:
+        """The boxes of the ``rows`` of a batch, resized with antialiasing: uint8 (B, side, side, 3).
+
+        Equal to torchvision's ``resize`` up to rounding. Each image is multiplied by a matrix of interpolation weights
+        horizontally, then vertically.
+
+        Args:
+            pixels: uint8 (pixels, 3), the pixels of all images, concatenated.
+            batch: the place of the batch in the epoch.
+            rows: those of the batch that are wanted.
+            side: height and width of the result.
+            interpolation: ``bilinear``; any other value means bicubic, as in :func:`~.augment.resize`.
+        """
+        extents = self.extents[batch][rows]
+        if not len(extents):
+            return pixels.new_empty(0, side, side, 3)
+        most = extents.max(0).tolist()
+        start, width, top, left, box_height, box_width = self.numbers[batch][rows][:, :, None].unbind(1)
+        down = torch.arange(most[0], device=pixels.device).clamp(max=box_height - 1) + top  # (B, rows)
+        across = torch.arange(most[1], device=pixels.device).clamp(max=box_width - 1) + left  # (B, columns)
+        crops = pixels[(start + down * width)[:, :, None] + across[:, None, :]].float()  # (B, rows, columns, 3)
+        kernel = _triangle if interpolation == "bilinear" else _cubic
+        vertical = _weights(box_height, side, most[0], kernel)
+        horizontal = _weights(box_width, side, most[1], kernel)
+        with torch.autocast(pixels.device.type, enabled=False):  # whatever the network computes in
+            narrow = torch.einsum("bxw,bywc->byxc", horizontal, crops).clamp_(0, 255)  # (B, rows, side, 3)
+            result = (vertical @ narrow.flatten(2)).view(len(crops), side, side, 3)
+        return result.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _triangle(distance):

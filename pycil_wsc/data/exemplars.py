@@ -1,56 +1,10 @@
 """Which samples become exemplars. To add a choice, register it in a file of this folder."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.memory import Pool
+from pycil_wsc.data.options import ALL
 from pycil_wsc.registry import register_exemplars
-
-if TYPE_CHECKING:
-    from pycil_wsc.data.memory import ExemplarMemory
-
-ALL = 2**31 - 1  # exemplars per class: keep every image
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """What exemplars are chosen from, after a task.
-
-    Args:
-        memory: the exemplars so far, with the keys that limit them.
-        task: the task just learned.
-        targets: (N,), of the whole training set.
-        indices: (n,), the candidates, sorted by class: the task's samples, and the exemplars of classes that recur.
-        quotas: class -> the number of its exemplars, for the classes of the candidates.
-        rng: source of the random numbers, the same in all processes.
-        features: indices -> float32 (n, d).
-        map_classes: like ``map``; several processes share the work.
-    """
-
-    memory: "ExemplarMemory"
-    task: Task
-    targets: np.ndarray
-    indices: np.ndarray
-    quotas: dict[int, int]
-    rng: np.random.Generator
-    features: Callable[[np.ndarray], np.ndarray] | None
-    map_classes: Callable[..., Iterable[np.ndarray]] = map
-
-    def rows(self, label: int) -> np.ndarray:
-        """The candidates of a class: their places in ``indices``."""
-        return np.flatnonzero(self.targets[self.indices] == label)
-
-    def of_each_class(self, pick: Callable[[np.ndarray, int], np.ndarray], shared: bool = True) -> dict[int, Any]:
-        """Class -> its exemplars, most important first: the candidates whose places ``pick(rows, quota)`` returns.
-
-        ``shared``: processes share the classes. ``pick`` must then draw no number from ``rng``.
-        """
-        work = list(self.quotas.items())
-        picks = (self.map_classes if shared else map)(lambda item: pick(self.rows(item[0]), item[1]), work)
-        return {label: self.indices[rows] for (label, _), rows in zip(work, picks)}
 
 
 @register_exemplars("herding")

@@ -13,19 +13,18 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pycil_wsc.data.image_files import common_folder, image_status
-from pycil_wsc.data.types import Split
+from pycil_wsc.data.types import Fingerprint, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
 
 SETTLED = 2.0  # seconds: a second change within this time might leave the modification time unchanged
 
 
-def fingerprint(train: Split, test: Split) -> dict[str, Any]:
+def fingerprint(train: Split, test: Split) -> Fingerprint:
     """Return ``{"train": samples, "test": samples, "sha256": the first 16 hexadecimal digits}``.
 
     Raises a :class:`UserError` that names an image file if it does not exist.
@@ -39,7 +38,7 @@ def fingerprint(train: Split, test: Split) -> dict[str, Any]:
     return {"train": len(train), "test": len(test), "sha256": digest.hexdigest()[:16]}
 
 
-def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Split) -> dict[str, Any]:
+def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Split) -> Fingerprint:
     """:func:`fingerprint` of the arrays read from ``path``, cached beside it until the file's size or times change.
 
     ``read``: the file's status when it was read. If the folder cannot be written, the hash is computed each time: a
@@ -57,7 +56,7 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
     return found
 
 
-def changed(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
+def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
     """Describe the difference between two fingerprints.
 
     Empty if they are equal, if ``now`` is that of the same stream with more tasks, or if one of them is unknown.
@@ -78,7 +77,7 @@ def _listing(paths: np.ndarray, base: str) -> bytes:
     return b"".join(lines)
 
 
-def _read(cache: Path) -> dict[str, Any]:
+def _read(cache: Path) -> Fingerprint:
     """The cached fingerprint, or {} if there is none or it is damaged."""
     try:
         known = json.loads(cache.read_bytes())
@@ -87,5 +86,5 @@ def _read(cache: Path) -> dict[str, Any]:
         return {}
 
 
-def _described(data: dict[str, Any]) -> str:
+def _described(data: Fingerprint) -> str:
     return f"{data.get('train')} training and {data.get('test')} test samples, sha256 {data.get('sha256')}"

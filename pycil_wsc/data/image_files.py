@@ -5,7 +5,6 @@ import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,10 +15,21 @@ from pycil_wsc.data.types import Dataset, DatasetInfo, Split, normal
 from pycil_wsc.errors import UserError
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-IMAGE_FILES: dict[str, Any] = {  # DatasetInfo of image files, without the names
-    **IMAGENET,
-    **{"image_size": 224, "crop": "resized", "padding": 0, "flip": True, "brightness": 0.0},
-}
+
+
+def info_of_files(name: str, classes: Iterable[str]) -> DatasetInfo:
+    """The :class:`DatasetInfo` of image files: they are transformed as those of ImageNet."""
+    return DatasetInfo(
+        name,
+        tuple(classes),
+        224,
+        IMAGENET["mean"],
+        IMAGENET["std"],
+        crop="resized",
+        padding=0,
+        flip=True,
+        brightness=0.0,
+    )
 
 
 def read_folder(name: str, path: Path) -> Dataset:
@@ -35,7 +45,7 @@ def read_folder(name: str, path: Path) -> Dataset:
     for part, split in zip(parts, splits):
         check_targets(str(part), split.targets, list(classes), problem)
     train, test = splits
-    return Dataset(DatasetInfo(name, tuple(classes), **IMAGE_FILES), train, test)
+    return Dataset(info_of_files(name, classes), train, test)
 
 
 def common_folder(paths: Iterable[str]) -> str:
@@ -60,7 +70,7 @@ def read_task_folder(name: str, path: Path) -> Dataset:
     if not len(train):
         raise UserError(f"{parts[0]}: no image files ({' '.join(IMG_EXTENSIONS)}) in its class folders; add some")
     test = others[0] if others else Split(train.images[:0], train.targets[:0])
-    return Dataset(DatasetInfo(name, tuple(classes), **IMAGE_FILES), train, test)
+    return Dataset(info_of_files(name, classes), train, test)
 
 
 def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:
@@ -168,7 +178,7 @@ def decode(path: str) -> Image.Image:
     """Decode an image file as RGB."""
     image_status(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(str(path)) as image:  # a name out of an array would be quoted as such in the error
             if not image.mode.startswith(("I", "F")):
                 return image.convert("RGB")
             problem = f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"

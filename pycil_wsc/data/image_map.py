@@ -11,10 +11,9 @@ import logging
 import os
 import shutil
 import zipfile
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -23,42 +22,9 @@ from torchvision.transforms import v2
 from pycil_wsc.data.image_files import decode, image_status
 from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.resized import cache_folder
-from pycil_wsc.data.types import Dataset
+from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
-
-
-@dataclass(frozen=True, eq=False)
-class ImageMap:
-    """Decoded images in the file ``path``.
-
-    ``starts``: int64 (N,), the first pixel of each image; ``sizes``: int64 (N, 2), height and width.
-    """
-
-    path: Path
-    starts: np.ndarray
-    sizes: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def of(self, rows: np.ndarray) -> "ImageMap":
-        """The images of these rows, in this order."""
-        return ImageMap(self.path, self.starts[rows], self.sizes[rows])
-
-    def image(self, number: int) -> np.ndarray:
-        """A view of one image."""
-        height, width = self.sizes[number]
-        start = self.starts[number]
-        return self.pixels[start : start + height * width].reshape(height, width, 3)
-
-    @cached_property
-    def pixels(self) -> np.ndarray:
-        """The pixels of all images: uint8 (pixels, 3), mapped from the file copy-on-write."""
-        return np.memmap(self.path, np.uint8, "c").reshape(-1, 3)
-
-    def __getstate__(self) -> dict[str, Any]:  # each loader process maps the file itself
-        return {name: value for name, value in vars(self).items() if name != "pixels"}
 
 
 def decoded(dataset: Dataset, root: str | Path, workers: int, on_device: bool) -> Dataset:

@@ -13,6 +13,7 @@ import logging
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,11 +23,11 @@ from torchvision.transforms import v2
 
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data import augment, crops
+from pycil_wsc.data.auto_augment import AutoAugment
 from pycil_wsc.data.image_files import decode
-from pycil_wsc.data.image_map import ImageMap
 from pycil_wsc.data.parallel import at_most_one_per_core
-from pycil_wsc.data.rand_augment import rand_augment
-from pycil_wsc.data.types import DatasetInfo, Split
+from pycil_wsc.data.rand_augment import RandAugment
+from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.devices import free_memory
 from pycil_wsc.errors import UserError
 
@@ -50,6 +51,7 @@ class Share:
 
 WHOLE = Share()
 Parts = list[tuple[slice, slice | None]]  # for each batch: its slice of the epoch's order, and the rows to load
+OPERATIONS = {"autoaugment": AutoAugment, "timm": RandAugment}  # by augmentation: what each image draws for itself
 PIECE = 2**26  # pixels copied at a time
 _held = weakref.WeakValueDictionary()  # the pixels of files on devices, as long as a source has them
 
@@ -61,6 +63,22 @@ def open_source(info: DatasetInfo, split: Split, device: torch.device, num_worke
     if split.decoded and split.on_device and fits(split.decoded, device):
         return DeviceSource(info, split.decoded, device)
     return FolderSource(info, split, device, at_most_one_per_core(num_workers))
+
+
+class BatchSource(Protocol):
+    """What gives the batches of a phase: a :class:`Source` of images, or rows of something else in their place."""
+
+    def batches(
+        self,
+        indices: np.ndarray,
+        targets: np.ndarray,
+        batch_size: int,
+        *,
+        train: bool = False,
+        seed: int = 0,
+        shuffle: bool = True,
+        share: Share = WHOLE,
+    ) -> Iterator[tuple[Tensor, ...]]: ...
 
 
 class Source:
@@ -80,6 +98,7 @@ class Source:
         seed: int = 0,
         shuffle: bool = True,
         share: Share = WHOLE,
+        augmentation: str | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of one epoch: images float32 (B, 3, H, W) and targets int64 (B,).
 
@@ -92,6 +111,7 @@ class Source:
             seed: seed of the epoch.
             shuffle: False: do not shuffle, even with ``train``.
             share: the part of each batch to load. Its images do not depend on how the batches are shared.
+            augmentation: with ``train``, another one than that of ``info``.
 
         Raises:
             UserError: if a file cannot be read; names the file.
@@ -99,14 +119,45 @@ class Source:
         order = epoch_order(indices, train and shuffle, seed)
         labels = torch.from_numpy(targets[order]).to(self.device)
         parts = [(batch, share.rows(i)) for i, batch in enumerate(batch_slices(len(order), batch_size, join=train))]
-        for images, batch, rows in self.images_of(order, parts, train, seed):
+        kind = (augmentation or self.info.augmentation) if train else None
+        for images, batch, rows in self.images_of(order, parts, kind, seed):
             yield self.normalise(images), labels[batch][rows]
 
     def images_of(
-        self, order: np.ndarray, parts: Parts, train: bool, seed: int
+        self, order: np.ndarray, parts: Parts, augmentation: str | None, seed: int
     ) -> Iterator[tuple[Tensor, slice, slice]]:
-        """Yield (images uint8 (B, side, side, 3) on the device, batch, rows) for each of ``parts`` with rows."""
+        """Yield (images uint8 (B, side, side, 3) on the device, batch, rows) for each of ``parts`` with rows.
+
+        ``augmentation``: None for test images.
+        """
         raise NotImplementedError
+
+    def augmented(
+        self, cropped: Iterator[Tensor], parts: Parts, augmentation: str | None, seed: int
+    ) -> Iterator[tuple[Tensor, slice, slice]]:
+        """What :meth:`images_of` yields, from the crops of each of ``parts`` with rows."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        choices = self.choices(augmentation, parts, seed)
+        flips = bool(augmentation) and self.info.flip
+        for number, (batch, rows) in enumerate(parts):
+            mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # for the whole batch
+            if rows is None:
+                continue
+            images = next(cropped)
+            if mirror is not None:
+                images = augment.flip(images, mirror[rows])
+            if choices is not None:
+                images = choices.applied(images, number)
+            yield images, batch, rows
+        next(cropped, None)  # run the generator to its end
+
+    def choices(self, augmentation: str | None, parts: Parts, seed: int) -> AutoAugment | RandAugment | None:
+        """The operations that each image of an epoch draws, if it does."""
+        kind = OPERATIONS.get(augmentation or "")
+        if kind is None:
+            return None
+        sizes = [(batch.stop - batch.start, slice(0, 0) if rows is None else rows) for batch, rows in parts]
+        return kind(sizes, seed, self.device)
 
 
 class ArraySource(Source):
@@ -117,28 +168,40 @@ class ArraySource(Source):
         self.images = torch.from_numpy(np.ascontiguousarray(split.images)).to(device)
 
     def images_of(
-        self, order: np.ndarray, parts: Parts, train: bool, seed: int
+        self, order: np.ndarray, parts: Parts, augmentation: str | None, seed: int
     ) -> Iterator[tuple[Tensor, slice, slice]]:
+        if augmentation == "timm":
+            yield from self.augmented(self._boxes(order, parts, seed), parts, augmentation, seed)
+            return
         index = torch.from_numpy(order).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
+        choices = self.choices(augmentation, parts, seed)
         for number, (batch, rows) in enumerate(parts):
-            if rows is None and not train:
+            if rows is None and not augmentation:
                 continue
             images = self.images[index[batch]]
-            if train:  # the whole batch, so that the random numbers do not depend on the share
-                images = self._augment(images, generator, np.random.default_rng([seed, 2, number]))
+            if augmentation:  # the whole batch, so that the random numbers do not depend on the share
+                images = self._cropped(images, generator)
             if rows is None:
                 continue
             images = images[rows]
+            if choices is not None:
+                images = choices.applied(images, number)
             if images.shape[1] != self.info.image_size:
                 images = augment.resize(images, self.info.image_size, self.info.interpolation)
             yield images, batch, rows
 
-    def _augment(self, images, generator, rng):
-        if self.info.augmentation == "timm":
-            images = crops.random_resized_crop(images, self.info.image_size, self.info.interpolation, rng)
-            images = augment.flip(images, augment.coins(len(images), generator)) if self.info.flip else images
-            return rand_augment(images, rng)
+    def _boxes(self, order, parts, seed):
+        """A random box of each image, resized."""
+        height, width = self.images.shape[1:3]
+        sizes = np.tile([[height, width]], (len(order), 1))
+        boxes = crops.random_boxes(sizes, np.random.default_rng([seed, 1]))
+        places = crops.Crops(order * height * width, sizes[:, 1], boxes, self.device)
+        for batch, rows in parts:
+            if rows is not None:
+                yield places.of(self.images.view(-1, 3), batch, rows, self.info.image_size, self.info.interpolation)
+
+    def _cropped(self, images, generator):
         if self.info.padding or self.info.flip:
             images = augment.random_crop_flip(images, self.info.padding, self.info.flip, generator)
         if self.info.brightness:
@@ -150,22 +213,10 @@ class CroppedSource(Source):
     """A split of images of different sizes. Subclasses implement :meth:`cropped`; flips are done on the device."""
 
     def images_of(
-        self, order: np.ndarray, parts: Parts, train: bool, seed: int
+        self, order: np.ndarray, parts: Parts, augmentation: str | None, seed: int
     ) -> Iterator[tuple[Tensor, slice, slice]]:
-        crops_of_parts = self.cropped(order, parts, train, np.random.default_rng([seed, 1]))
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for number, (batch, rows) in enumerate(parts):
-            flips, whole = train and self.info.flip, batch.stop - batch.start
-            mirror = augment.coins(whole, generator) if flips else None  # for the whole batch
-            if rows is None:
-                continue
-            images = next(crops_of_parts)
-            if mirror is not None:
-                images = augment.flip(images, mirror[rows])
-            if train and self.info.augmentation == "timm":  # draws the operations for the whole batch
-                images = rand_augment(images, np.random.default_rng([seed, 2, number]), whole, rows)
-            yield images, batch, rows
-        next(crops_of_parts, None)  # run the generator to its end
+        cropped = self.cropped(order, parts, bool(augmentation), np.random.default_rng([seed, 1]))
+        yield from self.augmented(cropped, parts, augmentation, seed)
 
     def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
         """Yield the crops of each of ``parts`` with rows: uint8 (B, side, side, 3) on the device."""
@@ -283,10 +334,10 @@ class DeviceSource(CroppedSource):
     def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
         images, side = self.images.of(order), self.info.image_size
         boxes = crops.boxes(images.sizes, side, rng if train else None)
+        places = crops.Crops(images.starts, images.sizes[:, 1], boxes, self.device)
         for batch, rows in parts:
             if rows is not None:
-                starts, widths, wanted = (part[batch][rows] for part in (images.starts, images.sizes[:, 1], boxes))
-                yield crops.resized_crops(self.pixels, starts, widths, wanted, side, self.info.interpolation)
+                yield places.of(self.pixels, batch, rows, side, self.info.interpolation)
 
 
 def fits(images: ImageMap, device: torch.device) -> bool:

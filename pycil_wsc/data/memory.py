@@ -1,13 +1,16 @@
 """Exemplar memory: stores indices into the training set, not images."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from pycil_wsc import registry
-from pycil_wsc.data.exemplars import ALL, Pool
+from pycil_wsc.data.options import ALL
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.state import State
 
 
 class ExemplarMemory:
@@ -86,11 +89,51 @@ class ExemplarMemory:
         candidates = np.sort(np.concatenate([task.train_indices, *(self.classes[c] for c in recurring)]))
         return candidates[np.argsort(targets[candidates], kind="stable")]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         classes = {c: kept.tolist() for c, kept in self.classes.items()}
         return {"classes": classes, "seen": self.seen, "tasks": self.tasks}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.classes = {c: np.array(kept, np.int64) for c, kept in state["classes"].items()}
         self.seen = state.get("seen", 0)  # missing in weights saved by earlier versions, which are not trained further
         self.tasks = state.get("tasks", 0)  # missing likewise; no learner then chose before its task's end
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """What exemplars are chosen from, after a task.
+
+    Args:
+        memory: the exemplars so far, with the keys that limit them.
+        task: the task just learned.
+        targets: (N,), of the whole training set.
+        indices: (n,), the candidates, sorted by class: the task's samples, and the exemplars of classes that recur.
+        quotas: class -> the number of its exemplars, for the classes of the candidates.
+        rng: source of the random numbers, the same in all processes.
+        features: indices -> float32 (n, d).
+        map_classes: like ``map``; several processes share the work.
+    """
+
+    memory: ExemplarMemory
+    task: Task
+    targets: np.ndarray
+    indices: np.ndarray
+    quotas: dict[int, int]
+    rng: np.random.Generator
+    features: Callable[[np.ndarray], np.ndarray] | None
+    map_classes: Callable[..., Iterable[np.ndarray]] = map
+
+    def rows(self, label: int) -> np.ndarray:
+        """The candidates of a class: their places in ``indices``."""
+        return np.flatnonzero(self.targets[self.indices] == label)
+
+    def of_each_class(
+        self, pick: Callable[[np.ndarray, int], np.ndarray], shared: bool = True
+    ) -> dict[int, np.ndarray]:
+        """Class -> its exemplars, most important first: the candidates whose places ``pick(rows, quota)`` returns.
+
+        ``shared``: processes share the classes. ``pick`` must then draw no number from ``rng``.
+        """
+        work = list(self.quotas.items())
+        picks = (self.map_classes if shared else map)(lambda item: pick(self.rows(item[0]), item[1]), work)
+        return {label: self.indices[rows] for (label, _), rows in zip(work, picks)}

@@ -19,7 +19,6 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -135,7 +134,7 @@ def info_of_arrays(name: str, classes: tuple[str, ...], images: np.ndarray) -> D
     return DatasetInfo(name, classes, side, mean, std, crop="pad", padding=side // 8, flip=True, brightness=0.0)
 
 
-def check_targets(place: str, targets: np.ndarray, names: Sequence[Any] | np.ndarray, problem: str) -> None:
+def check_targets(place: str, targets: np.ndarray, names: Sequence[object] | np.ndarray, problem: str) -> None:
     """Raise a :class:`UserError` unless labels are in 0..C-1, with C ``names``, and every class has a sample.
 
     ``place`` begins the message; ``problem`` ends it if a class has no sample.
@@ -149,7 +148,7 @@ def check_targets(place: str, targets: np.ndarray, names: Sequence[Any] | np.nda
         raise UserError(f"{place}: class '{names[first]}' {problem}")
 
 
-def check_names(place: str, names: Sequence[Any]) -> None:
+def check_names(place: str, names: Sequence[str]) -> None:
     """Raise a :class:`UserError`, which begins with ``place``, if two classes have the same name.
 
     Classes are identified by their names where tasks are joined (:mod:`pycil_wsc.data.stream`).

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from pycil_wsc.keys import key
 
+ALL = 2**31 - 1  # exemplars per class: keep every image
+
 
 @dataclass(frozen=True)
 class TaskOptions:
@@ -11,7 +13,7 @@ class TaskOptions:
 
     dataset: str = key(
         "cifar100",
-        "`cifar100`, `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`",
+        "`cifar100`, `cifar100_16` (16 pixels), `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`",
         decides="data",
         names="folder",
         only="experiments",
@@ -45,6 +47,7 @@ class TaskOptions:
         low=1,
         decides="later tasks",
         only="experiments",
+        restricts=True,
     )
     classes: tuple[int | str, ...] = key(
         (),
@@ -52,6 +55,17 @@ class TaskOptions:
         decides="data",
         only="experiments",
         instead="tasks",
+        restricts=True,
+    )
+    images_per_class: int | None = key(
+        None,
+        "for trials: learn only so many training images of each class, drawn by `seed`, after `validation_split` has"
+        " held out its share; null: all",
+        low=1,
+        decides="data",
+        only="experiments",
+        instead="tasks",
+        restricts=True,
     )
     validation_split: float = key(
         0.0,
@@ -61,6 +75,12 @@ class TaskOptions:
         only="experiments",
         affects="accuracy",
     )
+
+
+class SeededTasks(TaskOptions):
+    """The tasks with the seed of their class order, which the run declares."""
+
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,7 @@ class MemoryOptions:
         names="folder",
         affects="accuracy",
         by_method=True,
+        identifies="memory",
     )
     memory_per_class: int = key(
         20,
@@ -84,6 +105,7 @@ class MemoryOptions:
         names="folder",
         affects="accuracy",
         by_method=True,
+        identifies="memory",
     )
     fixed_memory: bool = key(
         True,
@@ -99,6 +121,7 @@ class MemoryOptions:
         names="folder",
         affects="accuracy",
         by_method=True,
+        identifies="memory",
     )
     exemplars: str = key(
         "herding",
@@ -109,6 +132,11 @@ class MemoryOptions:
     )
 
 
+def memory_keys(fixed: bool) -> tuple[str, str]:
+    """The key of :class:`MemoryOptions` that ``fixed_memory`` makes ineffective, and the one that counts."""
+    return ("memory_size", "memory_per_class") if fixed else ("memory_per_class", "memory_size")
+
+
 @dataclass(frozen=True)
 class AugmentationOptions:
     """The augmentation of training images. A value other than null replaces the data set's."""
@@ -116,9 +144,11 @@ class AugmentationOptions:
     augmentation: str = key(
         "pycil",
         "augmentation of training images: `pycil` (arrays: padded crop and brightness; image files: random resized "
-        "crop) or `timm` (random resized crop and RandAugment)",
-        choices=("pycil", "timm"),
+        "crop), `autoaugment` (the same, then AutoAugment's policies for CIFAR-10 and Cutout) or `timm` (random "
+        "resized crop and RandAugment)",
+        choices=("pycil", "autoaugment", "timm"),
         decides="data",
+        by_method=True,
     )
     padding: int | None = key(
         None,

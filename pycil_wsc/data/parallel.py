@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from pycil_wsc.errors import UserError
 
+U = TypeVar("U")
 CHUNK = 64  # items that a process takes at a time; to start processes for fewer would take longer than the work
 START_METHOD = "spawn"  # a fork would inherit threads and the CUDA context
 
@@ -35,8 +36,8 @@ def process_pool(workers: int, items: int) -> contextlib.AbstractContextManager[
 
 
 def map_parts(
-    work: Callable[[Any], Any], items: Sequence[Any] | np.ndarray, pool: ProcessPoolExecutor | None, description: str
-) -> Iterator[Any]:
+    work: Callable[..., U], items: Sequence[object] | np.ndarray, pool: ProcessPoolExecutor | None, description: str
+) -> Iterator[U]:
     """Yield ``work(part)`` for each ``CHUNK`` of ``items``, in order, from the processes of ``pool`` (None: this one).
 
     Raises what a process raised; parts that were not begun are then left out. Raises a :class:`UserError` if a process

@@ -6,51 +6,73 @@ share its magnitude; their signs are independent.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import functional as F
+
+from pycil_wsc.data.augment import autocontrast, sharpness
+from pycil_wsc.data.choices import Choices, Operation
 
 LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # timm's rand-m9-mstd0.5-inc1; magnitudes are 0..10
 GREY = 128.0  # fill value of geometric operations
 
 
-def rand_augment(
-    images: Tensor, rng: np.random.Generator, whole: int | None = None, rows: slice = slice(None)
-) -> Tensor:
-    """Draw two operations per image and apply each with probability 0.5: uint8 (B, H, W, C) -> the same shape.
+class RandAugment:
+    """The operations that the images of an epoch draw: two each, of which each is applied with probability 0.5.
 
-    ``images`` may be the ``rows`` of a batch of ``whole`` images; the operations are then drawn for the whole batch.
+    Args:
+        batches: for each batch, its number of images, and the rows of them that are augmented here.
+        seed: of all choices, which do not depend on the rows.
+        device: where the images are.
     """
-    whole = len(images) if whole is None else whole
-    maps, names = images.permute(0, 3, 1, 2).contiguous(), list(OPERATIONS)
+
+    def __init__(self, batches: Iterable[tuple[int, slice]], seed: int, device: torch.device) -> None:
+        operations = []
+        for batch, (number, rows) in enumerate(batches):
+            operations.append(list(drawn(np.random.default_rng([seed, 2, batch]), number, rows)))
+        self.choices = Choices(OPERATIONS, operations, device)
+
+    def applied(self, images: Tensor, batch: int) -> Tensor:
+        """The images of batch ``batch`` with their operations: uint8 (B, H, W, C) -> the same shape."""
+        return self.choices.applied(images, batch)
+
+
+def drawn(rng: np.random.Generator, number: int, rows: slice) -> Iterator[tuple[str, float, np.ndarray]]:
+    """Yield (operation, magnitude, the images among ``rows`` that it changes), in the order in which they are applied.
+
+    ``rows`` are those of a batch of ``number`` images, for which all is drawn.
+    """
+    names = list(OPERATIONS)
     for _ in range(LAYERS):
-        chosen = rng.integers(len(names), size=whole)[rows]
-        applied, negated = (rng.random(whole)[rows] < share for share in (PROBABILITY, 0.5))
+        chosen = rng.integers(len(names), size=number)[rows]
+        applied = rng.random(number)[rows] < PROBABILITY
+        negated = rng.random(number)[rows] < 0.5
         levels = np.clip(rng.normal(MAGNITUDE, MAGNITUDE_STD, len(names)), 0, 10) / 10
-        for number, (name, level) in enumerate(zip(names, levels)):
-            for sign in (-1, 1):
-                members = np.flatnonzero((chosen == number) & applied & (negated == (sign < 0)))
-                if len(members):
-                    index = torch.from_numpy(members).to(maps.device, non_blocking=True)
-                    with torch.autocast(maps.device.type, enabled=False):  # whatever the network computes in
-                        maps[index] = OPERATIONS[name](maps[index], float(sign * level))
-    return maps.permute(0, 2, 3, 1)
+        for operation, (name, level) in enumerate(zip(names, levels)):
+            mine = (chosen == operation) & applied
+            for sign, side in ((-1, negated), (1, ~negated)):
+                images = np.flatnonzero(mine & side)
+                if len(images):
+                    yield name, float(sign * level), images
 
 
-def _enhanced(adjust: Callable) -> Callable[[Tensor, float], Tensor]:
+def _enhanced(adjust: Operation) -> Operation:
     """The operation ``adjust`` with a factor of 1 + 0.9 * level, at least 0.1; a factor of 1 changes nothing."""
     return lambda maps, level: adjust(maps, max(0.1, 1 + 0.9 * level))
 
 
 def _affine(maps, a=1.0, b=0.0, c=0.0, d=0.0, e=1.0, f=0.0):
     """Move (a x + b y + c, d x + e y + f) to (x, y); coordinates are fractions of the side from the upper left."""
-    theta = torch.tensor([[a, b, a + b + 2 * c - 1], [d, e, d + e + 2 * f - 1]])
-    theta = theta.to(maps.device, non_blocking=True)
-    grid = torch.nn.functional.affine_grid(theta.expand(len(maps), 2, 3), list(maps.shape), align_corners=False)
-    moved = torch.nn.functional.grid_sample(maps.float() - GREY, grid, "bilinear", align_corners=False)  # 0 outside
+    height, width = maps.shape[2:]
+    y = (torch.arange(height, device=maps.device)[:, None] + 0.5) / height
+    x = (torch.arange(width, device=maps.device) + 0.5) / width
+    places = 2 * torch.stack([a * x + b * y + c, d * x + e * y + f], -1) - 1  # (H, W, 2), in -1..1
+    grid = places.expand(len(maps), -1, -1, -1)
+    moved = grid_sample(maps.float() - GREY, grid, "bilinear", align_corners=False)  # 0 outside
     return (moved + GREY).round_().to(torch.uint8)
 
 
@@ -66,8 +88,8 @@ def _solarize_add(maps, level):
     return torch.where(maps < 128, added.clamp(max=255).to(torch.uint8), maps)
 
 
-OPERATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {  # uint8 (B, C, H, W), magnitude -1..1; timm's "increasing"
-    "AutoContrast": lambda maps, level: F.autocontrast(maps),
+OPERATIONS: dict[str, Operation] = {  # with magnitudes in -1..1; timm's "increasing"
+    "AutoContrast": lambda maps, level: autocontrast(maps),
     "Equalize": lambda maps, level: F.equalize(maps),
     "Invert": lambda maps, level: F.invert(maps),
     "Rotate": _rotate,
@@ -77,7 +99,7 @@ OPERATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {  # uint8 (B, C, H, 
     "ColorIncreasing": _enhanced(F.adjust_saturation),
     "ContrastIncreasing": _enhanced(F.adjust_contrast),
     "BrightnessIncreasing": _enhanced(F.adjust_brightness),
-    "SharpnessIncreasing": _enhanced(F.adjust_sharpness),
+    "SharpnessIncreasing": _enhanced(sharpness),
     "ShearX": lambda maps, level: _affine(maps, b=0.3 * level),
     "ShearY": lambda maps, level: _affine(maps, d=0.3 * level),
     "TranslateXRel": lambda maps, level: _affine(maps, c=0.45 * level),

@@ -13,12 +13,12 @@ from torch.utils.data import Dataset as TorchDataset
 
 from pycil_wsc.data.datasets import load_dataset, path_of
 from pycil_wsc.data.fingerprint import fingerprint
-from pycil_wsc.data.image_files import IMAGE_FILES, read_task_folder
+from pycil_wsc.data.image_files import info_of_files, read_task_folder
 from pycil_wsc.data.npz import check_names, info_of_arrays, three_channels
-from pycil_wsc.data.types import Dataset, DatasetInfo, Split, normal
+from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError, first_line
 
-Source = str | tuple[Any, Any] | TorchDataset
+Source = str | tuple[object, object] | TorchDataset
 FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
 IMAGES = "give uint8 (N, side, side, 3) or a list of file names"
 
@@ -50,24 +50,24 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     return replace(part, fingerprint=fingerprint(part.train, part.test))
 
 
-def _of_pair(images: Any, labels: Any) -> Dataset:
-    labels = _listed(labels)
+def _of_pair(images: object, labels: object) -> Dataset:
+    names = _listed(labels)
     if not isinstance(images, (np.ndarray, torch.Tensor)):
         images = _list("images", images, IMAGES)
     elif not images.ndim:
         raise UserError(f"images: {images} is not a list; {IMAGES}")
-    if len(images) != len(labels) or not labels:
-        raise UserError(f"(images, labels): {len(images)} images and {len(labels)} labels; give one label per image")
-    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    if len(images) != len(names) or not names:
+        raise UserError(f"(images, labels): {len(images)} images and {len(names)} labels; give one label per image")
+    distinct = sorted(set(names), key=lambda label: (isinstance(label, str), label))
     classes = tuple(map(str, distinct))
     check_names("labels", classes)
     number = {label: index for index, label in enumerate(distinct)}
-    targets = np.array([number[label] for label in labels])
+    targets = np.array([number[label] for label in names])
     files = [isinstance(image, (str, Path)) for image in images] if not torch.is_tensor(images) else []
     if any(files):
         if not all(files):
             raise UserError(f"images: item {files.index(False) + 1} is not a file name, as others are; {IMAGES}")
-        info = DatasetInfo("(files, labels)", classes, **IMAGE_FILES)
+        info = info_of_files("(files, labels)", classes)
         split = Split(np.array([str(path) for path in images]), targets)
     else:
         split = Split(_pixels(_array(images)), targets)
@@ -95,7 +95,7 @@ def _list(what, values, remedy):
     raise UserError(f"{what}: {values!r} is not a list; {remedy}")
 
 
-def _array(images: Any) -> np.ndarray:
+def _array(images: torch.Tensor | np.ndarray | Sequence[object]) -> np.ndarray:
     """A tensor, or a list of images of one shape, as an array (N, ...)."""
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return as_array(images)
@@ -104,7 +104,7 @@ def _array(images: Any) -> np.ndarray:
     return np.stack(arrays)
 
 
-def as_array(images: Any) -> np.ndarray:
+def as_array(images: object) -> np.ndarray:
     """Images as an array. Raises :class:`UserError` for lists of different lengths and tensors that are not dense."""
     try:
         return images.detach().cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
@@ -155,7 +155,7 @@ def _of_torch(source: Any) -> Dataset:
     return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
 
 
-def _plain(label: Any) -> Any:
+def _plain(label: object) -> object:
     """A number in a tensor or array of one element as a Python number, an int if it is whole; the rest unchanged."""
     if isinstance(label, (torch.Tensor, np.ndarray)):
         if math.prod(label.shape) != 1:
@@ -165,7 +165,7 @@ def _plain(label: Any) -> Any:
     return int(label) if isinstance(label, np.integer) else label
 
 
-def _sample(source: Any, index: int) -> tuple[Any, Any]:
+def _sample(source: Any, index: int) -> tuple[object, object]:
     """The pair (image, label) with this index."""
     sample = source[index]
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
@@ -175,7 +175,7 @@ def _sample(source: Any, index: int) -> tuple[Any, Any]:
     return image, label
 
 
-def _image(image: Any) -> np.ndarray:
+def _image(image: object) -> np.ndarray:
     """Convert a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3) to uint8 (H, W, 3)."""
     if isinstance(image, Image.Image):
         if image.mode.startswith(("I", "F")):

@@ -1,11 +1,10 @@
 """Values that are stored with exemplars, such as their logits, and are dropped with them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
+
+from pycil_wsc.state import State
 
 
 class ExemplarValues:
@@ -60,15 +59,15 @@ class ExemplarValues:
             self.tables[name] = places.to(self.device), rows.to(self.device)
         return self.tables[name]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {name: {"indices": samples, "values": rows} for name, (samples, rows) in self.rows.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.rows = {name: (each["indices"].cpu(), each["values"].cpu()) for name, each in state.items()}
         self.tables.clear()
 
 
-def renumbered(state: Mapping[str, Any], numbers: np.ndarray) -> dict[str, Any]:
+def renumbered(state: State, numbers: np.ndarray) -> State:
     """The ``state_dict`` of the same values where sample ``i`` has become ``numbers[i]``."""
     changed = {}
     for name, each in state.items():

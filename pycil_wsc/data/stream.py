@@ -6,12 +6,11 @@ Classes are identified by name and may recur in later tasks.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from pycil_wsc.data.fingerprint import fingerprint
-from pycil_wsc.data.types import Arrivals, Dataset, Split
+from pycil_wsc.data.types import Arrivals, Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError
 
 
@@ -89,7 +88,7 @@ def _concatenated(old, new):
     return Split(np.concatenate([old.images, new.images]), np.concatenate([old.targets, new.targets]))
 
 
-def _fingerprint(stream: Dataset | None, part: Dataset) -> dict[str, Any]:
+def _fingerprint(stream: Dataset | None, part: Dataset) -> Fingerprint:
     """The fingerprint (:func:`pycil_wsc.data.fingerprint.fingerprint`) of all tasks so far.
 
     The entry ``tasks`` has that of each task, whose hash also covers its class names.

@@ -1,10 +1,11 @@
-"""Restricts a data set to some of its classes, for trials."""
+"""Restricts a data set to some of its classes or training images, for trials."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from pycil_wsc import seeding
 from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError, did_you_mean
 
@@ -37,3 +38,19 @@ def _part(split, number):
     targets = number[split.targets]
     chosen = np.flatnonzero(targets >= 0)
     return Split(split.images[chosen], targets[chosen])
+
+
+def at_most(dataset: Dataset, number: int, seed: int) -> Dataset:
+    """``dataset`` with at most ``number`` training images of each class, drawn by ``seed``.
+
+    They stay in the data set's order. A smaller ``number`` draws a part of the images of a larger one. The test
+    images and the fingerprint remain those of the whole data set.
+    """
+    train = dataset.train
+    rng = np.random.default_rng(seeding.derived_seed(seed, "images per class"))
+    order = rng.permutation(len(train))
+    by_class = order[np.argsort(train.targets[order], kind="stable")]
+    first = np.searchsorted(train.targets[by_class], train.targets[by_class])  # where the image's class begins
+    place = np.arange(len(train)) - first
+    chosen = np.sort(by_class[place < number])
+    return replace(dataset, train=Split(train.images[chosen], train.targets[chosen]))

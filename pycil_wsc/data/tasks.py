@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from pycil_wsc.data.options import SeededTasks
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 
@@ -103,7 +103,7 @@ class TaskStream(TaskSequence):
         super().__init__(order, [0, *dataset.arrivals.seen], train, test, dataset.arrivals.train, dataset.arrivals.test)
 
 
-def tasks_of(dataset: Dataset, config: Any) -> TaskSequence:
+def tasks_of(dataset: Dataset, config: SeededTasks) -> TaskSequence:
     """The tasks of a run: those of its stream, or the data set's classes split according to the configuration."""
     if dataset.arrivals is not None:
         sequence = TaskStream(dataset)

@@ -2,12 +2,13 @@
 
 import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pycil_wsc.data.image_map import ImageMap
+Fingerprint = dict[str, Any]  # of a data set: its numbers of samples, its hash and, for a stream, those of its tasks
 
 
 def normal(name: str) -> str:
@@ -32,8 +33,8 @@ class DatasetInfo:
         brightness: as in ``ColorJitter``: factors are uniform in 1 +- brightness.
         stored_size: side of arrays that are not stored at ``image_size``; they are resized after augmentation.
         interpolation: how images are resized.
-        augmentation: "pycil", or "timm" (:mod:`pycil_wsc.data.rand_augment`), which replaces ``padding`` and
-            ``brightness``.
+        augmentation: "pycil"; "autoaugment" (:mod:`pycil_wsc.data.auto_augment`), which adds to it; or "timm"
+            (:mod:`pycil_wsc.data.rand_augment`), which replaces ``padding`` and ``brightness``.
     """
 
     name: str
@@ -58,6 +59,39 @@ class DatasetInfo:
 
 
 @dataclass(frozen=True, eq=False)
+class ImageMap:
+    """Decoded images in the file ``path``.
+
+    ``starts``: int64 (N,), the first pixel of each image; ``sizes``: int64 (N, 2), height and width.
+    """
+
+    path: Path
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def of(self, rows: np.ndarray) -> "ImageMap":
+        """The images of these rows, in this order."""
+        return ImageMap(self.path, self.starts[rows], self.sizes[rows])
+
+    def image(self, number: int) -> np.ndarray:
+        """A view of one image."""
+        height, width = self.sizes[number]
+        start = self.starts[number]
+        return self.pixels[start : start + height * width].reshape(height, width, 3)
+
+    @cached_property
+    def pixels(self) -> np.ndarray:
+        """The pixels of all images: uint8 (pixels, 3), mapped from the file copy-on-write."""
+        return np.memmap(self.path, np.uint8, "c").reshape(-1, 3)
+
+    def __getstate__(self) -> dict[str, object]:  # each loader process maps the file itself
+        return {name: value for name, value in vars(self).items() if name != "pixels"}
+
+
+@dataclass(frozen=True, eq=False)
 class Split:
     """``images``: uint8 (N, H, W, 3), or N paths as an array of str; ``targets``: int64 (N,).
 
@@ -66,7 +100,7 @@ class Split:
 
     images: np.ndarray
     targets: np.ndarray
-    decoded: "ImageMap | None" = None
+    decoded: ImageMap | None = None
     on_device: bool = False
 
     def __len__(self) -> int:
@@ -104,5 +138,5 @@ class Dataset:
     train: Split
     test: Split
     validation_share: float = 0.0
-    fingerprint: dict | None = None
+    fingerprint: Fingerprint | None = None
     arrivals: Arrivals | None = None

@@ -1,7 +1,6 @@
 """What a loss gets: the images of a step, and where they come from."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,9 @@ class Batch:
         indices: int64 (B,), the samples' numbers in the training set.
         from_memory: bool (B,), whether a sample is an exemplar, and not one of the task's own.
         views: further augmentations of the same images, if the phase has several (``Phase.views``).
+        whole: the images of the whole batch, if this is a process's part of it; None: as many as these.
+        drawn: random tensors, the same in all processes, if the phase draws any (``Phase.draw``), and what its source
+            has beside images and targets.
     """
 
     images: Tensor
@@ -24,19 +26,16 @@ class Batch:
     indices: Tensor
     from_memory: Tensor
     views: tuple[Tensor, ...] = ()
+    whole: int | None = None
+    drawn: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
         return len(self.targets)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors, in the order of the arguments."""
-        return self.images, self.targets, self.indices, self.from_memory, *self.views
-
-    @classmethod
-    def of_tensors(cls, images: Tensor, targets: Tensor, indices: Tensor, from_memory: Tensor, *views: Tensor) -> Any:
-        """The batch whose :attr:`tensors` these are."""
-        return cls(images, targets, indices, from_memory, views)
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What is on the device: the first four arguments, ``views`` and ``drawn``."""
+        return self.images, self.targets, self.indices, self.from_memory, self.views, self.drawn
 
 
 def rotated(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from pycil_wsc.engine.schedules import Schedule, cosine_lr, step_lr, warmed_lr
+from pycil_wsc.engine.options import OptimizerOptions, ScheduleOptions
+from pycil_wsc.engine.schedules import Schedule, cosine_lr, restarting_lr, step_lr, warmed_lr
+
+Group = dict[str, Any]  # a parameter group of torch's optimisers
 
 
-def task_schedule(config: Any, first: bool, epochs: int, interval: float) -> Schedule:
+def task_schedule(config: ScheduleOptions, first: bool, epochs: int, interval: float) -> Schedule:
     """The learning rate in a task of ``epochs`` epochs, for a rate that is set every ``interval`` epochs.
 
     ``first``: whether this is the first task, whose keys begin with ``init``.
@@ -21,14 +24,19 @@ def task_schedule(config: Any, first: bool, epochs: int, interval: float) -> Sch
     )
     if config.scheduler == "cosine":
         schedule = cosine_lr(base, epochs, config.min_lr, config.warmup_epochs)
+    elif config.scheduler == "restarts":
+        schedule = restarting_lr(base, config.min_lr)
     else:
         schedule = step_lr(base, milestones, decay)
     return warmed_lr(schedule, config.warmup_epochs, interval)
 
 
 def parameter_groups(
-    parameters: Iterable[nn.Parameter], weight_decay: float, depths: Mapping[nn.Parameter, int], config: Any
-) -> list[dict[str, Any]]:
+    parameters: Iterable[nn.Parameter],
+    weight_decay: float,
+    depths: Mapping[nn.Parameter, int],
+    config: OptimizerOptions,
+) -> list[Group]:
     """The groups of the trainable ``parameters``, one for each ``lr_scale``, the factor of the learning rate.
 
     ``depths``: the distance of a parameter's layer from the head, at least 1; its factor is ``backbone_lr_factor *

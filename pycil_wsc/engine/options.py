@@ -43,17 +43,33 @@ class ScheduleOptions:
     )
     scheduler: str = key(
         "steplr",
-        "learning-rate schedule within a task: `steplr` decays at the milestones, `cosine` anneals to `min_lr`",
-        choices=("steplr", "cosine"),
+        "learning-rate schedule within a task: `steplr` decays at the milestones, `cosine` anneals to `min_lr`, "
+        "`restarts` does so again and again, over 1, 2, 4, ... epochs, after one at a tenth of the rate",
+        choices=("steplr", "cosine", "restarts"),
         affects="accuracy",
         by_method=True,
     )
     warmup_epochs: int = key(
         0, "epochs at the start of each task in which the learning rate rises linearly from 0", low=0
     )
-    min_lr: float = key(0.0, "final learning rate of `cosine`", low=0)
+    min_lr: float = key(0.0, "final learning rate of `cosine` and of each cycle of `restarts`", low=0)
     schedule_unit: str = key(
         "epoch", "how often the learning rate changes: each `epoch` or `iteration`", choices=("epoch", "iteration")
+    )
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """What a task may spend; `budget` sets it."""
+
+    operations_like: str | None = key(
+        None,
+        "a task spends as many floating-point operations as this method would in the same epochs; null: the epochs "
+        "count. Set by `budget`",
+        choices=(None, "replay"),
+    )
+    task_seconds: float | None = key(
+        None, "a task is trained for so many seconds; null: the epochs count. Set by `budget`", above=0
     )
 
 
@@ -61,9 +77,9 @@ class ScheduleOptions:
 class OptimizerOptions:
     """The optimiser, and what it is applied to."""
 
-    optimizer: str = key("sgd", "`sgd` or `adamw`, in torch's fused implementation", sets_defaults=True)
+    optimizer: str = key("sgd", "`sgd`, `adam` or `adamw`, in torch's fused implementation", sets_defaults=True)
     momentum: float = key(0.9, "SGD's momentum", low=0, high=1, affects="accuracy")
-    betas: tuple[float, ...] = key((0.9, 0.999), "AdamW's decay of the first and second moments", low=0, below=1)
+    betas: tuple[float, ...] = key((0.9, 0.999), "decay of Adam's and AdamW's first and second moments", low=0, below=1)
     clip_norm: float | None = key(
         None, "clip the total norm of the gradients to this value before each step; null: no clipping", above=0
     )
@@ -108,7 +124,6 @@ class DeviceOptions:
         "have graphs. Not measured on a GPU yet",
         choices=(False, True, "reduce-overhead"),
         decides="rounding",
-        replaces="cuda_graph",
     )
     sync_batch_norm: bool = key(
         True,

@@ -41,15 +41,16 @@ class CompiledPasses(Passes):
     def __init__(self, compute: Compute, optimizer: Optimizer, compiled: Compute):
         super().__init__(compute, optimizer)
         self.plain, self.compiled = compute, compiled
-        self.size = 0
+        self.sizes: tuple[int, ...] = ()
         self.first = True  # whether the next step is the first of an epoch
 
     def begin_epoch(self) -> None:
         self.first = True
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        self.size = self.size or len(batch)
-        ordinary = self.first or len(batch) != self.size
+        sizes = tuple(len(each) for each in (batch.images, *batch.views, *batch.drawn))
+        self.sizes = self.sizes or sizes
+        ordinary = self.first or sizes != self.sizes
         self.first = False
         self.compute = self.plain if ordinary else self._compiled
         return super().__call__(batch)

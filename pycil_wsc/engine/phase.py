@@ -3,12 +3,13 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from pycil_wsc.data.loader import BatchSource
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.errors import UserError
 
 
@@ -30,6 +31,15 @@ class Phase:
         source: None: the training images; otherwise a source of the same interface, such as
             :class:`pycil_wsc.data.features.FeatureSource`, whose rows ``indices`` are. They are not ``from_memory``.
         targets: the targets of all rows of ``source``.
+        draw: generator on the device -> tensors that the loss needs, such as random numbers: ``batch.drawn``. They are
+            the same in all processes.
+        batch_size: None: the configured one.
+        augmentation: None: the configured one.
+        images: the number of training images that an epoch counts as; None: that of ``indices``.
+        steps: the number of optimiser steps, which may end within the last epoch; None: all.
+        seconds: the phase ends after so many seconds of training, and ``epochs`` is only the length of the schedule.
+        fitted: whether the length is that which the budget allows.
+        reached: the place in the schedule after the latest epoch, in epochs.
     """
 
     epochs: int
@@ -41,8 +51,21 @@ class Phase:
     name: str = "train"
     mixed: bool = True
     views: int = 1
-    source: Any = None
+    source: BatchSource | None = None
     targets: np.ndarray | None = None
+    draw: Callable[[torch.Generator], tuple[torch.Tensor, ...]] | None = None
+    batch_size: int | None = None
+    augmentation: str | None = None
+    images: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    fitted: bool = False
+    reached: float = 0.0
+
+    @property
+    def counted_images(self) -> int:
+        """The number of training images of an epoch."""
+        return len(self.indices) if self.images is None else self.images
 
 
 @dataclass(frozen=True)
@@ -72,3 +95,22 @@ def refuse_images_and_targets(loss: Callable, name: str, bound: bool = False) ->
 
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Monitor:
+    """What is notified while a learner learns a task. It ignores what it does not override."""
+
+    def task_started(self, task: Task) -> None:
+        pass
+
+    def phase_started(self, task: Task, phase: Phase, first: int) -> None:
+        """A phase begins, or goes on, with epoch ``first``."""
+
+    def step(self, images: int) -> None:
+        pass
+
+    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
+        """Epoch ``epoch`` of the task's phase ``number`` has ended, with this mean loss and accuracy in percent."""
+
+    def task_trained(self, task: Task) -> None:
+        pass

@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import distributed
@@ -151,9 +151,9 @@ class Processes:
         """The list of all ``total`` values, from every process's :meth:`share`."""
         if self.count == 1:
             return list(share)
-        shares: list[Any] = [None] * self.count
+        shares = cast(list[Sequence[T]], [None] * self.count)
         distributed.all_gather_object(shares, share)
-        whole: list[Any] = [None] * total
+        whole = cast(list[T], [None] * total)
         for rank, part in enumerate(shares):
             whole[rank :: self.count] = part
         return whole
@@ -186,7 +186,7 @@ class Processes:
             for tensor in tensors:
                 distributed.broadcast(tensor, src=0)
 
-    def agree(self, value: Any) -> bool:
+    def agree(self, value: object) -> bool:
         """Whether ``value`` is the same in all processes; they wait for each other."""
         values = self.gather([value], self.count)
         return all(other == value for other in values)

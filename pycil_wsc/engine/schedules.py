@@ -19,6 +19,21 @@ def cosine_lr(base: float, epochs: int, min_lr: float = 0.0, start: int = 0) -> 
     return lambda epoch: min_lr + (base - min_lr) * (1 + math.cos(math.pi * (epoch - start) / (epochs - start))) / 2
 
 
+def restarting_lr(base: float, min_lr: float = 0.0) -> Schedule:
+    """A tenth of ``base`` for an epoch and ``base`` for one, then half cosines to ``min_lr`` over 2, 4, 8, ... epochs.
+
+    GDumb's schedule: ``CosineAnnealingWarmRestarts(T_0=1, T_mult=2)`` from the second epoch on.
+    """
+
+    def rate(epoch):
+        if epoch < 1:
+            return base / 10
+        length = 2 ** math.floor(math.log2(epoch))
+        return min_lr + (base - min_lr) * (1 + math.cos(math.pi * (epoch - length) / length)) / 2
+
+    return rate
+
+
 def warmed_lr(schedule: Schedule, warmup: int, interval: float = 1.0) -> Schedule:
     """``schedule`` after a linear warm-up of ``warmup`` epochs.
 

@@ -36,7 +36,7 @@ class SharedPasses(Passes):
         whole = self.processes.sum(torch.full((), float(len(batch)), device=batch.targets.device))
         share = len(batch) / whole
         with SyncedBatchNorm() if self.sync_batch_norm else OwnBatchNorm(share):
-            loss, logits = self.shared(*batch.tensors)
+            loss, logits = self.shared(*batch.tensors, whole=batch.whole)
             part = loss * share
             (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes
         right = (logits.argmax(1) == batch.targets).sum()
@@ -50,6 +50,15 @@ class _LossModule(nn.Module):
         super().__init__()
         self.compute, self.trained = compute, nn.ParameterList(parameters)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        loss, logits = self.compute(Batch.of_tensors(*tensors))
+    def forward(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        indices: Tensor,
+        from_memory: Tensor,
+        views: tuple[Tensor, ...],
+        drawn: tuple[Tensor, ...],
+        whole: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        loss, logits = self.compute(Batch(images, targets, indices, from_memory, views, whole, drawn))
         return loss, logits.detach()

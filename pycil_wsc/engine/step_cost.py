@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,7 +26,7 @@ class StepCost:
     multiplication and an addition are two operations.
     """
 
-    per_image = None
+    per_image: int | None = None
 
     @property
     def unknown(self) -> bool:
@@ -35,8 +34,8 @@ class StepCost:
 
     @contextlib.contextmanager
     def measured(self, images: int) -> Iterator[None]:
-        counter: Any = FlopCounterMode(display=False)
-        counter.mod_tracker = Untracked()
+        counter = FlopCounterMode(display=False)
+        counter.mod_tracker = Untracked()  # pyright: ignore[reportAttributeAccessIssue]
         with counter:
             yield
         self.per_image = counter.get_total_flops() // max(1, images)

@@ -7,7 +7,6 @@ subclass of batch norm, and does not change how weights are saved and loaded.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -19,7 +18,7 @@ from pycil_wsc.devices import widest_float
 from pycil_wsc.engine.processes import Processes
 
 
-def synced_batch_norm(processes: Processes) -> AbstractContextManager[Any]:
+def synced_batch_norm(processes: Processes) -> AbstractContextManager[object]:
     """:class:`SyncedBatchNorm` if there are several ``processes``, else an empty context."""
     return SyncedBatchNorm() if processes.count > 1 else nullcontext()
 
@@ -30,7 +29,9 @@ class SyncedBatchNorm(TorchFunctionMode):
     All processes must compute the same layers; a process without images takes part with an empty batch.
     """
 
-    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         if function is batch_norm:
             return _batch_norm(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
@@ -48,7 +49,9 @@ class OwnBatchNorm(TorchFunctionMode):
         super().__init__()
         self.share, self.running = share, {}
 
-    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         return (self._batch_norm if function is batch_norm else function)(*args, **(kwargs or {}))
 
     def _batch_norm(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
@@ -57,7 +60,7 @@ class OwnBatchNorm(TorchFunctionMode):
             training = images.numel() != images.shape[1]
         return batch_norm(images, running_mean, running_var, weight, bias, training, *others, **named)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if self.running and error[0] is None:
             statistics = list(self.running.values())

@@ -10,22 +10,24 @@ from typing import Any
 
 from filelock import Timeout
 
-from pycil_wsc import devices, registry
+from pycil_wsc import devices
 from pycil_wsc.allocator import return_freed_memory
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve_recorded
+from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.engine.processes import from_first, in_all
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
-from pycil_wsc.files import locked, write_json
+from pycil_wsc.files import Json, locked, write_json
+from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import RECORD, recorded
-from pycil_wsc.results import RESULT, read_result
-from pycil_wsc.runs.first_task import REDONE
+from pycil_wsc.results import RESULT, has_result, read_result
 from pycil_wsc.runs.progress import Progress, close_log, log_closed_after, open_log
 
 TRACEBACK_LINES = 20
-SUBMITTED = ".submitted"  # by which a cluster's node finds out whether it sees the driver's files
-UNFINISHED = ("failed.json", RECORD, REDONE, SUBMITTED)  # files that only an unfinished run has, of any kind
+FAILURE = "failed.json"
+UNFINISHED = (FAILURE, RECORD)  # files that only an unfinished run has, of any kind
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,14 @@ class Job:
 
     number: int
     total: int
-    config: Any
+    config: RunConfig
     attempt: int = 1
     wait: bool = False
 
     @property
     def title(self) -> str:
         """The run's name in the overview."""
-        folder = self.config.run_folder
+        folder = run_folder(self.config)
         return f"[{self.number}/{self.total}] {self.config.method} {folder.parent.name} seed {self.config.seed}"
 
 
@@ -66,29 +68,30 @@ class Datasets:
     """The data of runs of all kinds, read once and shared by the runs that use them."""
 
     def __init__(self) -> None:
-        self._loader = functools.cache(lambda kind: registry.kinds[kind].loader())
+        self._loader = functools.cache(lambda kind: KINDS[kind].loader())
 
     def forget(self) -> None:
         """Free the data, which a process that only plans runs no longer needs."""
         self._loader.cache_clear()
         return_freed_memory()
 
-    def of(self, config: Any) -> Any:
+    def of(self, config: RunConfig) -> Any:
         """The data of the run with this ``config``."""
         return self._loader(config.kind)(config)
 
 
 def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None] | None) -> Outcome:
     """Execute a run. One process at a time works in a run's folder; a finished run is not trained again."""
-    config, folder, kind = job.config, job.config.run_folder, kind_of(job.config)
+    config = job.config
+    folder = run_folder(config)
     try:
         with locked(folder, wait=job.wait):
             dataset = data.of(config)
             result = finished(config, dataset)
             if not result:
                 free_memory()
-                (folder / "failed.json").unlink(missing_ok=True)  # of an earlier attempt
-                followed = recorded(on_progress, folder, kind.plan(config, dataset))
+                (folder / FAILURE).unlink(missing_ok=True)  # of an earlier attempt
+                followed = recorded(on_progress, folder, kind_of(config).plan(config, dataset))
                 result = execute(from_first(config), data, followed)
             remove_unfinished(config)
         return Outcome(result=result)
@@ -102,13 +105,13 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None] | 
         return failed(error)
 
 
-def execute(config: Any, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
+def execute(config: RunConfig, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Json]:
     """Train and test the run in all processes, each of which calls this; returns its result.
 
     Afterwards its log is closed, and torch has as many threads as before.
     """
     dataset = in_all(lambda: data.of(config))
-    with log_closed_after(config.run_folder):
+    with log_closed_after(run_folder(config)):
         return kind_of(config).execute(config, dataset, on_progress)
 
 
@@ -124,25 +127,20 @@ def failed(error: Exception) -> Outcome:
 
 def record_failure(job: Job, outcome: Outcome) -> None:
     """Write a failed attempt to ``failed.json`` and to the log. Raises a :class:`UserError` if that is not possible."""
-    folder = job.config.run_folder
+    folder = run_folder(job.config)
     record = {"reason": outcome.failure, "traceback": outcome.trace.splitlines()[-TRACEBACK_LINES:]}
     record |= {"attempt": job.attempt, "time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": commit()}
     try:
         open_log(folder).error("attempt %d failed: %s\n%s", job.attempt, outcome.failure, outcome.trace)
-        write_json(folder / "failed.json", record)
+        write_json(folder / FAILURE, record)
     finally:
         close_log(folder)
 
 
-def remove_unfinished(config: Any) -> None:
+def remove_unfinished(config: RunConfig) -> None:
     """Remove what only an unfinished run has: a process that is killed right after writing its result leaves it."""
     for name in (*UNFINISHED, *kind_of(config).leftovers(config)):
-        (config.run_folder / name).unlink(missing_ok=True)
-
-
-def kind_of(config: Any) -> registry.Kind:
-    """The kind of a run."""
-    return registry.kinds[config.kind]
+        (run_folder(config) / name).unlink(missing_ok=True)
 
 
 def free_memory() -> None:
@@ -152,14 +150,19 @@ def free_memory() -> None:
         devices.release_memory()
 
 
-def finished(config: Any, dataset: Any) -> dict[str, Any] | None:
+def is_finished(config: RunConfig) -> bool:
+    """Whether the folder of a run has its result, and not that of a shorter run."""
+    return has_result(run_folder(config)) and not kind_of(config).extends(config)
+
+
+def finished(config: RunConfig, dataset: object) -> dict[str, Json] | None:
     """The ``result.json`` of a finished run, or None.
 
     Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
     earlier versions have no fingerprint of their data; they are accepted.
     """
-    path = config.run_folder / RESULT
-    if not path.exists() or kind_of(config).extends(config):
+    path = run_folder(config) / RESULT
+    if not is_finished(config):
         return None
     result = read_result(path)
     if resolve_recorded(result["config"], path).identity() != config.identity():

@@ -6,11 +6,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from pycil_wsc.errors import UserError, one_line
+from pycil_wsc.files import Json
 from pycil_wsc.launch.interrupts import interrupt, on_signals
 from pycil_wsc.output import best_effort_output
+
+if TYPE_CHECKING:
+    from pycil_wsc.config.run_config import RunConfig
 
 STOPPED = "\nstopped; the same command resumes from here"
 DESCRIPTION = "Run the experiments that a JSON file describes. See README.md."
@@ -23,7 +28,7 @@ EXAMPLES = """examples:
   python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
   python main.py --config exps/wsc.json --ray --gpus-per-run 8    each run on eight GPUs of a Ray cluster
   python main.py --config exps/wsc.json --gpus-per-run 8          each run on eight GPUs of this machine
-  torchrun --nproc-per-node 8 main.py --config exps/wsc.json      the same, also on several machines
+  torchrun --nproc-per-node 8 main.py --config one_run.json       one run, also on several machines
 The same command started again resumes what was stopped and skips what is finished.
 """
 
@@ -136,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
 
 
-def _leave(number: int, frame: Any) -> None:
+def _leave(number: int, frame: FrameType | None) -> None:
     """Handle a signal during imports, where an exception would turn into another one, with a traceback."""
     with contextlib.suppress(OSError):
         os.write(2, f"{STOPPED}\n".encode())
@@ -145,35 +150,37 @@ def _leave(number: int, frame: Any) -> None:
 
 def _run(args: argparse.Namespace, as_program: bool) -> int:
     from pycil_wsc.config.loading import load, parse_override  # imported late: --help does not need torch
+    from pycil_wsc.llm.config import LLMConfig  # noqa: F401  # registers the form of its configurations
 
-    overrides: dict[str, Any] = dict(map(parse_override, args.set))
+    overrides: dict[str, Json] = dict(map(parse_override, args.set))
     overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
     overrides |= {name: True for name in ("tensorboard", "wandb") if getattr(args, name)}
-    configs = load(args.config, overrides)
 
-    from pycil_wsc.engine.processes import launched  # imported later still: an unknown key does not need torch either
-    from pycil_wsc.launch.status import status
-    from pycil_wsc.launch.sweep import Where, dry_run, sweep
+    def configs() -> "list[RunConfig]":
+        return load(args.config, overrides)
+
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _work(args, configs(), as_program)
+    if (args.workers, args.ray, args.gpus_per_run) != (None, None, None):
+        raise UserError(
+            "torchrun: its processes train one run together; for --workers, --ray or --gpus-per-run use python"
+        )
     from pycil_wsc.launch.torchrun import together
+
+    trains = not args.status and not args.dry_run
+    return together(configs, lambda loaded: _exit_code(lambda: _work(args, loaded, as_program)), trains)
+
+
+def _work(args: argparse.Namespace, configs: "Sequence[RunConfig]", as_program: bool) -> int:
+    from pycil_wsc.launch.status import status  # imported later still: an unknown key does not need torch either
+    from pycil_wsc.launch.sweep import Where, dry_run, sweep
 
     if as_program:
         on_signals(interrupt)
     where = Where(args.workers, args.ray, args.gpus_per_run)
-
-    def work() -> int:
-        if args.status:
-            return status(configs)
-        return dry_run(configs, where, args.measure) if args.dry_run else sweep(configs, where, args.redo)
-
-    if not launched():
-        return work()
-    if where != Where():
-        raise UserError(
-            "torchrun: its processes train one run after another together; for --workers, --ray or --gpus-per-run use "
-            "python"
-        )
-    command = "status" if args.status else "dry run" if args.dry_run else "run"
-    return together(command, configs, lambda: _exit_code(work))
+    if args.status:
+        return status(configs)
+    return dry_run(configs, where, args.measure) if args.dry_run else sweep(configs, where, args.redo)
 
 
 def _exit_code(task: Callable[[], int]) -> int:

@@ -4,11 +4,11 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from tqdm import tqdm
 
 from pycil_wsc.launch import interrupts
+from pycil_wsc.launch.attempt import Job
 from pycil_wsc.runs.progress import Progress, duration
 
 
@@ -25,9 +25,9 @@ class Row:
 class Overview:
     """Displays all runs of a sweep.
 
-    On a terminal, progress bars that stay in place; otherwise one line per task and per finished run. Jobs have a
-    ``number`` and a ``title``. The time left is estimated from the remaining images and the average speed of the sweep,
-    which counts only images trained by this command.
+    On a terminal, progress bars that stay in place; otherwise one line per task and per finished run. The time left is
+    estimated from the remaining images and the average speed of the sweep, which counts only images trained by this
+    command.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,15 @@ class Overview:
         self.started: float | None = None  # time of the first progress
         self.live, self.top = sys.stderr.isatty(), None
 
-    def add(self, job: Any, planned: int) -> None:
+    def add(self, job: Job, planned: int) -> None:
         """Add an unfinished job with its cost in training images."""
         self.rows[job.number] = Row(planned)
 
-    def skip(self, job: Any) -> None:
+    def skip(self, job: Job) -> None:
         """Add a job that was finished before."""
         self.rows[job.number] = Row(0, state="done")
 
-    def progress(self, job: Any, progress: Progress) -> None:
+    def progress(self, job: Job, progress: Progress) -> None:
         interrupts.check()
         row, now = self.rows[job.number], time.monotonic()
         if row.state != "running" or progress.loaded:
@@ -63,7 +63,7 @@ class Overview:
             row.bar.set_postfix_str(f"{progress.speed:,.0f} {progress.unit}/s, {left} left")
             self.draw()
 
-    def ended(self, job: Any, state: str, line: str) -> None:
+    def ended(self, job: Job, state: str, line: str) -> None:
         """Set the state of a job: ``done``, ``failed``, ``retry``, or ``waiting`` again."""
         row = self.rows[job.number]
         row.state = state

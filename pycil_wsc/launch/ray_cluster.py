@@ -9,28 +9,33 @@ import math
 import os
 import signal
 import socket
-import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import in_file
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError, first_line
-from pycil_wsc.files import locked, write_atomically, write_json
-from pycil_wsc.launch.attempt import SUBMITTED, Datasets, Job, Outcome, attempt, kind_of, remove_unfinished
+from pycil_wsc.files import Json, locked, write_json
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, is_finished, remove_unfinished
+from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import attempt_in_processes
+from pycil_wsc.results import RESULT
+from pycil_wsc.runs.progress import Progress
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.util.queue import Queue
 
 NODE_DEATHS = 5  # failures of its node after which a run is still restarted
 ANSWER_SECONDS = 10  # for a cluster's first answer
-Files = dict[str, bytes]  # of a run's folder, by name
 
 
-def run_on_cluster(schedule: Any, address: str, per_device: int, processes: int) -> None:
+def run_on_cluster(schedule: Schedule, address: str, per_device: int, processes: int) -> None:
     """Complete the runs of ``schedule``, ``per_device`` at a time on each GPU, or on each node if there is no GPU.
 
     With ``processes`` above 1, each run is trained by that many processes on as many GPUs of one node.
@@ -40,7 +45,7 @@ def run_on_cluster(schedule: Any, address: str, per_device: int, processes: int)
         cluster = Cluster(ray, per_device, processes)
         schedule.start()
         schedule.data.forget()
-        pending: dict[Any, Job] = {}
+        pending: dict[ObjectRef[Outcome], Job] = {}
         while True:
             while job := schedule.next():
                 pending[cluster.submit(job)] = job
@@ -95,38 +100,45 @@ class Cluster:
             ray.get_runtime_context().get_node_id(), soft=True
         )
         options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
-        self.progress = ray.util.queue.Queue(actor_options=options)
+        self.progress: Queue = ray.util.queue.Queue(actor_options=options)
 
-    def submit(self, job: Job) -> Any:
+    def submit(self, job: Job) -> ObjectRef[Outcome]:
         """Submit a run; returns Ray's reference to its end."""
-        config, folder = job.config, job.config.run_folder
+        config = job.config
         device = "cpu" if config.device == "cpu" else "auto"  # Ray chooses the GPU
         cpus = min(self.processes * (config.threads or self.shares.cpus), self.shares.most)
         cpus = int(cpus) or fraction(cpus)
         gpus = self.shares.gpus if device == "auto" else 0
-        resumes = (folder / kind_of(config).checkpoint).exists()
-        files = read_files(folder) if resumes else {}
-        mark = uuid.uuid4().hex
-        write_atomically(folder / SUBMITTED, mark, durable=False)
         on_node = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS)(work_on_node)
         job, threads = replace(job, config=replace(config, device=device)), max(1, int(cpus / self.processes))
-        return on_node.remote(job, os.getcwd(), mark, files, threads, self.progress, self.processes)
+        return on_node.remote(job, os.getcwd(), threads, self.progress, self.processes)
 
-    def new_progress(self) -> list[Any]:
+    def new_progress(self) -> list[tuple[int, Progress]]:
         """(number of the job, progress) of the runs under way."""
         try:
             return self.progress.get_nowait_batch(self.progress.qsize())
         except self.ray.exceptions.RayError:  # shown with the next
             return []
 
-    def outcome(self, task: Any, job: Job) -> Outcome:
-        """The outcome of a run. Files from a node that does not share the output folder are written there."""
+    def outcome(self, task: ObjectRef[Outcome], job: Job) -> Outcome:
+        """The outcome of a run. The result from a node that does not share the output folder is written here."""
         try:
-            outcome, files = self.ray.get(task)
+            outcome: Outcome = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             return Outcome(failure=f"{type(error).__name__}: {first_line(error)}", again=True)
-        deliver(job.config, files)
+        if outcome.result:
+            keep_result(job, outcome.result)
         return outcome
+
+
+def keep_result(job: Job, result: Mapping[str, Json]) -> None:
+    """Write the result of a run into its folder, unless it is there."""
+    folder = run_folder(job.config)
+    with locked(folder):
+        if not is_finished(job.config):
+            write_json(folder / "config.json", in_file(job.config.to_dict()))
+            write_json(folder / RESULT, result)
+            remove_unfinished(job.config)
 
 
 class Shares(NamedTuple):
@@ -165,78 +177,22 @@ def fraction(share: float) -> float:
     return math.floor(share * 10_000) / 10_000
 
 
-def work_on_node(
-    job: Job, cwd: str, mark: str, files: Files, threads: int, progress: Any, processes: int = 1
-) -> tuple[Outcome, Files]:
-    """Attempt a run on a node; returns its outcome and its files, none if the node sees the driver's output folder.
+def work_on_node(job: Job, cwd: str, threads: int, progress: Queue, processes: int = 1) -> Outcome:
+    """Attempt a run on a node, with so many ``threads`` in each of its ``processes``.
 
-    Args:
-        job: the run.
-        cwd: the driver's working directory.
-        mark: what the driver has written into the run's folder.
-        files: the run's files so far, from the driver.
-        threads: the threads of each of its processes.
-        progress: the queue for (number of the job, progress).
-        processes: the number of processes that share the run.
+    ``cwd``: the driver's working directory; ``progress``: the queue for (number of the job, progress).
     """
     if Path(cwd).is_dir():
         os.chdir(cwd)  # relative paths of the configuration then mean the same
     torch.set_num_threads(threads)
 
-    def on_progress(message):
+    def on_progress(message: Progress) -> None:
         with contextlib.suppress(Exception):  # progress that is not shown costs the run nothing
             progress.put((job.number, message))
 
-    def work(job):
-        if processes > 1:
-            return attempt_in_processes(job, processes, threads, on_progress)
-        return attempt(job, datasets(), on_progress)
-
-    if sees(job.config.run_folder, mark):
-        return work(job), {}
-    with tempfile.TemporaryDirectory() as out:
-        job = replace(job, config=replace(job.config, out=out))
-        write_files(job.config.run_folder, files)
-        return work(job), read_files(job.config.run_folder)
+    if processes > 1:
+        return attempt_in_processes(job, processes, threads, on_progress)
+    return attempt(job, datasets(), on_progress)
 
 
 datasets = functools.cache(Datasets)  # Ray uses a process for many runs
-
-
-def sees(folder: Path, mark: str) -> bool:
-    """Whether this node sees the driver's ``folder``, into which the driver has written ``mark``."""
-    try:
-        return (folder / SUBMITTED).read_text() == mark
-    except OSError:
-        return False
-
-
-def deliver(config: Any, files: Files) -> None:
-    """Write a run's ``files`` into its folder, unless another process finished it there.
-
-    The result of a run with fewer tasks, which this one extends, is replaced. The result is written last, since it
-    marks the run as finished.
-    """
-    if not files:
-        return
-    folder = config.run_folder
-    with locked(folder):
-        if (folder / "result.json").exists() and not kind_of(config).extends(config):
-            return
-        result = files.pop("result.json", None)
-        write_files(folder, files)
-        write_json(folder / "config.json", in_file(config.to_dict()))
-        if result:
-            write_atomically(folder / "result.json", result)
-            remove_unfinished(config)
-
-
-def read_files(folder: Path) -> Files:
-    """The contents of a run's files by name, without locks and partial files."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def write_files(folder: Path, files: Files) -> None:
-    for name, content in files.items():
-        write_atomically(folder / name, content)

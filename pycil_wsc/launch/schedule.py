@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from filelock import Timeout
 
+from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.files import locked
-from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, kind_of, record_failure, remove_unfinished
+from pycil_wsc.files import Json, locked
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, is_finished, record_failure, remove_unfinished
+from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
 from pycil_wsc.results import has_result, set_result_aside
-from pycil_wsc.runs import first_task
 
 
 class Schedule:
@@ -33,9 +34,9 @@ class Schedule:
         UserError: a run cannot be trained, as with a wrong path.
     """
 
-    def __init__(self, configs: Sequence[Any], redo: bool = False) -> None:
+    def __init__(self, configs: Sequence[RunConfig], redo: bool = False) -> None:
         self.data = Datasets()
-        self.results: dict[Path, dict[str, Any]] = {}
+        self.results: dict[Path, dict[str, Json]] = {}
         self.failures: dict[Path, str] = {}
         self.fresh: deque[Job] = deque()
         self.retries: deque[Job] = deque()
@@ -68,7 +69,7 @@ class Schedule:
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """Record the end of an attempt."""
-        folder = job.config.run_folder
+        folder = run_folder(job.config)
         if outcome.error:
             raise UserError(outcome.error)
         if outcome.result:
@@ -90,7 +91,7 @@ class Schedule:
     def _skip(self, job: Job) -> None:
         """Take the result of a finished run, if this run would accept it."""
         try:
-            with locked(job.config.run_folder, wait=False):
+            with locked(run_folder(job.config), wait=False):
                 result = finished(job.config, self.data.of(job.config))
                 remove_unfinished(job.config)
         except Timeout:
@@ -102,33 +103,27 @@ class Schedule:
         if result is None:  # another command has set it aside since
             self.fresh.append(job)
             return
-        self.results[job.config.run_folder] = result
+        self.results[run_folder(job.config)] = result
         self.overview.skip(job)
         if lacking := kind_of(job.config).unrecorded(job.config):
             self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
 
 
-def is_finished(config: Any) -> bool:
-    """Whether the folder of a run has its result, and not that of a shorter run."""
-    return has_result(config.run_folder) and not kind_of(config).extends(config)
-
-
-def set_aside(configs: Sequence[Any]) -> None:
+def set_aside(configs: Sequence[RunConfig]) -> None:
     """Set aside the result of every finished run, so that it is repeated: ``result.json`` becomes ``result.old.json``.
 
-    Its other records are removed, which would be taken for those of the new run. No run reuses an existing first task;
-    runs that share one train it once. A run that another process is working on is left alone.
+    Its other records are removed, which would be taken for those of the new run. A shared first task stays: all that
+    decides it, the code included, is part of its name. A run that another process is working on is left alone.
 
     Raises a :class:`UserError` if a folder is write-protected, before any is changed.
     """
     for config in configs:
-        if config.run_folder.exists() and not os.access(config.run_folder, os.W_OK | os.X_OK):
-            raise UserError(f"--redo: {config.run_folder} is write-protected; make it writable")
+        if run_folder(config).exists() and not os.access(run_folder(config), os.W_OK | os.X_OK):
+            raise UserError(f"--redo: {run_folder(config)} is write-protected; make it writable")
     for config in configs:
-        folder = config.run_folder
+        folder = run_folder(config)
         try:
             with contextlib.suppress(Timeout), locked(folder, wait=False):
-                first_task.ignore_older(folder)
                 if has_result(folder):  # first the checkpoint, from which the run would resume at its end
                     _remove_records(config)
                     set_result_aside(folder)
@@ -136,9 +131,10 @@ def set_aside(configs: Sequence[Any]) -> None:
             raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None
 
 
-def _remove_records(config: Any) -> None:
+def _remove_records(config: RunConfig) -> None:
     """Remove the checkpoint of a run and what it wrote beside its result and its log."""
-    kind, folder = kind_of(config), config.run_folder
+    kind = kind_of(config)
+    folder = run_folder(config)
     (folder / kind.checkpoint).unlink(missing_ok=True)
     for pattern in kind.records:
         for path in folder.glob(pattern):

@@ -9,12 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from pycil_wsc import registry
+from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import Json
+from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.results import RESULT, has_result, read_result
 from pycil_wsc.runs.progress import Progress, duration
 
@@ -81,14 +84,14 @@ def _state_of_result(path: Path) -> State:
     return State("done")
 
 
-def _left(record: dict[str, Any]) -> str:
+def _left(record: dict[str, Json]) -> str:
     left, then = record.get("seconds_left"), record.get("time")
     if not isinstance(left, (int, float)) or not isinstance(then, (int, float)):
         return "time left unknown"
     return f"{duration(max(0.0, left - (time.time() - then)))} left"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Json]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -108,14 +111,15 @@ def _at_work(folder: Path) -> bool:
         return isinstance(then, (int, float)) and time.time() - then < LATELY
 
 
-def status(configs: Iterable[Any]) -> int:
+def status(configs: Iterable[RunConfig]) -> int:
     """Print a line for each running, stopped or failed run, and the number of runs in each state; returns 0."""
     counts: Counter[str] = Counter()
     for config in configs:
-        state = state_of(config.run_folder, registry.kinds[config.kind].extends(config))
+        folder = run_folder(config)
+        state = state_of(folder, kind_of(config).extends(config))
         counts[state.name] += 1
         if state.line:
-            print(f"{state.name:8} {config.run_folder}  {state.line}")
+            print(f"{state.name:8} {folder}  {state.line}")
     names = ("running", "waiting", "failed")
     print(f"done {counts['done']}/{counts.total()}, " + ", ".join(f"{name} {counts[name]}" for name in names))
     return 0

@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from pycil_wsc import devices, registry, report
+from pycil_wsc import devices, report
+from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.engine.processes import launched, rank_and_count
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.launch.attempt import Datasets, attempt, finished, kind_of, record_failure
-from pycil_wsc.launch.schedule import Schedule, is_finished
+from pycil_wsc.files import Json
+from pycil_wsc.launch.attempt import Datasets, attempt, finished, is_finished, record_failure
+from pycil_wsc.launch.kinds import KINDS, kind_of
+from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import run_in_processes
 from pycil_wsc.runs.progress import duration
 
@@ -33,7 +36,7 @@ class Where:
     ray: str | None = None
     gpus_per_run: int | None = None
 
-    def check(self, configs: Sequence[Any]) -> None:
+    def check(self, configs: Sequence[RunConfig]) -> None:
         """Raise a :class:`UserError` for what is not possible on this machine."""
         if self.workers is not None and self.workers < 1:
             raise UserError(f"--workers {self.workers}: must be at least 1")
@@ -44,13 +47,13 @@ class Where:
         for key, package in (("tensorboard", "TensorBoard"), ("wandb", "Weights & Biases")):
             if any(getattr(config, key, False) for config in configs) and importlib.util.find_spec(key) is None:
                 raise UserError(f"{key}: {package} is not installed; pip install {key}, or set the key to false")
-        kinds = {devices.resolved_device(device).type for device in dict.fromkeys(config.device for config in configs)}
-        if kinds - {"cpu"} and (self.gpus_per_run or 1) > devices.count():
+        types = {devices.resolved_device(device).type for device in dict.fromkeys(config.device for config in configs)}
+        if types - {"cpu"} and (self.gpus_per_run or 1) > devices.count():
             raise UserError(
                 f"--gpus-per-run {self.gpus_per_run}: this machine has {devices.count()} GPUs; use at most that many"
             )
 
-    def _check_gpus_per_run(self, configs: Sequence[Any], count: int) -> None:
+    def _check_gpus_per_run(self, configs: Sequence[RunConfig], count: int) -> None:
         if count < 1:
             raise UserError(f"--gpus-per-run {count}: must be at least 1")
         if count > 1 and (self.workers or 1) > 1:
@@ -65,7 +68,7 @@ class Where:
 HERE = Where()
 
 
-def sweep(configs: Sequence[Any], where: Where = HERE, redo: bool = False) -> int:
+def sweep(configs: Sequence[RunConfig], where: Where = HERE, redo: bool = False) -> int:
     """Complete every run and print the table of results.
 
     With ``redo`` those that are finished are done again, once it is known that they can be. Returns the exit code: 0,
@@ -112,20 +115,21 @@ def run_here(schedule: Schedule) -> None:
         outcome = attempt(job, schedule.data, partial(schedule.overview.progress, job))
         if outcome.again and rank_and_count()[1] > 1:  # the others wait for this process; torchrun ends them
             record_failure(job, outcome)
-            raise SystemExit(f"{job.config.run_folder}: {outcome.failure}")
+            raise SystemExit(f"{run_folder(job.config)}: {outcome.failure}")
         schedule.ended(job, outcome)
         if outcome.failure and devices.used() and not launched():
             return run_in_processes(schedule, 1)
 
 
-def finish(configs: Sequence[Any], results: Mapping[Path, Any], failures: Mapping[Path, str]) -> int:
+def finish(configs: Sequence[RunConfig], results: Mapping[Path, dict[str, Json]], failures: Mapping[Path, str]) -> int:
     """Print the table, write the reports and list the failures; ``results`` and ``failures`` are by run folder.
 
     Returns the exit code.
     """
     if results:
         print(
-            "\n" + report.result_table(results[config.run_folder] for config in configs if config.run_folder in results)
+            "\n"
+            + report.result_table(results[run_folder(config)] for config in configs if run_folder(config) in results)
         )
     for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
         print(f"\nResults: {folder}")
@@ -146,22 +150,25 @@ def write_report(folder: str) -> None:
         print(f"error: the report of {folder} failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def dry_run(configs: Sequence[Any], where: Where = HERE, measured: bool = False) -> int:
+def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = False) -> int:
     """Print the runs and what each costs in training images, or tokens. Raises the same errors as :func:`sweep`.
 
     ``measured``: also in hours of training on this machine, from a few steps of each method and phase. Returns the exit
     code: 0, or 1 if a run will fail.
     """
     where.check(configs)
-    data, total, left, unusable = Datasets(), Counter(), 0.0, 0
-    measurers = {name: registry.kinds[name].measurer() for name in {c.kind for c in configs}} if measured else {}
+    data, total = Datasets(), Counter()
+    left, unusable, budgeted = 0.0, 0, 0
+    measurers = {name: KINDS[name].measurer() for name in {c.kind for c in configs}} if measured else {}
     for config in configs:
         kind, dataset = kind_of(config), data.of(config)
         cost, done = kind.plan(config, dataset), is_finished(config)
         if not done:
             kind.check_model(config, dataset)
-        total[kind.unit] += 0 if done else cost
-        line = f"{config.run_folder}  {cost:,} {kind.unit}"
+        budget = kind.budget(config, dataset)
+        total[kind.unit] += 0 if done or budget else cost
+        budgeted += not done and bool(budget)
+        line = f"{run_folder(config)}  " + (budget or f"{cost:,} {kind.unit}")
         try:
             if done:
                 finished(config, dataset)  # raises if the run would not accept the result
@@ -172,7 +179,8 @@ def dry_run(configs: Sequence[Any], where: Where = HERE, measured: bool = False)
             unusable, line = unusable + 1, f"{line}, will fail: {error}"
         print(line + "  (finished)" * done)
     costs = " and ".join(f"{cost:,} training {unit}" for unit, cost in total.items())
-    print(f"{len(configs)} run{'s' * (len(configs) != 1)}, {costs} to go")
+    beside = f", and {budgeted} run{'s' * (budgeted != 1)} whose budgets decide" if budgeted else ""
+    print(f"{len(configs)} run{'s' * (len(configs) != 1)}, {costs} to go{beside}")
     if measured:
         print(f"{left / 3600:,.2f} hours of training on this machine, one run after another")
     return 1 if unusable else 0

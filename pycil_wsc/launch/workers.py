@@ -7,10 +7,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.distributed import TCPStore
@@ -19,6 +19,7 @@ from pycil_wsc import devices
 from pycil_wsc.data.parallel import cores
 from pycil_wsc.engine.processes import from_first
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.torchrun import follow
 from pycil_wsc.runs.progress import Progress
 
@@ -27,7 +28,7 @@ START_METHOD = "forkserver"  # a fork would inherit threads and the CUDA context
 DEATH_SECONDS = 1.0  # for which a failure of one process waits for the death of another that may be its cause
 
 
-def run_in_processes(schedule: Any, workers: int, processes: int = 1) -> None:
+def run_in_processes(schedule: Schedule, workers: int, processes: int = 1) -> None:
     """Execute the runs of ``schedule``, so many at a time, each in so many new ``processes``."""
     schedule.data.forget()
     threads = max(1, cores() // (workers * processes))
@@ -77,8 +78,8 @@ class RunInProcesses:
 
     def __init__(self, job: Job, count: int, threads: int, slot: int = 0) -> None:
         self.job, self.slot = job, slot
-        context: Any = multiprocessing.get_context(START_METHOD)
-        context.set_forkserver_preload(["torch", "pycil_wsc.runs.kind", __name__])
+        context = multiprocessing.get_context(START_METHOD)
+        context.set_forkserver_preload(["torch", "pycil_wsc.launch.kinds", __name__])
         pipes = [context.Pipe(duplex=False) for _ in range(count)]
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None
@@ -94,27 +95,51 @@ class RunInProcesses:
         for connected in (ending, *(sender for _, sender in pipes)):
             connected.close()
 
-    def sources(self) -> list[Any]:
+    def sources(self) -> list[Connection | int]:
         """What becomes ready when there are new :meth:`messages`."""
         return [*self.pipes, *(process.sentinel for process in self.processes)]
 
     def messages(self) -> Iterator[Progress | Outcome]:
         """What the processes have reported since the last call. The last message of all is an :class:`Outcome`."""
-        codes = self._exit_codes()  # before reading: what a process has sent is there when it has ended
+        ended = self._ended()  # before reading: what a process has sent is there when it has ended
         outcome = None
         while outcome is None and (message := received(self.pipes[0])):
             if isinstance(message, Outcome):
                 outcome = message
             else:
                 yield message
-        if outcome is None:
-            outcome = self._death(codes)
-        elif outcome.again and len(self.processes) > 1:
-            # not for their pipes, which close before the exit code is there
-            connection.wait([process.sentinel for process in self.processes[1:]], DEATH_SECONDS)
-            outcome = self._death(self._exit_codes(), outcome) or outcome
-        if outcome:
+        if outcome and not outcome.again:
             yield outcome
+            return
+        if outcome:  # perhaps since another has died; not by their pipes, which close before the exit code is there
+            connection.wait([process.sentinel for process in self.processes[1:]], DEATH_SECONDS)
+            ended = self._ended()
+        failures = self._failures(ended, outcome)
+        if failures:
+            yield Outcome(
+                failure="; ".join(name + failure.failure for name, failure in failures.items()),
+                again=True,
+                trace=next(iter(failures.values())).trace or (outcome.trace if outcome else ""),
+            )
+
+    def _ended(self) -> dict[int, int]:
+        """The exit codes of the processes that have ended, by rank."""
+        return {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode is not None}
+
+    def _failures(self, ended: Mapping[int, int], outcome: Outcome | None) -> dict[str, Outcome]:
+        """What failed, by the name of the process. The first, which told its ``outcome``, is the last: others may be
+        the cause.
+        """
+        failures = {}
+        count = len(self.processes)
+        for rank in [*range(1, count), 0]:
+            told = received(self.pipes[rank]) if rank else outcome
+            name = f"process {rank + 1} of {count}" if count > 1 else "its process"
+            if isinstance(told, Outcome):
+                failures[f"{name}: " if count > 1 else ""] = told
+            elif rank in ended and (ended[rank] or rank == 0):
+                failures[f"{name} "] = Outcome(failure=f"died ({ending_of(ended[rank])})")
+        return failures
 
     def stop(self) -> None:
         """End the processes and their data loaders at once. The run can resume from its last checkpoint."""
@@ -126,29 +151,8 @@ class RunInProcesses:
         for pipe in self.pipes:
             pipe.close()
 
-    def _exit_codes(self) -> list[int | None]:
-        return [process.exitcode for process in self.processes]
 
-    def _death(self, codes: list[int | None], outcome: Outcome | None = None) -> Outcome | None:
-        """The failure of a process other than the first, or the death of any, if there is one.
-
-        ``codes``: the exit codes of those that have ended; ``outcome``: what the first process told of its own failure,
-        of which the other's may be the cause.
-        """
-        for rank, code in enumerate(codes):
-            told = received(self.pipes[rank]) if rank else None
-            died = code is not None and (code != 0 or rank == 0) and not (outcome and rank == 0)
-            if not told and not died:
-                continue
-            name = f"process {rank + 1} of {len(codes)}" if len(codes) > 1 else "its process"
-            reason = f"{name}: {told.failure}" if told else f"{name} died ({ending_of(code or 0)})"
-            if outcome:
-                reason += f"; process 1: {outcome.failure}"
-            return Outcome(failure=reason, again=True, trace=(told or outcome or Outcome()).trace)
-        return None
-
-
-def received(pipe: Connection) -> Any:
+def received(pipe: Connection) -> Progress | Outcome | None:
     """The next message, or None if there is none at present, or no more at all."""
     try:
         return pipe.recv() if pipe.poll() else None

@@ -1,49 +1,14 @@
-import copy
 from collections.abc import Iterator
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
+from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.simplecil import SimpleCIL
-from pycil_wsc.networks.heads import CosineHead
-from pycil_wsc.networks.layers import eval_frozen
-from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.networks.branches import TwoBranchNet
 from pycil_wsc.registry import register_learner
-
-
-class Branch(nn.Sequential):
-    """A backbone and a head, whose frozen parts stay in evaluation mode."""
-
-    def train(self, mode: bool = True) -> "Branch":
-        super().train(mode)
-        eval_frozen(self)
-        return self
-
-
-class TwoBranchNet(IncrementalNet):
-    """A backbone that stays as the first task left it, beside a copy that the second task tunes.
-
-    From the second task on the features are those of both, (B, 2 d).
-    """
-
-    def __init__(self, backbone: Any):
-        super().__init__(backbone, CosineHead)
-        self.tuned: Branch | None = None  # the copy, and the head it is tuned with
-
-    @torch.no_grad()
-    def branch(self, classes: int) -> None:
-        """Add the second branch, with a new head of ``classes`` rows; the prototypes so far stand for both branches."""
-        self.tuned = Branch(copy.deepcopy(self.backbone), CosineHead(self.backbone.out_dim, classes))
-        self.backbone.requires_grad_(False)
-        self.head.weight = nn.Parameter(self.head.weight.repeat(1, 2))
-
-    def extract(self, images: Tensor) -> Tensor:
-        features = self.backbone(images)
-        return features if self.tuned is None else torch.cat([features, self.tuned[0](images)], 1)
 
 
 @register_learner(
@@ -78,7 +43,11 @@ class APERFinetune(SimpleCIL):
         super().grow(task)
 
     def begin_task(self, task: Task) -> None:
-        self.first = int(self.manager.train_targets[task.train_indices].min())  # `num_old` if all classes are new
+        self.first = self.first_class(task)
+
+    def end_task(self, task: Task) -> None:
+        super().end_task(task)
+        self.network.head.scale.data.fill_(1)  # PyCIL's head for two branches is a new one
 
     def phases(self, task: Task) -> Iterator[Phase]:
         if not task.index:
@@ -94,5 +63,5 @@ class APERFinetune(SimpleCIL):
         return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
 
     @classmethod
-    def planned_epochs(cls, config: Any, task: Task) -> int:
+    def planned_epochs(cls, config: LearnerConfig, task: Task) -> int:
         return super().planned_epochs(config, task) if task.index < 2 else 0

@@ -1,6 +1,5 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.keys import key
+from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.wa import WA
 from pycil_wsc.networks.nets import BiasCorrectedNet
 from pycil_wsc.registry import register_learner
@@ -54,7 +54,7 @@ class BiC(WA):
         return BiasCorrectedNet(self.new_backbone())
 
     @classmethod
-    def also_reads(cls, config: Any) -> set[str]:
+    def also_reads(cls, config: LearnerConfig) -> set[str]:
         return {"memory_size" if config.options.validation == "pycil" else "memory_per_class"}
 
     def phases(self, task: Task) -> Iterator[Phase]:

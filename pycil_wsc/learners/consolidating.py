@@ -2,26 +2,29 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from pycil_wsc import registry, seeding
-from pycil_wsc.consolidation import Reset, WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc.consolidation import Reset, WeightSpaceConsolidation
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
+from pycil_wsc.engine.processes import SINGLE_PROCESS
 from pycil_wsc.engine.schedules import held_lr
-from pycil_wsc.engine.synced_batch_norm import synced_batch_norm
-from pycil_wsc.engine.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.base import Arguments, BaseLearner
+from pycil_wsc.learners.options import Costs, LearnerConfig
 from pycil_wsc.learners.scoring import chosen_importance
+from pycil_wsc.learners.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.networks.nets import inner_units
+from pycil_wsc.state import State
 from pycil_wsc.studies.resets import Training
 
 
@@ -34,9 +37,15 @@ class Replacement(Protocol):
 
     def detach(self) -> None: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
+
+
+def configured_learner(config: LearnerConfig) -> type[BaseLearner]:
+    """The learner's class of the run with this ``config``."""
+    learner = registry.learners[config.model_name]
+    return consolidated(learner) if config.consolidate else learner
 
 
 @functools.cache
@@ -58,13 +67,13 @@ class Consolidated(BaseLearner):
     warm_epochs = math.inf  # infinite until a plateau is reached
 
     @classmethod
-    def planned_images(cls, config: Any, task: Task, memory: ExemplarMemory) -> int:
-        images = super().planned_images(config, task, memory)
+    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+        images = super().planned_images(config, task, memory, targets)
         if config.wsc.trigger != "held_out" or not (task.index or config.wsc.first_task):
             return images
         return images - cls.planned_epochs(config, task) * sum(held_out_counts(config, memory, task).values())
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}
         self.warmups: list[int | None] = []  # epochs before the reset, per task
@@ -81,7 +90,9 @@ class Consolidated(BaseLearner):
     def training_indices(self, task: Task) -> np.ndarray:
         """The task's samples and all exemplars but those that are held out: (n,)."""
         indices = super().training_indices(task)
-        return indices if self.held_out_indices is None else np.setdiff1d(indices, self.held_out_indices)
+        if self.held_out_indices is None:
+            return indices
+        return np.sort(indices[~np.isin(indices, self.held_out_indices)])
 
     def phases(self, task: Task) -> Iterator[Phase]:
         for number, phase in enumerate(super().phases(task)):
@@ -91,6 +102,7 @@ class Consolidated(BaseLearner):
                     "consolidated; declare one_phase = False in its class"
                 )
             if task.index or self.config.wsc.first_task:
+                self.spending.fit(self, task, number, phase)
                 self._consolidate(task, phase)
             yield phase
 
@@ -101,19 +113,18 @@ class Consolidated(BaseLearner):
         if options.trigger == "held_out":
             self.held_out_indices = held_out_exemplars(self, task)
             phase.indices = self.training_indices(task)
-        per_epoch = self.num_batches(len(phase.indices))
+        per_epoch = self.num_batches(len(phase.indices), phase.batch_size)
         rule = self._rule(task, per_epoch)
-        given: dict[str, Any] = {"importance": chosen_importance(self, task)}
-        given["reset"] = rule if isinstance(rule, Reset) else None
-        if options.trigger != "warmup":
-            given["warmup_steps"] = None  # until a plateau
+        given = {"importance": chosen_importance(self, task), "reset": rule if isinstance(rule, Reset) else None}
+        if options.trigger != "warmup" or phase.seconds:
+            given["warmup_steps"] = None  # until a plateau, or until a share of the seconds is over
         wsc = options.build(self.network.named_parameters(), phase.epochs, per_epoch, **given)
         self.consolidation = wsc.attach(phase.optimizer)
         if not (rule is None or isinstance(rule, Reset)):
             self.replacement = rule.attach(phase.optimizer)  # after the consolidation, which so sees a step first
         if wsc.warmup_steps is None:
             self.warm_epochs = math.inf
-            self.plateau = Plateau(options.patience)
+            self.plateau = None if options.trigger == "warmup" else Plateau(options.patience)
         else:
             self.warm_epochs = options.held_from(phase.epochs, wsc.warmup_steps)
         if options.holds_rate:
@@ -145,9 +156,8 @@ class Consolidated(BaseLearner):
         assert self.consolidation is not None
         before = [self.replacement.replaced] if self.replacement else []  # other values at each replacement
         seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets, *before)
-        other = type(self)(
-            replace(self.config, seed=seed, pretrained=False), self.manager, self.train_source, self.device
-        )
+        config = replace(self.config, seed=seed, pretrained=False)
+        other = type(self)(config, self.manager, self.train_source, self.device, SINGLE_PROCESS)
         for each in self.manager.tasks[: task.index + 1]:
             other.grow_for(each)
         return dict(other.network.named_parameters())
@@ -156,10 +166,15 @@ class Consolidated(BaseLearner):
 
     def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
         super().after_epoch(task, phase, epoch, loss)
-        if self.plateau and self.consolidation and self.warm_epochs == math.inf and epoch + 1 < phase.epochs:
-            if self.plateau.reached(loss if self.held_out_indices is None else mean_loss(self, self.held_out_indices)):
+        if self.consolidation and self.warm_epochs == math.inf and phase.reached < phase.epochs:
+            if self._is_warm(phase, loss):
                 self.consolidation.end_warmup()
-                self.warm_epochs = epoch + 1
+                self.warm_epochs = phase.reached
+
+    def _is_warm(self, phase, loss):
+        if self.plateau is None:
+            return phase.reached >= self.config.wsc.warmup * phase.epochs
+        return self.plateau.reached(loss if self.held_out_indices is None else mean_loss(self, self.held_out_indices))
 
     def end_task(self, task: Task) -> None:
         if self.consolidation:
@@ -172,14 +187,11 @@ class Consolidated(BaseLearner):
                 self.replacement.detach()
                 self.replaced = [*self.replaced, self.replacement.replaced]
             if ended and self.config.wsc.average:
-                address = ("dropout", task.index, "batch norm", self.processes.rank)
-                with self.autocast(), synced_batch_norm(self.processes), self.seeded(*address, device=self.device):
-                    batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
-                    recompute_batch_norm(self.network, (batch.images for batch in batches))
+                self.collect_statistics(task)
             self.consolidation = self.replacement = self.plateau = self.held_out_indices = None
         super().end_task(task)
 
-    def costs(self) -> dict[str, Any]:
+    def costs(self) -> Costs:
         options, costs = self.config.wsc, super().costs()
         rival = registry.resets.get(options.reset)
         if options.reset != "none" and (rival is None or rival.ranks):
@@ -190,7 +202,7 @@ class Consolidated(BaseLearner):
             costs["units_replaced"] = self.replaced
         return costs
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> State:
         parts = {
             name: part.state_dict()
             for name in ("consolidation", "replacement", "plateau")
@@ -204,7 +216,7 @@ class Consolidated(BaseLearner):
         }
         return super().get_extra_state() | {"wsc": parts | mine}
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+    def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
         mine = state["wsc"]
         self.warm_epochs, self.scoring = mine["warm_epochs"], dict(mine["scoring"])

@@ -2,16 +2,17 @@
 
 import copy
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.networks.nets import IncrementalNet
 
 
 class DistillingLearner(BaseLearner):
     """``teacher``: the network after the previous task, or None in the first task; its forward pass builds no graph."""
 
-    teacher: nn.Module | None
+    teacher: IncrementalNet | None
     num_old: int
     num_seen: int
 

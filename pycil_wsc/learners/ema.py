@@ -1,14 +1,15 @@
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
+from pycil_wsc.learners.base import Arguments
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.registry import register_learner
+from pycil_wsc.state import State
 
 
 @register_learner("ema", epochs=70, milestones=[30, 50])
@@ -25,9 +26,9 @@ class EMA(Replay):
         decay: float = key(0.999, "share of the average that each step keeps", low=0, below=1)
 
     plain_first_task = False
-    one_phase = False  # consolidation would average the weights, too
+    averages = True
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.average: dict[str, Tensor] = {}  # of the task's weights and statistics; empty between tasks
         self.steps = 0  # of the task
@@ -49,12 +50,12 @@ class EMA(Replay):
         self.average = {}
         super().end_task(task)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> State:
         return super().get_extra_state() | {"average": self.average, "steps": self.steps}
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+    def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.average = {name: value.to(self.device) for name, value in state["average"].items()}
+        self.average = self.placed(state["average"])
         self.steps = state["steps"]
 
     def _averaged(self):

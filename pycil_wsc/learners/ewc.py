@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from pycil_wsc.data.tasks import Task
-from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
-from pycil_wsc.learners.loop import Backward
+from pycil_wsc.learners.fisher import fisher_of_batches
 from pycil_wsc.learners.penalising import PenalisingLearner, Weights
 from pycil_wsc.registry import register_learner
 from pycil_wsc.studies.diagonals import fisher_diagonal
@@ -37,36 +36,17 @@ class EWC(PenalisingLearner):
     def strength(self) -> float:
         return self.config.options.lamda / 2
 
-    def whole_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy over all classes."""
-        logits = self.network(batch.images)
-        return self.cross_entropy(logits.float(), batch.targets), logits
-
     def new_importance(self, task: Task) -> Weights:
         options = self.config.options
-        fisher = self._of_samples(task) if options.fisher == "samples" else self._of_batches(task)
+        if options.fisher == "samples":
+            fisher = self._of_samples(task)
+        else:
+            fisher = fisher_of_batches(self, task, task.train_indices, self.trained())
         return {name: value.clamp(max=options.fishermax) for name, value in fisher.items()}
 
     def combined(self, old: Tensor, new: Tensor, task: Task) -> Tensor:
         share = task.num_old / task.num_seen
         return share * old + (1 - share) * new
-
-    @torch.enable_grad()
-    def _of_batches(self, task):
-        parameters = self.trained()
-        fisher = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-        backward, batches = Backward(self, self.main_phase(task)), self.num_batches(len(task.train_indices))
-        self.eval()
-        self.network.train()
-        address = task.index, "fisher"
-        with self.seeded("dropout", *address, self.processes.rank, device=self.device):
-            for batch in self.training_batches(task.train_indices, *address, mixed=False):
-                backward(batch, self.whole_loss)
-                for name, parameter in parameters.items():
-                    if parameter.grad is not None:
-                        fisher[name] += parameter.grad.square() / batches
-        backward.clear()
-        return fisher
 
     @torch.enable_grad()
     def _of_samples(self, task):

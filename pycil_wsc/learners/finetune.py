@@ -17,7 +17,7 @@ class Finetune(BaseLearner):
     plain_first_task = True
 
     def begin_task(self, task: Task) -> None:
-        self.first = int(self.manager.train_targets[task.train_indices].min())  # `num_old` if all classes are new
+        self.first = self.first_class(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)

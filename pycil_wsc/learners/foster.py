@@ -1,5 +1,5 @@
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class FOSTER(BaseLearner):
             student.head.bias[: task.num_old] = self.old_head.bias
         return student
 
-    def also_tested(self) -> dict[str, Callable[[Tensor], Tensor]]:
+    def also_tested(self) -> dict[str, nn.Module]:
         return {"student": self.student or self.network}
 
     def phases(self, task: Task) -> Iterator[Phase]:
@@ -92,7 +92,7 @@ class FOSTER(BaseLearner):
         if not task.index:
             yield boosting
             return
-        counts = torch.from_numpy(np.bincount(self.manager.train_targets[boosting.indices], minlength=task.num_seen))
+        counts = torch.from_numpy(self.class_counts(task))
         self.weights = balanced_weights(counts, options.beta1).to(self.device)
         self._zero_old_features()
         boosting.name = "boosting"
@@ -107,6 +107,10 @@ class FOSTER(BaseLearner):
         yield compression
         if options.is_student_wa and task.num_new:
             self.student.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
+
+    def class_counts(self, task: Task) -> np.ndarray:
+        """The number of training images of each class, by which the losses are weighted: int64 (num_seen,)."""
+        return np.bincount(self.manager.train_targets[self.training_indices(task)], minlength=task.num_seen)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.extract(batch.images)

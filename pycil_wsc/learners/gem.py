@@ -1,18 +1,18 @@
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
-from pycil_wsc.devices import widest_float
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.loop import Backward
+from pycil_wsc.learners.options import LearnerConfig
+from pycil_wsc.learners.projection import projected
 from pycil_wsc.registry import register_learner
 
 
@@ -27,7 +27,7 @@ class GEM(BaseLearner):
     plain_first_task = True
 
     def begin_task(self, task: Task) -> None:
-        self.first = int(self.manager.train_targets[task.train_indices].min())  # `num_old` if all classes are new
+        self.first = self.first_class(task)
         self.references = []  # (batch, loss) of each earlier task that has exemplars
         targets = self.manager.train_targets[self.memory.indices]
         for earlier in self.manager.tasks[: task.index]:
@@ -44,7 +44,7 @@ class GEM(BaseLearner):
         yield phase
 
     @classmethod
-    def planned_images(cls, config: Any, task: Task, memory: ExemplarMemory) -> int:
+    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
         return cls.planned_epochs(config, task) * len(task.train_indices)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ class GEM(BaseLearner):
         logits = self.network(batch.images)
         return self.cross_entropy(logits[:, first:end].float(), batch.targets - first), logits
 
-    def after_backward(self, batch: Batch, backward: Any) -> None:
+    def after_backward(self, batch: Batch, backward: Backward) -> None:
         """Project the gradient. PyCIL's batch norms see the exemplars first, then the batch; so do these."""
         if not self.references:
             return
@@ -76,18 +76,3 @@ class GEM(BaseLearner):
     def keep_statistics(self) -> None:
         """Keep those of batch norm, from before the next step."""
         self.statistics = [buffer.clone() for buffer in self.network.buffers()]
-
-
-def projected(gradients: Tensor) -> Tensor:
-    """The vector nearest to the last row g that has no negative product with another row of G: (k + 1, n) -> (n,).
-
-    It is g + v G, where v >= 0 minimises its norm: the dual of the quadratic program. Waits for the device.
-    """
-    wide = gradients.to(widest_float(gradients.device))
-    products = (wide @ wide.T).cpu().double().numpy()
-    weights = np.zeros(len(gradients) - 1)
-    if np.isfinite(products).all() and (products[:-1, -1] < 0).any():
-        values, vectors = np.linalg.eigh(products)
-        rows = np.sqrt(values.clip(0))[:, None] * vectors.T  # (k + 1, k + 1), with the same products
-        weights, _ = nnls(rows[:, :-1], -rows[:, -1])  # raises if it does not converge
-    return (wide[-1] + torch.from_numpy(weights).to(wide.dtype).to(wide.device) @ wide[:-1]).to(gradients)

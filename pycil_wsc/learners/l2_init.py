@@ -1,13 +1,14 @@
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
+from pycil_wsc.learners.base import Arguments
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.registry import register_learner
 
@@ -27,9 +28,9 @@ class L2Init(Replay):
 
     plain_first_task = False
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.initial: Any = None  # a network with all initial values
+        self.initial: nn.Module | None = None  # a network with all initial values
 
     @torch.no_grad()
     def grow(self, task: Task) -> None:
@@ -42,6 +43,7 @@ class L2Init(Replay):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, logits = super().loss(batch)
+        assert self.initial is not None
         distance = torch.zeros((), device=self.device)
         for now, start in zip(self.network.parameters(), self.initial.parameters(), strict=True):
             distance = distance + (now - start).square().sum()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
-from pycil_wsc.engine.optimization import clip, set_rate
+from pycil_wsc.engine.optimization import clip
 from pycil_wsc.engine.passes import CompiledPasses, Passes
-from pycil_wsc.engine.phase import Phase, Resume, refuse_images_and_targets
+from pycil_wsc.engine.phase import Monitor, Phase, Resume, refuse_images_and_targets
 from pycil_wsc.engine.shared_passes import SharedPasses
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.errors import UnusableRun
+from pycil_wsc.learners.pace import Pace
+from pycil_wsc.state import State
 
 if TYPE_CHECKING:
     from pycil_wsc.learners.base import BaseLearner
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 def learn(
     learner: BaseLearner,
     task: Task,
-    monitor: Any,
+    monitor: Monitor,
     resume: Resume | None = None,
-    trained: Mapping[str, Any] | None = None,
+    trained: State | None = None,
 ) -> None:
     """Let ``learner`` learn one task.
 
@@ -41,6 +43,8 @@ def learn(
     learner.grow_for(task)
     if resume:
         learner.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
+    if learner.chooses_first:
+        learner.choose_exemplars(task)
     learner.begin_task(task)
     if not resume:
         monitor.task_started(task)
@@ -54,12 +58,13 @@ def learn(
     learner.after_memory(task)
 
 
-def train(learner: BaseLearner, task: Task, monitor: Any, resume: Resume | None) -> None:
+def train(learner: BaseLearner, task: Task, monitor: Monitor, resume: Resume | None) -> None:
     """Train the phases of a task, from the position ``resume`` on."""
     for number, phase in enumerate(learner.phases(task)):
         if resume and number < resume.phase:
             learner.load_state_dict(resume.learner, strict=False)  # what the next phase is prepared from
             continue
+        learner.spending.fit(learner, task, number, phase)
         first = 0
         if resume and number == resume.phase:
             learner.load_state_dict(resume.learner)
@@ -68,24 +73,24 @@ def train(learner: BaseLearner, task: Task, monitor: Any, resume: Resume | None)
         fit(learner, task, number, phase, first, monitor)
 
 
-def fit(learner: BaseLearner, task: Task, number: int, phase: Phase, first: int, monitor: Any) -> None:
+def fit(learner: BaseLearner, task: Task, number: int, phase: Phase, first: int, monitor: Monitor) -> None:
     """Train the epochs of a phase, from epoch ``first`` on. Waits for the device at the end of an epoch only."""
     config, processes, device = learner.config, learner.processes, learner.device
-    batches, cost = learner.num_batches(len(phase.indices)), StepCost()
+    cost, pace = StepCost(), Pace(learner, phase, first)
     backward = Backward(learner, phase)
+    if first:  # a step may cost more or less than that of the first epoch, which counts
+        cost.per_image = learner.step_cost
     monitor.phase_started(task, phase, first)
     learner.zero_grad(set_to_none=True)
-    for epoch in range(first, phase.epochs):
-        set_rate(phase.optimizer, phase.lr(epoch))
+    for epoch in pace.epochs():
         learner.eval()
         phase.network.train()
         backward.begin_epoch()
         total_loss = torch.zeros((), device=device)
         correct = torch.zeros((), device=device, dtype=torch.int64)
         with learner.seeded("dropout", task.index, number, epoch, processes.rank, device=device):
-            for step, batch in enumerate(epoch_of(learner, task, number, phase, epoch)):
-                if config.schedule_unit == "iteration":
-                    set_rate(phase.optimizer, phase.lr(epoch + step / batches))
+            for part in pace.steps(epoch, epoch_of(learner, task, number, phase, epoch)):
+                batch = learner.before_step(part)
                 with cost.measured(len(batch)) if cost.unknown else contextlib.nullcontext():
                     loss, right = backward(batch)
                     total_loss += loss
@@ -96,23 +101,31 @@ def fit(learner: BaseLearner, task: Task, number: int, phase: Phase, first: int,
                 learner.after_step()
                 backward.clear()
                 monitor.step(len(batch))
-        learner.images_trained += len(phase.indices)
-        learner.train_flops += (cost.per_image or 0) * len(phase.indices)
-        mean_loss = processes.sum_(total_loss).item() / batches
-        accuracy = 100 * processes.sum_(correct).item() / len(phase.indices)
+        images = pace.images()
+        learner.images_trained += round(phase.counted_images * images / len(phase.indices))
+        learner.step_cost = cost.per_image
+        learner.train_flops += (cost.per_image or 0) * images
+        mean_loss = processes.sum_(total_loss).item() / pace.done
+        accuracy = 100 * processes.sum_(correct).item() / images
+        pace.end_epoch(epoch)
         learner.after_epoch(task, phase, epoch, mean_loss)
         monitor.epoch_ended(task, number, phase, epoch, mean_loss, accuracy)
 
 
-def epoch_of(learner: BaseLearner, task: Task, number: int, phase: Phase, epoch: int) -> Any:
+def epoch_of(learner: BaseLearner, task: Task, number: int, phase: Phase, epoch: int) -> Iterator[Batch]:
     """The batches of an epoch of the task's phase ``number``."""
     address = task.index, number, epoch
-    options: dict[str, Any] = {"mixed": phase.mixed}
-    if phase.views > 1:
-        options["views"] = phase.views
-    if phase.source is not None:
-        options |= {"source": phase.source, "targets": phase.targets}
-    return learner.training_batches(phase.indices, *address, **options)
+    return learner.training_batches(
+        phase.indices,
+        *address,
+        mixed=phase.mixed,
+        views=phase.views,
+        source=phase.source,
+        targets=phase.targets,
+        batch_size=phase.batch_size,
+        augmentation=phase.augmentation,
+        draw=phase.draw,
+    )
 
 
 class Backward:

@@ -1,5 +1,4 @@
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -7,6 +6,7 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import key
 from pycil_wsc.learners.der import DER
+from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.registry import register_learner
@@ -26,7 +26,7 @@ class MEMO(DER):
         train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
 
     @classmethod
-    def check(cls, config: Any) -> str | None:
+    def check(cls, config: LearnerConfig) -> str | None:
         if is_timm(config.convnet_type):
             return (
                 f"model_name: 'memo' splits the backbone, which '{config.convnet_type}' does not support; "
@@ -35,7 +35,7 @@ class MEMO(DER):
         return super().check(config)
 
     @classmethod
-    def check_backbone(cls, backbone: nn.Module, config: Any) -> None:
+    def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
         if not hasattr(backbone, "split"):
             raise UserError(
                 f"convnet_type: '{config.convnet_type}' has no split() into a shared trunk and a block per task, "

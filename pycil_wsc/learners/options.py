@@ -1,8 +1,13 @@
 """The keys that all learners share; a learner's own are those of its `Options`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, SeededTasks
+from pycil_wsc.engine.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
 from pycil_wsc.keys import key
+from pycil_wsc.networks.options import BackboneOptions
 
 
 @dataclass(frozen=True)
@@ -10,13 +15,14 @@ class LearnerOptions:
     """The method, its batches and its tests."""
 
     model_name: str = key(
-        "wsc", "the learner", decides="later tasks", names="folder", only="experiments"
+        "wsc", "the learner", decides="later tasks", names="folder", identifies="method", only="experiments"
     )  # see `plain_first_task`
     consolidate: bool = key(
         False,
         "add Weight Space Consolidation (`wsc.*`) to a learner that trains one network in one phase per task",
         decides="later tasks",
         names="folder",
+        identifies="method",
         fixed=True,
     )
     batch_size: int = key(128, "images in a batch", low=1)
@@ -40,3 +46,33 @@ class LearnerOptions:
         affects="accuracy",
         by_method=True,
     )
+
+    @property
+    def method(self) -> str:
+        """The method's name in folder names and tables."""
+        return f"{self.model_name}+wsc" if self.consolidate else self.model_name
+
+
+Costs = dict[str, float | list[int] | list[int | None]]  # of a run, by name; a list has a number for each task
+
+
+class LearnerConfig(
+    DeviceOptions,
+    OptimizerOptions,
+    ScheduleOptions,
+    BudgetOptions,
+    LearnerOptions,
+    BackboneOptions,
+    AugmentationOptions,
+    ImageOptions,
+    MemoryOptions,
+    SeededTasks,
+):
+    """What a learner reads of a run's configuration: the keys of the rooms below, and these.
+
+    The configuration itself (:class:`pycil_wsc.config.options.Config`) declares the keys of the run, too.
+    """
+
+    wsc: Any  # the options of Weight Space Consolidation, declared by `config`
+    convnet_options: Mapping[str, object]  # keyword arguments of the backbone
+    options: Any  # an instance of the learner's `Options`

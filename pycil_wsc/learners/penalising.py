@@ -1,14 +1,14 @@
 """The base class of learners that penalise changes of the weights that were important to earlier tasks."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
+from pycil_wsc.learners.base import Arguments
 from pycil_wsc.learners.finetune import Finetune
+from pycil_wsc.state import State
 
 Weights = dict[str, Tensor]  # by the parameter's name
 
@@ -18,7 +18,7 @@ class PenalisingLearner(Finetune):
     its importance. A method says what ``new_importance`` of a task is, and how it is ``combined`` with the old one.
     """
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.importance: Weights = {}
         self.anchor: Weights = {}  # the weights after the task before; the head may have grown since
@@ -35,7 +35,7 @@ class PenalisingLearner(Finetune):
         """The importance to all tasks so far, from that to the earlier ones and that to ``task``."""
         return old + new
 
-    def trained(self) -> Weights:
+    def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained."""
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
 
@@ -63,11 +63,10 @@ class PenalisingLearner(Finetune):
         self.importance = importance
         self.anchor = {name: parameter.detach().clone() for name, parameter in self.trained().items()}
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> State:
         return super().get_extra_state() | {"importance": self.importance, "anchor": self.anchor}
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+    def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.importance, self.anchor = (
-            {name: value.to(self.device) for name, value in state[part].items()} for part in ("importance", "anchor")
-        )
+        self.importance = self.placed(state["importance"])
+        self.anchor = self.placed(state["anchor"])

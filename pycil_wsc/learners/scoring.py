@@ -5,7 +5,7 @@ import functools
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from pycil_wsc.data.loader import WHOLE
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line
+from pycil_wsc.state import State
 
 if TYPE_CHECKING:
     from pycil_wsc.learners.consolidating import Consolidated
@@ -145,10 +146,10 @@ class TimedTracker(Tracker):
     def nbytes(self) -> int:
         return self.tracker.nbytes
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return self.tracker.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.tracker.load_state_dict(state)
 
     @contextlib.contextmanager

@@ -1,15 +1,17 @@
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
+from pycil_wsc.learners.base import Arguments
 from pycil_wsc.learners.loop import Backward
 from pycil_wsc.learners.penalising import PenalisingLearner, Weights
 from pycil_wsc.registry import register_learner
+from pycil_wsc.state import State
 
 
 @register_learner("si", epochs=180, milestones=[70, 120, 150], nme=False)
@@ -17,7 +19,7 @@ class SI(PenalisingLearner):
     """Synaptic Intelligence (Zenke et al., ICML 2017, https://arxiv.org/abs/1703.04200).
 
     The importance of a weight is by how much its path through the task reduced the loss, over the squared distance
-    that it went. A negative sum counts as 0. Schedule of PyCIL's EWC.
+    that it went. It adds up over tasks; a negative sum counts as 0, as in the authors' code. Schedule of PyCIL's EWC.
     """
 
     @dataclass(frozen=True)
@@ -37,11 +39,12 @@ class SI(PenalisingLearner):
 
     plain_first_task = False  # its path is needed
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.path: Weights = {}  # by how much each weight's steps have reduced the loss in this task
         self.start: Weights = {}  # the weights before the task
-        self.step: list[tuple[str, Any, Any, Any]] = []  # (name, parameter, its gradient, its value before the step)
+        # of each parameter: name, parameter, its gradient, its value before the step
+        self.step: list[tuple[str, nn.Parameter, Tensor, Tensor]] = []
 
     @property
     def strength(self) -> float:
@@ -76,15 +79,20 @@ class SI(PenalisingLearner):
         found = {}
         for name, parameter in self.trained().items():
             distance = parameter - self.start[name]
-            found[name] = self.path[name].clamp(min=0) / (distance.square() + xi)
+            found[name] = self.path[name] / (distance.square() + xi)
         self.step.clear()
         return found
 
-    def get_extra_state(self) -> dict[str, Any]:
+    @torch.no_grad()
+    def end_task(self, task: Task) -> None:
+        super().end_task(task)
+        for value in self.importance.values():
+            value.clamp_(min=0)
+
+    def get_extra_state(self) -> State:
         return super().get_extra_state() | {"path": self.path, "start": self.start}
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+    def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.path, self.start = (
-            {name: value.to(self.device) for name, value in state[part].items()} for part in ("path", "start")
-        )
+        self.path = self.placed(state["path"])
+        self.start = self.placed(state["start"])

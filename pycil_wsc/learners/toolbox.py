@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,34 +12,45 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry, seeding
-from pycil_wsc.data.exemplars import normalise
-from pycil_wsc.data.loader import batch_slices, epoch_order, mixed_order, num_batches
+from pycil_wsc.consolidation import recompute_batch_norm
+from pycil_wsc.data.loader import BatchSource, Source, batch_slices, epoch_order, mixed_order, num_batches
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.stored import ExemplarValues
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.optimization import parameter_groups, task_schedule
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
 from pycil_wsc.engine.processes import Processes
+from pycil_wsc.engine.synced_batch_norm import synced_batch_norm
+from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.networks.layers import freeze, mark_frozen
-from pycil_wsc.networks.nets import make_backbone
+from pycil_wsc.networks.nets import Backbone, make_backbone
 
 
 class Toolbox(nn.Module):
     """The parts of a learner that are the same for all methods, and are not overridden."""
 
     network: Any  # the module that `build` returns
-    loss: Any  # and the following hooks: of the method
-    extract: Any
-    classify: Any
+    loss: Callable[[Batch], tuple[Tensor, Tensor]]  # and the following hooks: of the method
+    new_samples: Callable[[Task], np.ndarray]
+    extract: Callable[[Tensor], Tensor]
+    classify: Callable[[Tensor], Tensor]
 
-    def __init__(self, config: Any, manager: Any, train_source: Any, device: torch.device, processes: Processes):
+    def __init__(
+        self,
+        config: LearnerConfig,
+        manager: TaskSequence,
+        train_source: Source,
+        device: torch.device,
+        processes: Processes,
+    ):
         super().__init__()
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
         self.processes = processes  # they share every batch and hold the same weights
         self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
         self.images_trained = self.train_flops = 0
+        self.step_cost: int | None = None  # operations per image of the current phase
 
     @functools.cached_property
     def stored(self) -> ExemplarValues:
@@ -71,37 +82,43 @@ class Toolbox(nn.Module):
         """A new optimiser of the trainable ``parameters``; ``fit`` sets its learning rate."""
         depths = {}
         for network in self.children():
-            depths_of: Any = getattr(network, "depths", dict)
-            depths |= depths_of()
+            depths |= getattr(network, "depths", dict)()
         groups = parameter_groups(parameters, weight_decay, depths, self.config)
         return registry.optimizers[self.config.optimizer](groups, self.config)
 
+    def first_class(self, task: Task) -> int:
+        """The first class, in learning order, of the task's images: ``num_old`` if all its classes are new."""
+        return int(self.manager.train_targets[task.train_indices].min())
+
     def training_indices(self, task: Task) -> np.ndarray:
-        """The task's samples and all exemplars: (n,)."""
-        return np.concatenate([task.train_indices, self.memory.indices])
+        """The task's samples, as in :meth:`new_samples`, and all exemplars: (n,)."""
+        return np.concatenate([self.new_samples(task), self.memory.indices])
 
     def training_batches(
         self,
         indices: np.ndarray,
-        *address: Any,
+        task: int,
+        *address: str | int,
         mixed: bool = True,
         views: int = 1,
-        source: Any = None,
+        source: BatchSource | None = None,
         targets: np.ndarray | None = None,
         batch_size: int | None = None,
+        augmentation: str | None = None,
+        draw: Callable[[torch.Generator], tuple[Tensor, ...]] | None = None,
     ) -> Iterator[Batch]:
         """Shuffled, augmented batches over ``indices``: this process's part of each.
 
-        All random numbers are derived from ``address``, which begins with the task's index. A last batch of one image
+        All random numbers are derived from ``task``, the task's index, and ``address``. A last batch of one image
         is joined to the one before: its batch-norm statistics would be those of that image alone. ``mixed``: follow
-        ``replay_ratio``. ``views``, ``source`` and ``targets`` are those of :class:`Phase`. ``batch_size``: by default
-        the configured one.
+        ``replay_ratio``. ``views``, ``source``, ``targets`` and ``draw`` are those of :class:`Phase`; so are
+        ``batch_size`` and ``augmentation``.
         """
         c, share = self.config, self.processes.share_of_each_batch
         size: int = c.batch_size if batch_size is None else batch_size
         of_task = np.zeros(len(self.manager.train_targets), bool)
-        of_task[self.manager.tasks[address[0]].train_indices] = True
-        seed = seeding.derived_seed(c.seed, "batches", *address)
+        of_task[self.manager.tasks[task].train_indices] = True
+        seed = seeding.derived_seed(c.seed, "batches", task, *address)
         newest = of_task[indices] if source is None else np.ones(len(indices), bool)
         if mixed and c.replay_ratio is not None and newest.any() and not newest.all():
             order = mixed_order(indices[newest], indices[~newest], c.replay_ratio, size, seed)
@@ -109,9 +126,14 @@ class Toolbox(nn.Module):
             order = epoch_order(indices, True, seed)
         from_memory = ~of_task[order] if source is None else np.zeros(len(order), bool)
         numbers, old = (torch.from_numpy(each).to(self.device) for each in (order, from_memory))
-        seeds = [seed, *(seeding.derived_seed(c.seed, "batches", *address, "view", view) for view in range(1, views))]
+        seeds = [
+            seed,
+            *(seeding.derived_seed(c.seed, "batches", task, *address, "view", view) for view in range(1, views)),
+        ]
+        augmented = functools.partial(self.train_source.batches, augmentation=augmentation or c.augmentation)
+        batches = augmented if source is None else source.batches
         passes = [
-            (source or self.train_source).batches(
+            batches(
                 order,
                 self.manager.train_targets if targets is None else targets,
                 size,
@@ -123,14 +145,17 @@ class Toolbox(nn.Module):
             for each in seeds
         ]
         parts = batch_slices(len(order), size, join=True)
-        for number, ((images, labels), *others) in enumerate(zip(*passes, strict=True)):
+        generator = torch.Generator(self.device).manual_seed(seeding.derived_seed(c.seed, "draws", task, *address))
+        for number, ((images, labels, *beside), *others) in enumerate(zip(*passes, strict=True)):
             part, rows = parts[number], share.rows(number)
+            drawn = () if draw is None else draw(generator)
             more = tuple(view for view, _ in others)
-            yield Batch(images, labels, numbers[part][rows], old[part][rows], more)
+            own = images, labels, numbers[part][rows], old[part][rows], more
+            yield Batch(*own, whole=part.stop - part.start, drawn=(*drawn, *beside))
 
-    def num_batches(self, samples: int) -> int:
-        """The number of training batches in an epoch over ``samples`` images."""
-        return num_batches(samples, self.config.batch_size, join=True)
+    def num_batches(self, samples: int, batch_size: int | None = None) -> int:
+        """The number of training batches in an epoch over ``samples`` images; by default of the configured size."""
+        return num_batches(samples, batch_size or self.config.batch_size, join=True)
 
     # ---- losses ------------------------------------------------------------------------------------------------------
 
@@ -138,23 +163,47 @@ class Toolbox(nn.Module):
         """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
         return cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
 
-    def mean_over(self, values: Tensor, chosen: Tensor) -> Tensor:
-        """The mean of ``values`` (B,) where ``chosen``, bool (B,), is set; 0 if it is nowhere.
+    def mean_over(self, values: Tensor, chosen: Tensor, batch: Batch | None = None) -> Tensor:
+        """The mean of ``values`` (n,) where ``chosen``, bool (n,), is set; 0 if it is nowhere.
 
-        The mean is over the whole batch, of which several processes have a part each. Does not wait for the device, as
-        an index by ``chosen`` would.
+        The mean is over the whole batch, of which several processes have a part each. ``batch``: if n is not its number
+        of images. Does not wait for the device, as an index by ``chosen`` would.
         """
         total, count = torch.where(chosen, values, 0).sum(), chosen.sum()
         if self.processes.count > 1:
-            own = len(values)
+            own = len(values if batch is None else batch)
             count, whole = self.processes.sum(torch.stack([count, torch.full_like(count, own)]))
             total = total * whole / max(own, 1)  # a loss is weighed by the process's share of the batch
         return total / count.clamp(min=1)
 
+    def over_whole_batch(self, losses: Tensor, own: int) -> Tensor:
+        """The values of mean losses over the whole batch, from those of this process's ``own`` images: (n,) -> (n,)."""
+        losses = losses.detach()
+        if self.processes.count == 1:
+            return losses
+        count = torch.full((1,), float(own), device=losses.device)
+        sums = self.processes.sum(torch.cat([losses.nan_to_num() * count, count]))  # nan: the mean of no image
+        return sums[:-1] / sums[-1]
+
+    def sum_over(self, values: Tensor, batch: Batch) -> Tensor:
+        """The sum of ``values`` over the whole ``batch``, of which several processes have a part each."""
+        total = values.sum()
+        if batch.whole is not None:  # a loss is weighed by the process's share of the batch
+            total = total * (batch.whole / max(len(batch), 1))
+        return total
+
+    def norm_over(self, values: Tensor, batch: Batch) -> Tensor:
+        """The Euclidean norm of all ``values`` of the whole ``batch``, of which several processes have a part each."""
+        if self.processes.count == 1:
+            return values.norm()
+        own = values.square().sum()
+        half = own / (2 * self.processes.sum(own.detach()).sqrt().clamp(min=1e-12))
+        return self.sum_over(half + half.detach(), batch)  # the halves add up to the norm; its gradient is that of one
+
     # ---- outputs of the network --------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward_over(self, source: Any, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    def forward_over(self, source: Source, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (features, targets) of ``indices`` with the test transform, in evaluation mode: float32 (B, d),
         (B,). With several processes, each has its share of the batches; :meth:`gathered` combines them.
         """
@@ -184,21 +233,18 @@ class Toolbox(nn.Module):
             parts = self.processes.gather([part.cpu() for part in parts], num_batches(rows, self.config.batch_size))
         return torch.cat(parts).cpu()
 
-    def class_means(self, num_seen: int) -> np.ndarray | None:
-        """Normalised mean of each class's normalised exemplar features: (num_seen, d).
-
-        None if a class has no exemplars.
+    def collect_statistics(self, task: Task) -> None:
+        """Collect the network's batch-norm statistics anew, in one pass over the task's training data: for weights that
+        are an average.
         """
-        memory = self.memory.classes
-        if any(len(memory.get(c, ())) == 0 for c in range(num_seen)):
-            return None
-        indices = self.memory.indices
-        features, targets = normalise(self.features(indices)), self.manager.train_targets[indices]
-        return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
+        address = ("dropout", task.index, "batch norm", self.processes.rank)
+        with self.autocast(), synced_batch_norm(self.processes), self.seeded(*address, device=self.device):
+            batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
+            recompute_batch_norm(self.network, (batch.images for batch in batches))
 
     # ---- the machine -------------------------------------------------------------------------------------------------
 
-    def new_backbone(self, pretrained: bool | str | None = None) -> nn.Module:
+    def new_backbone(self, pretrained: bool | str | None = None) -> Backbone:
         """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
         side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
         return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
@@ -229,8 +275,12 @@ class Toolbox(nn.Module):
             )
         return needed
 
-    def seeded(self, *address: Any, **device: torch.device) -> contextlib.AbstractContextManager:
+    def seeded(self, *address: str | int, **device: torch.device) -> contextlib.AbstractContextManager:
         return seeding.seeded(self.config.seed, *address, **device)
+
+    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors`` on the device, such as those of a saved state."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
     def place(self) -> None:
         """Move all networks to the device, in the memory format that ``channels_last`` sets."""
@@ -242,13 +292,9 @@ class Toolbox(nn.Module):
         freeze(self)
 
 
-def configured_backbone(config: Any, image_size: int | None, pretrained: bool | str) -> nn.Module:
+def configured_backbone(config: LearnerConfig, image_size: int | None, pretrained: bool | str) -> Backbone:
     """A new backbone for images of side ``image_size``, with its frozen parts marked. Raises :class:`UserError`."""
-    timm_options = {
-        "pretrained": pretrained,
-        "image_size": image_size,
-        "grad_checkpointing": config.grad_checkpointing,
-    }
-    backbone = make_backbone(config.convnet_type, config.convnet_options, **timm_options)
+    checkpointing = config.grad_checkpointing
+    backbone = make_backbone(config.convnet_type, config.convnet_options, pretrained, image_size, checkpointing)
     mark_frozen(backbone, config.freeze)
     return backbone

@@ -6,11 +6,11 @@ more than a half padding; their grouping by length makes steps of long items alo
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from pycil_wsc.llm.tokens import Example
 
@@ -68,28 +68,26 @@ class Batch:
 
 def collate(examples: Sequence[Example], pad: int, packing: bool = False) -> Batch:
     """The group as a :class:`Batch` on the CPU."""
-    rows = [examples] if packing else [[example] for example in examples]
-    length = max(sum(map(len, row)) for row in rows)
-    ids = torch.full((len(rows), length), pad)
-    labels = torch.full((len(rows), length), IGNORED)
-    items, positions = torch.zeros_like(ids), torch.zeros_like(ids)
-    number = 0
-    for row, contents in enumerate(rows):
-        start = 0
-        for example in contents:
-            end = start + len(example)
-            ids[row, start:end] = torch.tensor(example.ids)
-            labels[row, start + example.prompt : end] = ids[row, start + example.prompt : end]
-            positions[row, start:end] = torch.arange(len(example))
-            items[row, start:] = number
-            start, number = end, number + 1
-    kept = (labels[:, 1:] != IGNORED).any(0).nonzero().squeeze(1)
-    inputs = {"input_ids": ids} | ({"position_ids": positions} if packing else {})
+    ids = [torch.tensor(example.ids) for example in examples]
+    learned = [torch.arange(len(example)) >= example.prompt for example in examples]
+    labels = [torch.where(mask, tokens, IGNORED) for mask, tokens in zip(learned, ids, strict=True)]
+    numbers = [torch.full_like(tokens, number) for number, tokens in enumerate(ids)]
+    if packing:
+        inputs = {
+            "input_ids": torch.cat(ids)[None],
+            "position_ids": torch.cat([torch.arange(len(e)) for e in ids])[None],
+        }
+        targets, items = torch.cat(labels)[None], torch.cat(numbers)[None]
+    else:
+        inputs = {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad)}
+        targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
+        items = torch.arange(len(ids))[:, None].expand(targets.shape)
+    kept = (targets[:, 1:] != IGNORED).any(0).nonzero().squeeze(1)
     counts = torch.tensor([len(example) - example.prompt for example in examples])
-    return Batch(inputs, kept, labels[:, kept + 1], items[:, kept + 1], counts)
+    return Batch(inputs, kept, targets[:, kept + 1], items[:, kept + 1], counts)
 
 
-def summed_losses(model: Any, batch: Batch) -> Tensor:
+def summed_losses(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy in fp32, summed over each example's learned tokens: (examples,).
 
     Logits, which take most of the memory, are computed for the predicting places only.

@@ -5,20 +5,24 @@ The Trainer writes a checkpoint's files one after the other into a folder, and e
 tensors as they are, and what the run itself needs to resume.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import write_json
-from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS
+from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
+from pycil_wsc.runs.checkpoint import checked
 
-PARTS = {"checkpoint", "files", "state", "identity", "data"}
+PARTS = {"checkpoint", "files", "history", "curves", "clock", "counts", "epoch_loss", "peak_memory", "sharded"}
 
 
-def record(run: Path, checkpoint: Path, state: dict[str, Any]) -> None:
+def record(run: Path, checkpoint: Path, state: Mapping[str, object]) -> None:
     """Make ``checkpoint``, a folder, the one that ``run`` resumes from, with ``state``; earlier ones are removed."""
     write_json(run / CHECKPOINT, {"checkpoint": checkpoint.name, "files": _digests(checkpoint), **state})
     for other in checkpoint.parent.iterdir():
@@ -26,22 +30,22 @@ def record(run: Path, checkpoint: Path, state: dict[str, Any]) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def recorded(run: Path) -> dict[str, Any] | None:
-    """What :func:`record` wrote, if anything. Raises :class:`UnusableRun` if the checkpoint was damaged since."""
+def recorded(config: LLMConfig, data: dict[str, int | str]) -> dict[str, Any] | None:
+    """What :func:`record` wrote, if anything.
+
+    Raises :class:`UnusableRun` if the checkpoint was damaged since, or made with another configuration or other data.
+    """
+    run, state = run_folder(config), None
     path = run / CHECKPOINT
     if not path.exists():
         return None
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        whole = found.keys() >= PARTS
-    except (ValueError, AttributeError):
-        whole = False
-    if not whole:
-        raise UnusableRun(f"{path}: is not a checkpoint of this version; delete it to start this run again")
-    folder = run / CHECKPOINTS / found["checkpoint"]
-    if _digests(folder) != found["files"]:
+    with contextlib.suppress(ValueError):
+        state = json.loads(path.read_text("utf-8"))
+    state = checked(state, path, PARTS, config, data)
+    folder = run / CHECKPOINTS / state["checkpoint"]
+    if _digests(folder) != state["files"]:
         raise UnusableRun(f"{folder}: is damaged (a checksum is wrong); delete {path} to start this run again")
-    return found
+    return state
 
 
 def remove(run: Path) -> None:

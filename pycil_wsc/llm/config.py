@@ -1,19 +1,26 @@
 """The configuration of a language-model run: the keys ``llm.*`` and ``wsc.*``, checked like those of image runs."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from pycil_wsc.config.checks import check_device_and_paths
-from pycil_wsc.config.wsc import outlived, without_removed
-from pycil_wsc.consolidation.options import WSCOptions, option
-from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.config.dropped import refuse_dropped, without_dropped
+from pycil_wsc.config.forms import Form, register_form
+from pycil_wsc.config.options import RunOptions
+from pycil_wsc.config.unknown import refuse_unknown
+from pycil_wsc.consolidation.options import WSCOptions
+from pycil_wsc.data.options import ImageOptions
+from pycil_wsc.engine.options import DeviceOptions
+from pycil_wsc.errors import UserError
 from pycil_wsc.keys import (
     RECORDED,
     RESULT,
+    SAME,
     Key,
+    again,
     declared,
     digest,
     having,
@@ -35,12 +42,14 @@ CHECKPOINTS = "checkpoints"  # the Trainer's folder
 class Consolidation(WSCOptions):
     """Weight Space Consolidation on a language model, in optimiser steps. Defaults are the paper's for TRACE."""
 
-    average_every: int | float = option(
-        20, "steps between samples of the average; a value below 1 is a share of the warm-up's steps", above=0
+    average_every: int | float = again(
+        WSCOptions,
+        "average_every",
+        20,
+        doc="steps between samples of the average; a value below 1 is a share of the warm-up's steps",
+        before=SAME,
     )
-    average_count: str = option(
-        "since_reset", declared(WSCOptions)["average_count"].doc, choices=declared(WSCOptions)["average_count"].choices
-    )
+    average_count: str = again(WSCOptions, "average_count", "since_reset", before=SAME)
     covers: str = key(
         "replay",
         "consolidate over the `replay` epochs, or `all` epochs of a task; the paper does not say",
@@ -57,30 +66,25 @@ class Consolidation(WSCOptions):
 class SharedOptions:
     """Keys that runs of images have, too."""
 
-    prefix: str = key("trace", "name of the experiment, and of its folder below `out`", decides="name", names="folder")
-    seed: int = key(
-        1234,
-        "seed of the order of items, random initial weights and adapters, and sampling",
-        low=0,
-        high=2**32 - 1,
-        names="folder",
+    prefix: str = again(RunOptions, "prefix", "trace")
+    seed: int = again(
+        RunOptions, "seed", 1234, doc="seed of the order of items, random initial weights and adapters, and sampling"
     )
-    device: str = key(
-        "auto", "`auto`, `cpu`, `cuda`, `mps` or `xpu`, or one of these with a number", decides="rounding"
+    device: str = again(
+        DeviceOptions, "device", doc="`auto`, `cpu`, `cuda`, `mps` or `xpu`, or one of these with a number"
     )
-    precision: str = key(
-        "auto",
-        "`fp32`, `bf16`, or `auto`: bf16 on a GPU that supports it natively; weights and moments are always fp32",
-        choices=("auto", "fp32", "bf16"),
+    precision: str = again(
+        DeviceOptions,
+        "precision",
+        doc="`fp32`, `bf16`, or `auto`: bf16 on a GPU that supports it natively; weights and moments are always fp32",
     )
-    threads: int | None = key(None, "CPU threads of a run; null: one per core", low=1, high=1024, decides="rounding")
-    data_root: str = key("data", "folder of the data sets", decides="files")
-    out: str = key("runs", "folder of the results", decides="files")
-    save_weights: bool | str = key(
-        False,
-        'save the model as a folder for transformers: after the last task (`true`) or after each task (`"every"`)',
-        choices=(False, True, "every"),
-        decides="files",
+    threads: int | None = again(DeviceOptions, "threads", doc="CPU threads of a run; null: one per core")
+    data_root: str = again(ImageOptions, "data_root")
+    out: str = again(RunOptions, "out")
+    save_weights: bool | str = again(
+        RunOptions,
+        "save_weights",
+        doc='save the model as a folder for transformers: after the last task (`true`) or after each task (`"every"`)',
     )
 
 
@@ -93,12 +97,11 @@ class TinyModel:
     heads: int = key(4, f"attention heads of `{TINY}`", low=1)
     kv_heads: int = key(2, f"key and value heads of `{TINY}`", low=1)
     mlp_size: int = key(192, f"width of the feed-forward part of `{TINY}`", low=1)
-    vocab_size: int = key(2048, f"tokens of `{TINY}`'s byte-level BPE, trained on the tasks' training data", low=260)
 
 
 @dataclass(frozen=True)
-class LLMOptions:
-    """The keys ``llm.*``. Defaults are TRACE's unless another source is named."""
+class CorpusOptions:
+    """The keys that decide the tokenised items. Runs in which they agree share them."""
 
     model: str = key(
         "meta-llama/Llama-3.2-1B-Instruct",
@@ -107,9 +110,6 @@ class LLMOptions:
     )
     data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format", names="folder")
     tasks: tuple[str, ...] = key(TRACE, "the tasks, in order")
-    epochs: tuple[int, ...] | None = key(
-        None, "epochs of each task; null: the task's default (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
-    )
     test_on: str = key(
         "test",
         "items to score: `test`, or `eval` to choose the learning rate or epochs by",
@@ -119,7 +119,25 @@ class LLMOptions:
     test_items: int | None = key(None, "use only the first so many test items of each task; null: all", low=1)
     pool: str | None = key("Lima", "folder of general items, all of which are in every replay epoch, or null")
     pool_items: int | None = key(None, "use only the first so many items of the pool; null: all", low=1)
+    chat_template: bool | None = key(
+        None,
+        "format prompts as a user's turn of the tokeniser's chat template; null: if it has one, except for "
+        "`Llama-3.2-1B`, which the paper's TRACE protocol trains on raw prompts",
+    )
+    max_prompt: int = key(1024, "maximum tokens of a prompt; longer prompts lose their beginning", low=2)
+    max_answer: int = key(
+        512, "maximum tokens of an answer, including its end token; longer answers lose their end", low=2
+    )
+    vocab_size: int = key(2048, f"tokens of `{TINY}`'s byte-level BPE, trained on the tasks' training data", low=260)
 
+
+@dataclass(frozen=True)
+class LLMOptions:
+    """The keys ``llm.*``. Defaults are TRACE's unless another source is named."""
+
+    epochs: tuple[int, ...] | None = key(
+        None, "epochs of each task; null: the task's default (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
+    )
     method: str = key("wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS, names="folder")
     replay_ratio: float = key(
         0.1,
@@ -172,15 +190,6 @@ class LLMOptions:
         "`token`s",
         choices=("item", "token"),
     )
-    chat_template: bool | None = key(
-        None,
-        "format prompts as a user's turn of the tokeniser's chat template; null: if it has one, except for "
-        "`Llama-3.2-1B`, which the paper's TRACE protocol trains on raw prompts",
-    )
-    max_prompt: int = key(1024, "maximum tokens of a prompt; longer prompts lose their beginning", low=2)
-    max_answer: int = key(
-        512, "maximum tokens of an answer, including its end token; longer answers lose their end", low=2
-    )
     lora_rank: int = key(0, "rank of the LoRA adapters (needs peft); 0 trains all weights", low=0)
     lora_alpha: float = key(16.0, "LoRA's alpha", low=0)
     lora_targets: str = key("all-linear", "modules that get adapters: `all-linear`, or names separated by commas")
@@ -226,70 +235,61 @@ class LLMOptions:
 
 
 @dataclass(frozen=True)
-class LLMConfig(LLMOptions, TinyModel, SharedOptions):
+class LLMConfig(LLMOptions, CorpusOptions, TinyModel, SharedOptions):
     """The complete configuration of a run."""
 
     wsc: Consolidation = field(default_factory=Consolidation)
 
-    kind = "llm"
+    kind: ClassVar[str] = "llm"
 
     @property
     def keys(self) -> Mapping[str, Key]:
-        """The keys of this configuration."""
         return KEYS
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON values by key. Loading them gives the same configuration."""
+    def to_dict(self) -> dict[str, object]:
         values = {name: getattr(self, name.removeprefix("llm.")) for name in KEYS if not name.startswith("wsc.")}
         if self.method == "wsc":
             values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
         return plain(values)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The keys that decide the result, with their values."""
         return select(self.to_dict(), KEYS, RESULT)
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, object]:
         """The keys that ``result.json`` records, with their values."""
         return select(self.to_dict(), KEYS, RECORDED)
 
-    def continues(self, identity: Mapping[str, Any]) -> bool:
+    def continues(self, identity: Mapping[str, object]) -> bool:
         """Whether the run with this ``identity`` is the same run; keys that it lacks have their earlier values."""
         own = self.identity()
-        recorded = {name: value for name, value in identity.items() if not outlived(name, value)}
-        return own == up_to_date(recorded, own, KEYS)
+        return own == up_to_date(without_dropped(identity), own, KEYS)
+
+    @property
+    def corpus(self) -> tuple[Hashable, ...]:
+        """The values that decide the tokenised items."""
+        return self.data_root, *(getattr(self, each.name) for each in fields(CorpusOptions))
 
     @property
     def replays(self) -> bool:
         """Whether the method replays items of earlier tasks."""
         return self.method not in ("zero_shot", "finetune")
 
-    @property
-    def run_folder(self) -> Path:
-        """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of other changed keys>]``"""
-        named = having(KEYS, names="folder")
-        usual = resolve({name: value for name, value in self.to_dict().items() if name in named}).identity()
-        what = re.sub(r"[^\w.]+", "-", f"{self.data}-{self.model}").strip("-")[-80:]
-        seed = f"seed{self.seed}{digest(self.identity(), usual)}"
-        return Path(self.out, self.prefix, what, self.method, f"r{self.replay_ratio:g}", seed)
+
+KEYS = {**declared(SharedOptions), **declared(CorpusOptions, "llm."), **declared(TinyModel, "llm.")}
+KEYS |= {**declared(LLMOptions, "llm."), **declared(Consolidation, "wsc.")}
 
 
-KEYS = {**declared(SharedOptions), **declared(TinyModel, "llm."), **declared(LLMOptions, "llm.")}
-KEYS |= declared(Consolidation, "wsc.")
-
-
-def resolve(flat: Mapping[str, Any]) -> LLMConfig:
+def resolve(flat: Mapping[str, object]) -> LLMConfig:
     """One complete, checked :class:`LLMConfig` from one value per key."""
-    given = without_removed(without_empty_groups(flat, KEYS))
-    for name in given:
-        if name not in KEYS:
-            raise UserError(f"unknown key '{name}'{did_you_mean(name, KEYS)}")
+    given = refuse_dropped(without_empty_groups(flat, KEYS))
+    refuse_unknown(given, KEYS)
     values = {name: each.check(given.get(name, each.default)) for name, each in KEYS.items()}
     for name, each in KEYS.items():  # what the method does not read is not part of the run's identity
         if each.read_by and values["llm.method"] not in each.read_by:
             values[name] = each.default
     if values["llm.model"] != TINY:
-        values |= {name: each.default for name, each in declared(TinyModel, "llm.").items()}
+        values |= {name: KEYS[name].default for name in (*declared(TinyModel, "llm."), "llm.vocab_size")}
     if values["llm.method"] in ("zero_shot", "finetune"):
         values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
@@ -300,6 +300,23 @@ def resolve(flat: Mapping[str, Any]) -> LLMConfig:
     config = LLMConfig(**{name.removeprefix("llm."): value for name, value in values.items()}, wsc=consolidation)
     _check_together(config)
     return config
+
+
+@register_form("llm")
+class LanguageModels(Form[LLMConfig]):
+    def takes_list(self, name: str) -> bool:
+        return name in KEYS and KEYS[name].takes_list
+
+    def resolve(self, flat: Mapping[str, object]) -> LLMConfig:
+        return resolve(flat)
+
+    def folder(self, config: LLMConfig) -> Path:
+        """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of other changed keys>]``"""
+        named = having(KEYS, names="folder")
+        usual = resolve({name: value for name, value in config.to_dict().items() if name in named}).identity()
+        what = re.sub(r"[^\w.]+", "-", f"{config.data}-{config.model}").strip("-")[-80:]
+        seed = f"seed{config.seed}{digest(config.identity(), usual)}"
+        return Path(config.out, config.prefix, what, config.method, f"r{config.replay_ratio:g}", seed)
 
 
 def _check_together(config: LLMConfig) -> None:

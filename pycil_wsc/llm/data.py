@@ -8,18 +8,50 @@ scored and trained, by some or all of ``{"metric": "rouge_l", "epochs": 3}``; it
 TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes. Do not mix sizes: their splits differ.
 """
 
-import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.files import read_json
+from pycil_wsc.keys import declared, key
 from pycil_wsc.llm.metrics import METRICS
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("unicode", r"half a surrogate pair (\ud800 to \udfff)") from None
+    return text
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("empty", "empty, so there is nothing to learn or to score")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
+
+
+class Row(TypedDict):
+    """A row of a split's file. Its other keys are ignored."""
+
+    prompt: Text
+    answer: Annotated[Text, AfterValidator(_filled)]
+
+
+ROW = 'rows {"prompt": text, "answer": text}'
+ROWS = TypeAdapter(Annotated[list[Row], Field(min_length=1)])
 
 
 @dataclass(frozen=True)
@@ -30,13 +62,10 @@ class Item:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """How a task is scored and trained.
+    """How a task is scored and trained: the keys of ``task.json``."""
 
-    ``metric`` is one of :data:`~pycil_wsc.llm.metrics.METRICS`, ``epochs`` the passes over the task's own data.
-    """
-
-    metric: str = "exact_match"
-    epochs: int = 5
+    metric: str = key("exact_match", "how answers are scored", choices=METRICS)
+    epochs: int = key(5, "passes over the task's own data", low=1)
 
 
 @dataclass(frozen=True)
@@ -140,82 +169,34 @@ def _task_folder(root: str | Path, name: str) -> Path:
 
 def _info(folder: Path, known: TaskInfo) -> TaskInfo:
     """``known``, overridden by ``task.json`` if there is one."""
-    path = folder / "task.json"
+    path, keys = folder / "task.json", declared(TaskInfo)
     if not path.exists():
         return known
-    given = _json(path, 'an object such as {"metric": "rouge_l"}')
+    given = read_json(path)
     if not isinstance(given, dict):
         raise UserError(f'{path}: not a JSON object; write for example {{"metric": "rouge_l"}}')
-    names = [field.name for field in fields(TaskInfo)]
-    for key, value in given.items():
-        if key not in names:
-            raise UserError(f"{path}: unknown key '{key}'{did_you_mean(key, names)}")
-        if key == "epochs" and (type(value) is not int or value < 1):
-            raise UserError(f"{path}: 'epochs' is {json.dumps(value)}; give a whole number from 1")
-        if key != "epochs" and not isinstance(value, str):
-            raise UserError(f"{path}: '{key}' is {json.dumps(value)}; give a string such as \"{asdict(known)[key]}\"")
-        if key == "metric" and value not in METRICS:
-            raise UserError(f"{path}: unknown metric '{value}'{did_you_mean(value, METRICS)}")
-    return replace(known, **given)
+    for name in given:
+        if name not in keys:
+            raise UserError(f"{path}: unknown key '{name}'{did_you_mean(name, keys)}")
+    try:
+        return replace(known, **{name: keys[name].check(value) for name, value in given.items()})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _items(path: Path) -> tuple[Item, ...]:
-    rows = _json(path, "a list of rows")
-    if not isinstance(rows, list) or not rows:
-        problem = "an empty list" if rows == [] else f"not a list but {_kind(rows)}"
-        raise UserError(f'{path}: {problem}; a split is a JSON list of rows {{"prompt": text, "answer": text}}')
-    return tuple(_item(path, number, row) for number, row in enumerate(rows, 1))
-
-
-def _item(path: Path, number: int, row: Any) -> Item:
-    place = f"{path}, row {number}"
-    if not isinstance(row, dict):
-        raise UserError(f'{place} (counted from 1): {_kind(row)}; a row is {{"prompt": text, "answer": text}}')
-    for key in ("prompt", "answer"):
-        if key not in row:
-            raise UserError(
-                f"{place} (counted from 1): no '{key}'{did_you_mean(key, row)}; "
-                "give each row both 'prompt' and 'answer'"
-            )
-        if not isinstance(row[key], str):
-            raise UserError(f"{place} (counted from 1): '{key}' is {_kind(row[key])}; write it as a string in quotes")
-        if not _is_unicode(row[key]):
-            raise UserError(
-                f"{place} (counted from 1): '{key}' has half a surrogate pair (\\ud800 to \\udfff); "
-                "correct or remove the row"
-            )
-    if not row["answer"].strip():
-        raise UserError(
-            f"{place} (counted from 1): 'answer' is empty, so there is nothing to learn or to score; "
-            "fill it in or remove the row"
-        )
-    return Item(row["prompt"], row["answer"])
-
-
-def _json(path: Path, wanted: str) -> Any:
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; it must hold {wanted}, as JSON") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg}); it must hold {wanted}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON in UTF-8 ({error}); it must hold {wanted}") from None
+        rows = ROWS.validate_python(read_json(path), strict=True)
+    except ValidationError as error:
+        raise UserError(f"{path}{_flaw(error)}; a split is a list of {ROW}") from None
+    return tuple(Item(**row) for row in rows)
 
 
-def _kind(value: Any) -> str:
-    return {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(
-        type(value), "a number"
-    )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _flaw(error: ValidationError) -> str:
+    """The first thing that is wrong with the rows of a file: where, and what."""
+    first = error.errors(include_url=False)[0]
+    row, *name = first["loc"] or (None,)
+    place = "" if row is None else f", row {int(row) + 1} (counted from 1)"
+    if first["type"] == "missing":
+        return f"{place}: no '{name[0]}'{did_you_mean(name[0], first['input'])}"
+    return f"{place}{''.join(f', {part!r}' for part in name)}: {first['msg']}"

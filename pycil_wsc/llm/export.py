@@ -1,26 +1,28 @@
 """Saves a trained model as a folder for transformers and PEFT."""
 
 import copy
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pycil_wsc.errors import UserError
-from pycil_wsc.llm.adapters import adapted_layers, merged_state, save_adapters
+from pycil_wsc.files import replaced
+from pycil_wsc.llm.adapters import NAME, adapted_layers, merged_state
 from pycil_wsc.llm.config import TINY, LLMConfig
-from pycil_wsc.llm.model import load_model, own_dtype
+from pycil_wsc.llm.model import Model, load_model, own_dtype
+from pycil_wsc.llm.tokens import Tokenizer
 from pycil_wsc.llm.training import TaskTrainer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 def save_model(
-    folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], config: LLMConfig, with_adapters: bool
+    folder: Path, model: Model, tokenizer: Tokenizer, state: dict[str, Tensor], config: LLMConfig, with_adapters: bool
 ) -> None:
     """Write the model with weights ``state`` and its tokeniser to ``folder``, in the dtype of the published model.
 
@@ -29,12 +31,15 @@ def save_model(
     ``AutoPeftModelForCausalLM``. They refer to their base model; if its weights are random, it is written beside
     ``folder``, as ``base``.
     """
-    if config.lora_rank:
-        if with_adapters:
-            save_adapters(folder / "adapter", model, state, _base(folder, tokenizer, config))
-        state = merged_state(state, adapted_layers(model))
-        model = model.get_base_model()
-    _save(folder, model, tokenizer, state, own_dtype(config))
+    with replaced(folder) as partial:
+        if config.lora_rank:
+            adapted = cast("PeftModel", model)
+            if with_adapters:
+                adapted.peft_config[NAME].base_model_name_or_path = _base(folder, tokenizer, config)
+                adapted.save_pretrained(str(partial / "adapter"), state_dict=state)
+            state = merged_state(state, adapted_layers(model))
+            model = cast(Model, adapted.get_base_model())
+        _save(partial, model, tokenizer, state, own_dtype(config))
 
 
 def whole_state(trainer: TaskTrainer) -> dict[str, Tensor]:
@@ -44,35 +49,27 @@ def whole_state(trainer: TaskTrainer) -> dict[str, Tensor]:
     return {name: first.setdefault(names.get(name, name), tensor) for name, tensor in state.items()}
 
 
-def _base(folder: Path, tokenizer: Any, config: LLMConfig) -> str:
+def _base(folder: Path, tokenizer: Tokenizer, config: LLMConfig) -> str:
     """The folder, or name on the hub, of the model without adapters."""
     if config.model == TINY:
         base = folder.parent / "base"
         if not (base / "config.json").exists():
             plain = load_model(replace(config, lora_rank=0), tokenizer)
-            _save(base, plain, tokenizer, plain.state_dict(), torch.float32)
+            with replaced(base) as partial:
+                _save(partial, plain, tokenizer, plain.state_dict(), torch.float32)
         return str(base.resolve())
     return str(Path(config.model).resolve()) if Path(config.model).is_dir() else config.model
 
 
-def _save(folder: Path, model: Any, tokenizer: Any, state: dict[str, Tensor], dtype: torch.dtype) -> None:
+def _save(folder: Path, model: Model, tokenizer: Tokenizer, state: dict[str, Tensor], dtype: torch.dtype) -> None:
     with torch.device("meta"):  # a model in the dtype to save, which takes no memory
         empty = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=dtype)
     empty.generation_config = model.generation_config
-    cast: dict[int, Tensor] = {}  # tied weights remain one tensor, which is written once
+    written: dict[int, Tensor] = {}  # tied weights remain one tensor, which is written once
     for tensor in state.values():
-        cast.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+        written.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
     try:
-        empty.save_pretrained(partial, state_dict={name: cast[tensor.data_ptr()] for name, tensor in state.items()})
-        tokenizer.save_pretrained(partial)
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):  # marks the folder complete
-            os.replace(path, folder / path.name)
-        partial.rmdir()
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(
-            f"{folder}: cannot be written ({error}); free space or choose another folder with --out"
-        ) from None
+        empty.save_pretrained(folder, state_dict={name: written[tensor.data_ptr()] for name, tensor in state.items()})
+    except SafetensorError as error:  # of the operating system, such as a full disk
+        raise OSError(str(error)) from None
+    tokenizer.save_pretrained(folder)

@@ -1,44 +1,41 @@
 """Language models as a kind of run. Their packages are an extra, imported when data for a run are loaded."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm import config as options
 from pycil_wsc.llm.config import LLMConfig
-from pycil_wsc.registry import Kind, register_kind
+from pycil_wsc.runs.kinds import Kind
+from pycil_wsc.runs.progress import Progress
+
+if TYPE_CHECKING:
+    from pycil_wsc.llm.corpus import Corpus
 
 
-@register_kind("llm")
-class LanguageModel(Kind):
+class LanguageModel(Kind[LLMConfig, "Corpus"]):
     unit = "tokens"
     checkpoint = options.CHECKPOINT
     records = ("metrics.jsonl", "predictions", "models", options.CHECKPOINTS)
 
-    def takes_list(self, name: str) -> bool:
-        return name in options.KEYS and options.KEYS[name].takes_list
+    def loader(self) -> Callable[[LLMConfig], "Corpus"]:
+        found: dict[Hashable, Corpus] = {}
 
-    def resolve(self, flat: Mapping[str, Any]) -> LLMConfig:
-        return options.resolve(flat)
-
-    def loader(self) -> Callable[[LLMConfig], Any]:
-        found: dict[Any, Any] = {}
-
-        def load(config: LLMConfig) -> Any:
+        def load(config: LLMConfig) -> "Corpus":
             with needing_packages():
-                from pycil_wsc.llm.corpus import Corpus, CorpusOptions
+                from pycil_wsc.llm.corpus import Corpus
 
-                if (wanted := CorpusOptions.of(config)) not in found:
-                    found[wanted] = Corpus(wanted)
-                return found[wanted]
+                if config.corpus not in found:
+                    found[config.corpus] = Corpus(config)
+                return found[config.corpus]
 
         return load
 
-    def plan(self, config: LLMConfig, data: Any) -> int:
+    def plan(self, config: LLMConfig, data: "Corpus") -> int:
         return data.planned_tokens(config)
 
-    def check_model(self, config: LLMConfig, data: Any) -> None:
+    def check_model(self, config: LLMConfig, data: "Corpus") -> None:
         later = [epoch for index in range(1, len(data.tasks)) for epoch in data.epochs(config, index)]
         replays = any(epoch.replay for epoch in later) or config.wsc.covers == "all"
         if config.method == "wsc" and later and not replays:
@@ -47,7 +44,7 @@ class LanguageModel(Kind):
                 "wsc.covers to 'all'"
             )
 
-    def execute(self, config: LLMConfig, data: Any, on_progress: Callable[[Any], None]) -> dict[str, Any]:
+    def execute(self, config: LLMConfig, data: "Corpus", on_progress: Callable[[Progress], None]) -> dict[str, object]:
         from pycil_wsc.llm.trainer import Run
 
         return Run(config, data, on_progress).execute()

@@ -9,24 +9,23 @@ metric              trace                                                fixed
 =================== ==================================================== ==============================================
 ``exact_match``     equal strings, nothing stripped                      up to white space, quotes, final punctuation
 ``choice``          equal first characters                               equal single letter at the start: "B", "(B)"
-``rouge_l``         ``rouge`` 1.0.1, arguments swapped (:mod:`.rouge`)   ``rouge-score`` (:mod:`.rouge`)
+``rouge_l``         ``rouge`` 1.0.1, arguments swapped (:mod:`.overlap`) ``rouge-score``
 ``edit_similarity`` difflib, rounded to whole percent as by fuzzywuzzy   rapidfuzz's ``ratio``, both stripped
-``sari``            :mod:`.sari`, the whole prompt as source; an empty   the paragraph as source, stripped; an empty
+``sari``            SARI, the whole prompt as source; an empty   the paragraph as source, stripped; an empty
                     prediction has a score                               prediction scores 0
 =================== ==================================================== ==============================================
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from pycil_wsc.llm.rouge import rouge_l, rouge_l_union
-from pycil_wsc.llm.sari import sari
-from pycil_wsc.runs import metrics
+from pycil_wsc.llm.overlap import rouge_l, rouge_l_union, sari
+from pycil_wsc.results import metrics
 
 if TYPE_CHECKING:  # data.py imports this module
     from pycil_wsc.llm.data import TaskData
@@ -36,51 +35,30 @@ LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
 TEXT = re.compile(r"(?:Paragraph|Meeting transcripts):\n(.*)\n\s*(?:Simplification|Summary):\s*\Z", re.DOTALL)
 LEAD = 500  # characters of a transcript that serve as a trivial summary
 SHIFTS = 10
+Metric = Callable[[str, str, str], float]  # of (prediction, answer, prompt)
 # ignored by the fixed exact match around and after a text; not "-", "%" and a leading ".", which change a number
-AROUND, AFTER = (
-    " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】",
-    ".,;:!?。，；：！？",
-)
+AROUND, AFTER = " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】", ".,;:!?。，；：！？"
 
 
 def score(
-    metric: str,
-    predictions: Sequence[str],
-    answers: Sequence[str],
-    prompts: Sequence[str],
-    version: str = "trace",
+    metric: str, predictions: Sequence[str], answers: Sequence[str], prompts: Sequence[str], version: str = "trace"
 ) -> float:
     """Mean score of the predictions, 0 to 1, by one of :data:`METRICS` in one of :data:`VERSIONS`.
 
-    The three lists have equal length. Raises ValueError if they do not, if they are empty, or for an unknown name.
+    The three lists have equal length. Raises ValueError if they do not or if they are empty, KeyError for an unknown
+    metric.
     """
     return float(np.mean(item_scores(metric, predictions, answers, prompts, version)))
 
 
 def item_scores(
-    metric: str,
-    predictions: Sequence[str],
-    answers: Sequence[str],
-    prompts: Sequence[str],
-    version: str = "trace",
+    metric: str, predictions: Sequence[str], answers: Sequence[str], prompts: Sequence[str], version: str = "trace"
 ) -> list[float]:
-    """The score of each prediction: a list of floats."""
-    if version not in VERSIONS:
-        raise ValueError(f"version={version!r} is unknown; known: {VERSIONS}")
-    if metric not in METRICS:
-        raise ValueError(f"metric={metric!r} is unknown; known: {tuple(METRICS)}")
+    """The score of each prediction."""
+    one = METRICS[metric][VERSIONS.index(version)]
     if not predictions:
         raise ValueError("no predictions to score")
-    one = METRICS[metric][VERSIONS.index(version)]
     return [float(one(*triple)) for triple in zip(predictions, answers, prompts, strict=True)]
-
-
-def _exact_match(prediction: str, answer: str, prompt: str) -> bool:
-    return prediction == answer
-
-
-def _exact_match_bare(prediction: str, answer: str, prompt: str) -> bool:
-    return _bare(prediction) == _bare(answer)
 
 
 def _bare(text: str) -> str:
@@ -88,21 +66,9 @@ def _bare(text: str) -> str:
     return text.strip(AROUND).rstrip(AROUND + AFTER) or text.strip()
 
 
-def _first_character(prediction: str, answer: str, prompt: str) -> bool:
-    return prediction[:1] == answer[:1]
-
-
 def _choice(prediction: str, answer: str, prompt: str) -> bool:
     ours, right = (re.match(r"\W*([A-Za-z])\b", text) for text in (prediction, answer))
     return ours is not None and right is not None and ours[1].upper() == right[1].upper()
-
-
-def _rouge_l_union(prediction: str, answer: str, prompt: str) -> float:
-    return rouge_l_union(prediction, answer)
-
-
-def _rouge_l(prediction: str, answer: str, prompt: str) -> float:
-    return rouge_l(prediction, answer)
 
 
 def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
@@ -129,10 +95,6 @@ def _with_literals(code: str) -> str:
     return code
 
 
-def _sari_of_prompt(prediction: str, answer: str, prompt: str) -> float:
-    return sari(prompt, prediction, [answer])
-
-
 def _sari_of_paragraph(prediction: str, answer: str, prompt: str) -> float:
     return sari(_text(prompt).strip(), prediction.strip(), [answer.strip()]) if prediction.strip() else 0.0
 
@@ -143,12 +105,18 @@ def _text(prompt: str) -> str:
     return found[1] if found else prompt
 
 
-METRICS = {  # name -> (as in TRACE, fixed): functions of (prediction, answer, prompt)
-    "exact_match": (_exact_match, _exact_match_bare),
-    "choice": (_first_character, _choice),
-    "rouge_l": (_rouge_l_union, _rouge_l),
+METRICS: dict[str, tuple[Metric, Metric]] = {  # name -> (as in TRACE, fixed)
+    "exact_match": (
+        lambda said, right, prompt: said == right,
+        lambda said, right, prompt: _bare(said) == _bare(right),
+    ),
+    "choice": (lambda said, right, prompt: said[:1] == right[:1], _choice),
+    "rouge_l": (
+        lambda said, right, prompt: rouge_l_union(said, right),
+        lambda said, right, prompt: rouge_l(said, right),
+    ),
     "edit_similarity": (_difflib_percent, _indel_ratio),
-    "sari": (_sari_of_prompt, _sari_of_paragraph),
+    "sari": (lambda said, right, prompt: sari(prompt, said, [right]), _sari_of_paragraph),
 }
 
 
@@ -163,24 +131,30 @@ def trivial_scores(task: "TaskData", version: str = "trace") -> dict[str, float]
     metric = task.info.metric
     if metric in ("exact_match", "choice"):
         labels = Counter(answer[:1] if metric == "choice" else answer for answer in answers)
-        guesses = {"majority": [labels.most_common(1)[0][0]] * len(answers)}
+        guesses = {"majority": [[labels.most_common(1)[0][0]] * len(answers)]}
     elif metric == "rouge_l":
-        guesses = {"lead": [_text(prompt)[:LEAD] for prompt in prompts]}
+        guesses = {"lead": [[_text(prompt)[:LEAD] for prompt in prompts]]}
     elif metric == "edit_similarity":
         shifts = range(1, min(len(answers), SHIFTS + 1))
-        guesses = {"shuffled": [text for shift in shifts for text in answers[shift:] + answers[:shift]]}
+        guesses = {"shuffled": [answers[shift:] + answers[:shift] for shift in shifts]}
     else:
-        guesses = {"empty": [""] * len(answers), "source": [_text(prompt) for prompt in prompts]}
-    return {name: _mean_score(metric, texts, answers, prompts, version) for name, texts in guesses.items() if texts}
+        guesses = {"empty": [[""] * len(answers)], "source": [[_text(prompt) for prompt in prompts]]}
+    scores = {}
+    for name, lists in guesses.items():
+        if lists:
+            scores[name] = float(np.mean([score(metric, texts, answers, prompts, version) for texts in lists]))
+    return scores
 
 
-def _mean_score(metric: str, predictions: list[str], answers: list[str], prompts: list[str], version: str) -> float:
-    """The mean score of one or more predictions per item; ``predictions`` repeats the list of items."""
-    rounds = len(predictions) // len(answers)
-    return score(metric, predictions, answers * rounds, prompts * rounds, version)
+class Summary(TypedDict):
+    last_average: float
+    op: list[float]
+    bwt: list[float]
+    new_score: float
+    forgetting: float
 
 
-def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Any]:
+def summary(matrix: Sequence[Sequence[float]]) -> Summary:
     """The usual summaries of ``matrix[t][i]``, the score on task i after task t (i <= t).
 
     ``last_average``: mean of the last row. ``op``: the mean of each row (overall performance). ``bwt``: for each row,

@@ -1,13 +1,11 @@
 """The language model: from a folder, from the hub, or with random weights; with or without LoRA adapters."""
 
-import contextlib
 import inspect
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from pycil_wsc import seeding
@@ -15,16 +13,17 @@ from pycil_wsc.errors import UnusableRun, first_line
 from pycil_wsc.llm.adapters import add_adapters
 from pycil_wsc.llm.batches import collate, summed_losses
 from pycil_wsc.llm.config import TINY, LLMConfig
-from pycil_wsc.llm.tokens import Example
+from pycil_wsc.llm.tokens import Example, Tokenizer
 
 logging.disable_progress_bar()  # runs have their own
+Model: TypeAlias = PreTrainedModel  # or a PeftModel, which passes on to it what it lacks
 
 
-def load_model(config: LLMConfig, tokenizer: Any) -> Any:
+def load_model(config: LLMConfig, tokenizer: Tokenizer) -> Model:
     """The model before the first task, in fp32 on the CPU; only what is trained requires a gradient."""
     with seeding.seeded(config.seed, "weights"):
         try:
-            model = tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config)
+            model = (tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config)).eval()
         except Exception as error:  # damaged files raise many kinds
             raise _load_error(error, config) from None
     known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
@@ -43,7 +42,7 @@ def load_model(config: LLMConfig, tokenizer: Any) -> Any:
     return model
 
 
-def positions(model: Any) -> int | None:
+def positions(model: Model) -> int | None:
     """The number of positions of a model with a table of position embeddings, such as GPT-2; None for other models."""
     limit, words = getattr(model.config, "max_position_embeddings", None), model.get_input_embeddings()
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and module is not words]
@@ -51,7 +50,7 @@ def positions(model: Any) -> int | None:
     return limit if any(table.num_embeddings in (limit, limit + 2) for table in tables if limit) else None
 
 
-def tiny_llama(config: LLMConfig, tokenizer: Any) -> LlamaForCausalLM:
+def tiny_llama(config: LLMConfig, tokenizer: Tokenizer) -> LlamaForCausalLM:
     """A Llama of the configuration's sizes with random weights."""
     return LlamaForCausalLM(
         LlamaConfig(
@@ -79,13 +78,13 @@ def own_dtype(config: LLMConfig) -> torch.dtype:
     return (getattr(torch, dtype) if isinstance(dtype, str) else dtype) or torch.float32
 
 
-def _pretrained(config: LLMConfig) -> Any:
+def _pretrained(config: LLMConfig) -> Model:
     return AutoModelForCausalLM.from_pretrained(
         config.model, dtype=torch.float32, attn_implementation=config.attn_implementation
     )
 
 
-def _check_packing(model: Any, tokens: int) -> None:
+def _check_packing(model: Model, tokens: int) -> None:
     """Raise :class:`UnusableRun` unless two packed items have the losses that they have alone.
 
     They differ where a recurrence goes through the row, or positions are counted from the attention mask. ``tokens``:
@@ -95,26 +94,15 @@ def _check_packing(model: Any, tokens: int) -> None:
         raise UnusableRun(f"llm.packing: {type(model).__name__} does not accept position_ids; use false")
     ids = tuple(tokens * place // 10 for place in range(1, 10))
     items = Example(ids[:5], prompt=1), Example(ids[5:], prompt=1)
-    with torch.no_grad(), _evaluated_on_the_cpu(model):
+    attention = str(model.config._attn_implementation)
+    if attention not in ("eager", "sdpa"):  # a CPU computes no other
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
         alone = torch.cat([summed_losses(model, collate([item], 0)) for item in items])
         packed = summed_losses(model, collate(items, 0, packing=True))
+    model.set_attn_implementation(attention)
     if not torch.allclose(packed, alone, rtol=1e-4):  # rounding in fp32 is below 1e-5
         raise UnusableRun(f"llm.packing: packed items change each other's losses in {type(model).__name__}; use false")
-
-
-@contextlib.contextmanager
-def _evaluated_on_the_cpu(model: Any) -> Iterator[None]:
-    """A context in which ``model`` is in evaluation mode, with attention that a CPU computes."""
-    training, attention = model.training, model.config._attn_implementation
-    model.eval()
-    if attention not in ("eager", "sdpa"):
-        model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.train(training)
-        if attention not in ("eager", "sdpa"):
-            model.set_attn_implementation(attention)
 
 
 def _load_error(error: Exception, config: LLMConfig) -> UnusableRun:

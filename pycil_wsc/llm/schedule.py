@@ -9,7 +9,6 @@ from pycil_wsc import seeding
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.corpus import Corpus, Epoch
 from pycil_wsc.llm.tokens import Example
-from pycil_wsc.plugins.huggingface import Period
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,6 @@ class Step:
     @property
     def ends_epoch(self) -> bool:
         return self.number == self.total
-
-    @property
-    def place(self) -> str:
-        return f"{self.epoch.name} {self.epoch.number + 1}/{self.epoch.total}"
 
 
 def steps_of(config: LLMConfig, corpus: Corpus) -> list[Step]:
@@ -56,14 +51,3 @@ def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> lis
     """
     order = torch.randperm(count, generator=seeding.generator(seed, "order", *address)).tolist()
     return [order[start : start + batch_size] for start in range(0, count, batch_size)]
-
-
-def periods_of(config: LLMConfig, steps: Sequence[Step]) -> list[Period]:
-    """The steps that WSC consolidates in each task: those of its replay epochs, or all."""
-    periods = []
-    for task in range(0 if config.wsc.first_task else 1, 1 + max((step.task for step in steps), default=-1)):
-        own = [number for number, step in enumerate(steps) if step.task == task]
-        covered = [number for number in own if steps[number].epoch.replay or config.wsc.covers == "all"]
-        if covered:  # replay epochs are the last ones of a task
-            periods.append(Period(own[0], covered[0], covered[-1] + 1))
-    return periods

@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import cast
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from pycil_wsc.errors import UserError, first_line
-from pycil_wsc.llm.config import TINY
+from pycil_wsc.llm.config import TINY, LLMConfig
 
 PAPERS_MODEL = "Llama-3.2-1B"  # the paper's TRACE protocol trains it on raw prompts
 PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # placeholders at which a chat template is split
@@ -46,7 +47,7 @@ class Frame:
     chat: bool = False
 
 
-def load_tokenizer(config: Any, texts: Iterable[str]) -> Any:
+def load_tokenizer(config: LLMConfig, texts: Iterable[str]) -> Tokenizer:
     """The tokeniser of ``config.model``, with end and padding tokens; for the tiny model, one trained on ``texts``."""
     if config.model == TINY:
         return train_tokenizer(texts, config.vocab_size)
@@ -71,21 +72,15 @@ def load_tokenizer(config: Any, texts: Iterable[str]) -> Any:
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokeniser of at most ``vocab_size`` tokens."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=[PAD, BOS, EOS], initial_alphabet=alphabet, show_progress=False
-        ),
-    )
+    bpe = ByteLevelBPETokenizer()
+    special = [PAD, BOS, EOS]
+    bpe.train_from_iterator(texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=special)
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
+        tokenizer_object=bpe._tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
     )
 
 
-def frame(tokenizer: Any, config: Any) -> Frame:
+def frame(tokenizer: Tokenizer, config: LLMConfig) -> Frame:
     """The frame that ``config.chat_template`` selects: that of the chat template, or the raw frame."""
     template = getattr(tokenizer, "chat_template", None)
     wanted = config.chat_template
@@ -96,24 +91,19 @@ def frame(tokenizer: Any, config: Any) -> Frame:
     return raw_frame(tokenizer)
 
 
-def raw_frame(tokenizer: Any) -> Frame:
+def raw_frame(tokenizer: Tokenizer) -> Frame:
     """BOS, if the tokeniser has one, before the prompt; EOS after the answer."""
-    bos = () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
-    return Frame(bos, (), (tokenizer.eos_token_id,))
+    bos = () if tokenizer.bos_token_id is None else (cast(int, tokenizer.bos_token_id),)
+    return Frame(bos, (), (cast(int, tokenizer.eos_token_id),))
 
 
-def _chat_frame(tokenizer: Any) -> Frame:
+def _chat_frame(tokenizer: Tokenizer) -> Frame:
     """The template's text around a user's message and the answer to it, tokenised with its special tokens."""
 
     def rendered(answer: list[dict[str, str]]) -> str:
         messages = [{"role": "user", "content": PROMPT}, *answer]
-        return tokenizer.apply_chat_template(
-            messages,
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=not answer,
-            date_string=TEMPLATE_DATE,
-        )
+        options = {"chat_template": template, "tokenize": False, "add_generation_prompt": not answer}
+        return cast(str, tokenizer.apply_chat_template(messages, date_string=TEMPLATE_DATE, **options))
 
     try:
         date = datetime.strptime(TEMPLATE_DATE, "%d %b %Y")
@@ -132,7 +122,7 @@ def _chat_frame(tokenizer: Any) -> Frame:
 
 
 def encode(
-    tokenizer: Any, items: Sequence[tuple[str, str]], max_prompt: int, max_answer: int, around: Frame
+    tokenizer: Tokenizer, items: Sequence[tuple[str, str]], max_prompt: int, max_answer: int, around: Frame
 ) -> list[Example]:
     """An :class:`Example` of each (prompt, answer) pair in the frame ``around``.
 
@@ -151,7 +141,7 @@ def encode(
     ]
 
 
-def encode_prompts(tokenizer: Any, prompts: Sequence[str], max_prompt: int, around: Frame) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str], max_prompt: int, around: Frame) -> list[list[int]]:
     """The tokens of each prompt in the frame ``around``. Long prompts lose their beginning."""
     room = max_prompt - len(around.before) - len(around.after)
     if room < 1:
@@ -165,7 +155,7 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str], max_prompt: int, arou
     return framed
 
 
-def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     if not texts:
         return []
     return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]

@@ -2,39 +2,38 @@
 
 import contextlib
 import json
-import logging
-import math
 import shutil
 import time
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pycil_wsc.allocator import keep_freed_memory
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.consolidation import NonFiniteGradients
-from pycil_wsc.data.fingerprint import changed
+from pycil_wsc.consolidation.sharded import local
 from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device, synchronize
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.llm import checkpoint
-from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
+from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.export import save_model, whole_state
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.metrics import VERSIONS, score, summary
 from pycil_wsc.llm.model import load_model, positions
 from pycil_wsc.llm.result import result_of
-from pycil_wsc.llm.schedule import steps_of
+from pycil_wsc.llm.schedule import Step, steps_of
 from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
 from pycil_wsc.plugins.huggingface import drop_gathered
 from pycil_wsc.results import write_result
-from pycil_wsc.runs.progress import INTERVAL, Progress, open_log, print_task
+from pycil_wsc.runs.journal import Journal, check_loss
+from pycil_wsc.runs.progress import Progress, print_task
 
 MERGE = "merge.safetensors"  # in the Trainer's checkpoint
 
@@ -47,29 +46,26 @@ class Run(TrainerCallback):
     """
 
     def __init__(self, config: LLMConfig, corpus: Corpus, on_progress: Callable[[Progress], None] = print_task) -> None:
-        self.config, self.corpus, self.on_progress, self.folder = config, corpus, on_progress, config.run_folder
+        self.config, self.corpus, self.folder = config, corpus, run_folder(config)
         self.steps = steps_of(config, corpus)
-        self.history: list[dict[str, Any]] = []  # the rows of metrics.jsonl, one per task
-        self.clock = {"train_seconds": 0.0, "total_seconds": 0.0}
-        self.peak_memory, self.shown = 0, 0.0
+        first = rank_and_count()[0] == 0
+        self.journal = Journal(self.folder, on_progress, len(corpus.tasks), first, "tokens", ["train_loss"])
+        self.peak_memory = 0
 
-    def execute(self) -> dict[str, Any]:
+    def execute(self) -> dict[str, object]:
         """Train and test every task; returns the contents of ``result.json``."""
-        rank, _ = rank_and_count()
-        self.log = logging.getLogger("pycil_wsc.following") if rank else open_log(self.folder)
+        self.journal.open()
         self._set_up()
-        found = self._resume()
-        self.before = self.clock | self.trainer.counts  # at the start of this command
-        self.mark = self.saved = time.perf_counter()
-        if self.steps:
-            try:
-                self.trainer.train(resume_from_checkpoint=found and str(self.folder / CHECKPOINTS / found))
-            except NonFiniteGradients as error:
-                raise TrainingDiverged(f"task {self._task + 1}: {error}") from None
-        else:  # zero_shot
-            for index in range(len(self.corpus.tasks)):
-                self._test(index, known=False)
-        result = result_of(self.config, self.corpus, self.trainer, self.history, self.clock, self.peak_memory)
+        found = self._restore()
+        self.journal.mark = self.saved = time.perf_counter()
+        try:
+            if self.steps:
+                self.trainer.train(resume_from_checkpoint=found)
+        except NonFiniteGradients as error:
+            raise TrainingDiverged(f"{self.journal.bar.task}: {error}") from None
+        for index in range(len(self.journal.history), len(self.corpus.tasks)):  # of zero_shot, which trains nothing
+            self._test(index, known=False)
+        result = result_of(self)
         if self.processes.first:
             write_result(self.folder, result)
             checkpoint.remove(self.folder)
@@ -86,16 +82,20 @@ class Run(TrainerCallback):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
-        callbacks = consolidation(config, self.steps)
         # reading the weights may take longer than the timeout
         model = self.processes.in_all(lambda: load_model(config, self.corpus.tokenizer))
         layers = sorted(getattr(model, "_no_split_modules", None) or ())
         arguments = training_arguments(config, len(self.steps), self.device, self.processes, layers)
-        pad = self.corpus.tokenizer.pad_token_id
-        self.trainer = TaskTrainer(config, model, pad, self.steps, arguments, self.processes, [*callbacks, self])
+        callbacks = [*consolidation(config, self.steps), self]
+        self.trainer = TaskTrainer(config, model, self.corpus.pad, self.steps, arguments, self.processes, callbacks)
         self._check_lengths()
-        if self.processes.first:
-            self._begin()
+        if not self.processes.first:
+            return
+        write_json(self.folder / "config.json", config.to_dict())
+        for line in self.corpus.warnings:
+            self.journal.log.warning("%s", line)
+        where = device_name(self.device), precision_of(config, self.device), self.processes.count
+        self.journal.log.info("%s on %s, %s, %d process(es)", self.folder, *where)
 
     def _check_lengths(self) -> None:
         """Raise :class:`UnusableRun` if the model has too few positions for a training item or an answer."""
@@ -114,73 +114,86 @@ class Run(TrainerCallback):
                 f"{limit} positions; reduce llm.max_prompt or llm.max_new_tokens"
             )
 
-    def _begin(self) -> None:
-        write_json(self.folder / "config.json", self.config.to_dict())
-        for line in self.corpus.warnings:
-            self.log.warning("%s", line)
-        self.log.info(
-            "%s on %s, %s, %d process(es)",
-            self.folder,
-            device_name(self.device),
-            precision_of(self.config, self.device),
-            self.processes.count,
-        )
+    def _restore(self) -> str | None:
+        """Restore the state of the last checkpoint, if any; returns the folder in which the Trainer saved its part."""
+        found = self.processes.from_first(lambda: checkpoint.recorded(self.config, self.corpus.fingerprint))
+        path = self.folder / CHECKPOINT
+        if not self.processes.agree(path.exists()):
+            raise UnusableRun(
+                f"{self.folder}: not all processes see the same checkpoint there; "
+                "give a folder that all machines share with --out"
+            )
+        if not found:
+            return None
+        if found["sharded"] != self.trainer.sharded:
+            was = "a sharded" if found["sharded"] else "a whole"
+            raise UnusableRun(
+                f"{path}: is of {was} model; resume as the run began (llm.shard, and several processes or one), "
+                "or delete it to start again"
+            )
+        self.journal.load_state_dict(found)
+        self.trainer.load_state_dict(found)
+        self.peak_memory = found["peak_memory"]
+        self.journal.log.info("resuming at step %d", found["counts"]["steps"] + 1)
+        return str(self.folder / CHECKPOINTS / found["checkpoint"])
 
     # ---- training: called by the Trainer ----------------------------------------------------------------------------
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
     ) -> None:
-        step, merging = state.global_step, self.trainer.merging  # it begins with the weights before the first task
-        merge = self._saved(step) / MERGE
-        if step and merge.exists():
+        done, merging = state.global_step, self.trainer.merging
+        last = self.steps[done - 1] if done else None
+        if last and (merge := self._saved(done) / MERGE).exists():
             merging.load_state_dict(load_file(merge))
-        if step and self.steps[step - 1].ends_task and len(self.history) == self.steps[step - 1].task:
-            self._test(self.steps[step - 1].task, known=True)  # it was interrupted
-        self.mark = self.saved = time.perf_counter()
+        if last and last.ends_task and len(self.journal.history) == last.task:
+            self._test(last.task, known=True)  # it was interrupted
+        if done < len(self.steps):
+            self._show(self.steps[done])
+        self.journal.mark = self.saved = time.perf_counter()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        step = self.steps[state.global_step - 1]
-        self._tick("train_seconds")
-        self._show(step.task, f"{step.place}, step {step.number}/{step.total}")
-        if step.ends_task:
-            self._check_weights(step.task)
-            self._tick()  # the check does not count as training
-            self.trainer.merging.end_task()
-        control.should_log = step.ends_epoch
-        control.should_save = step.ends_task or self._due()
-        if control.should_log or control.should_save:
-            synchronize(self.device)
-            self._tick("train_seconds")
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **others: Any,
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
     ) -> None:
-        if not logs or "loss" not in logs:  # the summary of the training
-            return
-        step = self.steps[state.global_step - 1]
-        place, speed = f"task {step.task + 1}, {step.place}", self._speed()
-        self.log.info("%s: loss %.4f, %s tokens/s", place, logs["loss"], f"{speed:,.0f}")
-        if not math.isfinite(logs["loss"]):
-            raise TrainingDiverged(f"the loss became {logs['loss']} in {place}; try a lower learning rate")
+        if (step := self.steps[state.global_step]).number == 1:
+            self._show(step)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """The Trainer and the consolidation have saved their files."""
-        folder = self._saved(state.global_step)
-        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
-        merge = self.trainer.merging.state_dict(keep=self.processes.first)
-        self._tick()  # the Trainer's saving is no training
-        if self.processes.first:
-            if merge:
-                save_file({name: tensor.contiguous() for name, tensor in merge.items()}, folder / MERGE)
-            self._checkpoint(folder)
-        self._tick()
+    def _show(self, step: Step) -> None:
+        """An epoch begins or resumes with ``step``."""
+        phase = self.corpus.tasks[step.task].name + " replay" * step.epoch.replay
+        self.journal.bar.begin(step.task)
+        self.journal.bar.start(phase, step.epoch.number, step.epoch.total, self.trainer.counts["tokens"])
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+    ) -> None:
         step = self.steps[state.global_step - 1]
+        self.journal.tick("train_seconds")
+        self.journal.bar.step(sum(map(len, step.examples)))
+        if step.ends_epoch:
+            self._epoch_ended(step)
+        if step.ends_task:
+            self._check_weights()
+            self.journal.tick()  # the check does not count as training
+            self.trainer.merging.end_task()
+        control.should_save = step.ends_task or self._due()
+        if control.should_save:
+            synchronize(self.device)
+            self.journal.tick("train_seconds")
+
+    def _epoch_ended(self, step: Step) -> None:
+        loss, bar = self.trainer.end_epoch(step.total), self.journal.bar
+        self.journal.tick("train_seconds")
+        self.journal.log.info("%s: loss %.4f, %s tokens/s", bar.position, loss, f"{bar.speed:,.0f}")
+        check_loss(loss, bar.position)
+        self.journal.curves["train_loss"].append(loss)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object) -> None:
+        """The Trainer and the consolidation have saved their files."""
+        step = self.steps[state.global_step - 1]
+        self.journal.tick()  # the Trainer's saving is no training
+        self._checkpoint(self._saved(state.global_step))
+        self.journal.tick()
         if step.ends_task:
             if self.processes.first:  # answers of an earlier run in this folder
                 shutil.rmtree(self._after(step.task), ignore_errors=True)
@@ -192,32 +205,34 @@ class Run(TrainerCallback):
         return self.folder / CHECKPOINTS / f"checkpoint-{step}"
 
     def _checkpoint(self, folder: Path) -> None:
+        """Complete the Trainer's checkpoint in ``folder``, and make it the one to resume from."""
+        merge = self.trainer.merging.state_dict(keep=self.processes.first)
         state = {
-            "counts": self.trainer.counts,
-            "history": self.history,
-            "clock": self.clock,
-            "peak_memory": self.peak_memory,
+            **self.journal.state_dict(),
+            **self.trainer.state_dict(),
+            "peak_memory": self._peak(),
             "sharded": self.trainer.sharded,
+            "identity": self.config.identity(),
+            "data": self.corpus.fingerprint,
         }
-        whole = {"state": state, "identity": self.config.identity(), "data": self.corpus.fingerprint}
-        checkpoint.record(self.folder, folder, whole)
+        if self.processes.first:
+            if merge:
+                save_file({name: tensor.contiguous() for name, tensor in merge.items()}, folder / MERGE)
+            checkpoint.record(self.folder, folder, state)
 
-    def _check_weights(self, index: int) -> None:
-        """Raise :class:`TrainingDiverged` unless all weights are finite.
+    def _peak(self) -> int:
+        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
+        return self.peak_memory
 
-        The losses do not tell: that of the last step is computed before its update.
-        """
-        weights = self.trainer.merging.weights.trained()
-        finite = torch.stack([tensor.isfinite().all() for tensor in weights]).all()
-        if not self.processes.all(finite):
-            raise TrainingDiverged(
-                f"the weights are no longer finite numbers after task {index + 1}; try a lower learning rate"
-            )
+    def _check_weights(self) -> None:
+        """Raise :class:`TrainingDiverged` unless all weights are finite: the last loss is that before its update."""
+        trained = [local(each.detach()) for each in self.trainer.model.parameters() if each.requires_grad]
+        finite = torch.stack([tensor.isfinite().all() for tensor in trained]).all()
+        self.journal.check(self.processes.all(finite), "the weights")
 
-    @property
-    def _task(self) -> int:
-        """The task in training."""
-        return self.steps[min(self.trainer.state.global_step, len(self.steps) - 1)].task
+    def _due(self) -> bool:
+        """Whether it is time for a checkpoint, in all processes."""
+        return self.processes.broadcast(time.perf_counter() - self.saved >= 60 * self.config.checkpoint_minutes)
 
     # ---- testing ----------------------------------------------------------------------------------------------------
 
@@ -226,6 +241,7 @@ class Run(TrainerCallback):
 
         ``known``: answers that an interrupted test has written are of these weights, and are used again.
         """
+        self.journal.bar.begin(index)
         scores: dict[str, list[float]] = {version: [] for version in VERSIONS}
         with self.trainer.merging.tested():
             for number in range(index + 1):
@@ -235,25 +251,21 @@ class Run(TrainerCallback):
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
             self._save_weights(index)
         drop_gathered(self.trainer.model)  # what is read next are the parts
-        self._tick()
-        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
+        self._peak()
         name = self.corpus.tasks[index].name
-        self.history.append({"task": index, "name": name, **scores, **self.trainer.counts, **self.clock})
-        if self.processes.first:
-            write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
-        now = summary([row["trace"] for row in self.history])
+        self.journal.task_ended({"task": index, "name": name, **scores, **self.trainer.counts})
+        now = summary([row["trace"] for row in self.journal.history])
         line = f"{name} {100 * scores['trace'][-1]:.2f}, average of {index + 1} {100 * now['last_average']:.2f}"
         if index:
             line += f", backward transfer {100 * now['bwt'][-1]:+.2f}"
-        self.log.info("task %d: %s", index + 1, line)
-        self._show(index, "tested", line)
+        self.journal.say(line)
 
     def _answers(self, index: int, number: int, known: bool) -> list[str]:
         """The answers to the test items of task ``number`` after task ``index``; also written to ``predictions``."""
         task, path = self.corpus.tasks[number], self._predictions(index, number)
         if self.config.method == "zero_shot" and number < index:  # the same model
             known, path = True, self._predictions(index - 1, number)
-        texts: Any = None
+        texts = None
         if self.processes.first and known and path.exists():
             texts = [json.loads(line)["prediction"] for line in path.read_text("utf-8").split("\n")[:-1]]
         texts = self.processes.broadcast(texts)
@@ -274,86 +286,30 @@ class Run(TrainerCallback):
     def _generate(self, index: int, number: int) -> list[str]:
         task, prompts, count = self.corpus.tasks[number], self.corpus.test_prompts[number], self.processes.count
         prompts = [*prompts, *prompts[:1] * (-len(prompts) % count)]  # the same number for each process
+        share, total, sharded = self.processes.share(prompts), len(task.test), self.trainer.sharded
 
         def answered(done: int) -> None:
-            total = len(task.test)
-            self._show(index, f"answers to {task.name}, {min(done * count, total)}/{total}")
+            self.journal.bar.at(f"answers to {task.name}, {min(done * count, total)}/{total}")
 
-        with contextlib.nullcontext() if self.trainer.sharded else self.trainer.accelerator.autocast():
-            share = answers(
+        with contextlib.nullcontext() if sharded else self.trainer.accelerator.autocast():
+            texts = answers(
                 self.trainer.model,
                 self.corpus.tokenizer,
-                self.processes.share(prompts),
+                share,
                 self.config,
                 self.device,
                 (index, number),
                 self.corpus.frame.end,
                 answered,
-                self.trainer.sharded,
+                sharded,
             )
-        return self.processes.gather(share, len(prompts))[: len(task.test)]
+        return self.processes.gather(texts, len(prompts))[:total]
 
     def _save_weights(self, index: int) -> None:
         """Save the model as a folder for transformers if ``save_weights`` asks for it."""
         if self.config.save_weights == "every" or self.config.save_weights and index + 1 == len(self.corpus.tasks):
-            model = self.trainer.model
-            state = whole_state(self.trainer)
+            model, state = self.trainer.model, whole_state(self.trainer)
             if self.processes.first:
                 folder = self.folder / "models" / f"after-{index + 1}"
                 # a merge changes the layers below the adapters
                 save_model(folder, model, self.corpus.tokenizer, state, self.config, not self.trainer.merging.merge)
-
-    # ---- resuming, time and progress --------------------------------------------------------------------------------
-
-    def _resume(self) -> str | None:
-        """The name of the checkpoint to resume from, whose state becomes the run's."""
-        found: Any = self.processes.from_first(lambda: checkpoint.recorded(self.folder))
-        path = self.folder / checkpoint.CHECKPOINT
-        if not self.processes.agree(path.exists()):
-            raise UnusableRun(
-                f"{self.folder}: not all processes see the same checkpoint there; "
-                "give a folder that all machines share with --out"
-            )
-        if not found:
-            return None
-        if not self.config.continues(found["identity"]):
-            raise UnusableRun(f"{path}: was made with other settings; delete it to start this run again")
-        if difference := changed(found["data"], self.corpus.fingerprint):
-            raise UnusableRun(
-                f"{path}: was made with other data ({difference}); restore them, or delete it to start this run again"
-            )
-        state = found["state"]
-        if state["sharded"] != self.trainer.sharded:
-            was = "a sharded" if state["sharded"] else "a whole"
-            raise UnusableRun(
-                f"{path}: is of {was} model; resume as the run began (llm.shard, and several processes or one), "
-                "or delete it to start again"
-            )
-        self.history, self.clock, self.peak_memory = state["history"], state["clock"], state["peak_memory"]
-        self.trainer.counts = state["counts"]
-        self.log.info("resuming at step %d", state["counts"]["steps"] + 1)
-        return found["checkpoint"]
-
-    def _due(self) -> bool:
-        """Whether it is time for a checkpoint, in all processes."""
-        return self.processes.broadcast(time.perf_counter() - self.saved >= 60 * self.config.checkpoint_minutes)
-
-    def _tick(self, *names: str) -> None:
-        """Add the time since the last tick to the total, and to the named clocks."""
-        now = time.perf_counter()
-        for name in {"total_seconds", *names}:
-            self.clock[name] += now - self.mark
-        self.mark = now
-
-    def _speed(self) -> float:
-        """Tokens per second of training, since this command started."""
-        seconds = self.clock["train_seconds"] - self.before["train_seconds"]
-        return (self.trainer.counts["tokens"] - self.before["tokens"]) / seconds if seconds else 0.0
-
-    def _show(self, index: int, position: str, line: str = "") -> None:
-        """Report the progress of task ``index``, at most once per ``INTERVAL``; a ``line`` is always reported."""
-        if not line and time.monotonic() - self.shown < INTERVAL:
-            return
-        self.shown, task = time.monotonic(), f"task {index + 1}/{len(self.corpus.tasks)}"
-        where, tokens = f"{task} {self.corpus.tasks[index].name} {position}", self.trainer.counts["tokens"]
-        self.on_progress(Progress(where, tokens, self._speed(), line and f"{task}  {line}", unit="tokens"))

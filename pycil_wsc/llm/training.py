@@ -1,25 +1,28 @@
 """Trains the model by ``transformers.Trainer``: its arguments, its optimiser steps, and the consolidation."""
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from pycil_wsc import seeding
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.consolidation import moment_score
 from pycil_wsc.devices import make_current
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
-from pycil_wsc.llm.merged import Merging
-from pycil_wsc.llm.schedule import Step, periods_of
+from pycil_wsc.llm.merging import Merging
+from pycil_wsc.llm.model import Model
+from pycil_wsc.llm.schedule import Step
 from pycil_wsc.llm.tokens import Example
-from pycil_wsc.plugins.huggingface import WSCCallback
+from pycil_wsc.plugins.huggingface import Period, WSCCallback
 
 
 class TaskTrainer(Trainer):
@@ -29,12 +32,12 @@ class TaskTrainer(Trainer):
     grow with the steps: their number, tokens without padding, padding, and tokens with a label.
     """
 
-    model: Any
+    model: Model
 
     def __init__(
         self,
         config: LLMConfig,
-        model: Any,
+        model: Model,
         pad: int,
         steps: Sequence[Step],
         arguments: TrainingArguments,
@@ -43,17 +46,15 @@ class TaskTrainer(Trainer):
     ) -> None:
         self.config, self.pad, self.processes = config, pad, processes
         self.counts = {"steps": 0, "tokens": 0, "padding": 0, "answers": 0}
-        self._merging: Merging | None = None
+        self.epoch_loss = torch.zeros((), device=arguments.device)  # this process's sum over the steps of the epoch
         super().__init__(model, arguments, train_dataset=steps, callbacks=list(callbacks))  # pyright: ignore[reportArgumentType]
         self.remove_callback(PrinterCallback)
         self.model.tie_weights()  # on devices that register themselves with torch, `to` makes shared weights two
 
-    @property
+    @functools.cached_property
     def merging(self) -> Merging:
         """The running merge, which begins with the weights before the first task."""
-        if self._merging is None:
-            self._merging = Merging(self.config, self.model)
-        return self._merging
+        return Merging(self.config, self.model)
 
     @property
     def sharded(self) -> bool:
@@ -63,10 +64,12 @@ class TaskTrainer(Trainer):
         """The steps in order, the same in each process: the Trainer's own would give each process other steps."""
         return DataLoader(self.train_dataset, batch_size=1, collate_fn=_only)  # pyright: ignore[reportArgumentType]
 
-    def floating_point_ops(self, inputs: Any) -> int:
+    def floating_point_ops(self, inputs: object) -> int:
         return 0  # the Trainer's estimate takes one batch of tensors
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Step], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         """The gradients of a step; returns this process's part of its mean loss, times the number of processes."""
         model.train()
         config, examples = self.config, inputs["step"].examples
@@ -81,6 +84,7 @@ class TaskTrainer(Trainer):
                     loss += self._backward(model, group, factor, len(examples), labels)
             loss += self._backward(model, *last, len(examples), labels)
         self._count(groups, labels)
+        self.epoch_loss += loss
         return loss
 
     def _share(self, groups: Sequence[Sequence[Example]]) -> Sequence[tuple[Sequence[Example], float]]:
@@ -93,7 +97,9 @@ class TaskTrainer(Trainer):
         weighted = [(group, float(count)) for group in groups] + [(groups[-1], 0.0)] * (-len(groups) % count)
         return self.processes.share(weighted)
 
-    def _backward(self, model: Any, group: Sequence[Example], factor: float, examples: int, labels: int) -> Tensor:
+    def _backward(
+        self, model: nn.Module, group: Sequence[Example], factor: float, examples: int, labels: int
+    ) -> Tensor:
         """Add ``factor`` times the gradients of a group's share in the mean of ``examples`` items or ``labels`` tokens.
 
         Returns the share, times ``factor``.
@@ -110,7 +116,25 @@ class TaskTrainer(Trainer):
         for name, more in {"steps": 1, "tokens": tokens, "padding": area - tokens, "answers": labels}.items():
             self.counts[name] += more
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def end_epoch(self, steps: int) -> float:
+        """The mean loss of an epoch of so many ``steps``, which has ended. Waits for the device and other processes."""
+        loss = self._loss() / steps
+        self.epoch_loss.zero_()
+        return loss
+
+    def _loss(self) -> float:
+        """``epoch_loss`` over all processes."""
+        return self.processes.sum(self.epoch_loss).item() / self.processes.count
+
+    def state_dict(self) -> dict[str, object]:
+        """What the Trainer itself does not save. All processes call this together."""
+        return {"counts": self.counts, "epoch_loss": self._loss()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.counts = state["counts"]
+        self.epoch_loss.fill_(state["epoch_loss"])
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         assert self.merging  # from the weights before the first task, which the checkpoint's will replace
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -129,7 +153,7 @@ def training_arguments(
         sharded = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": list(layers)}}
     first, second = config.betas
     arguments = TrainingArguments(
-        str(config.run_folder / CHECKPOINTS),
+        str(run_folder(config) / CHECKPOINTS),
         max_steps=steps,
         per_device_train_batch_size=1,
         learning_rate=config.lr,
@@ -172,7 +196,7 @@ def precision_of(config: LLMConfig, device: torch.device) -> str:
 
 def consolidation(config: LLMConfig, steps: Sequence[Step]) -> list[WSCCallback]:
     """The consolidation of the run's tasks; [] if there is none."""
-    periods = periods_of(config, steps) if config.method == "wsc" else []
+    periods = _periods(config, steps) if config.method == "wsc" else []
     if not periods:
         return []
     first, second = config.betas
@@ -180,3 +204,15 @@ def consolidation(config: LLMConfig, steps: Sequence[Step]) -> list[WSCCallback]
     importance = moment_score(betas, source=config.wsc.moments)
     chosen = config.wsc.arguments(per_epoch=1)  # all is counted in steps
     return [WSCCallback(config.wsc.warmup, importance, periods=periods, save_average=False, **chosen)]
+
+
+def _periods(config: LLMConfig, steps: Sequence[Step]) -> list[Period]:
+    """The steps that WSC consolidates in each task: those of its replay epochs, which are its last ones, or all."""
+    own: dict[int, list[int]] = {}
+    covered: dict[int, list[int]] = {}
+    for number, step in enumerate(steps):
+        own.setdefault(step.task, []).append(number)
+        if step.epoch.replay or config.wsc.covers == "all":
+            covered.setdefault(step.task, []).append(number)
+    covered = {task: numbers for task, numbers in covered.items() if task or config.wsc.first_task}
+    return [Period(own[task][0], numbers[0], numbers[-1] + 1) for task, numbers in covered.items()]

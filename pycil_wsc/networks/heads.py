@@ -70,11 +70,54 @@ class CosineHead(nn.Module):
     def grow(self, num_classes: int) -> None:
         """Grow to ``num_classes`` rows; old ones are kept exactly."""
         rows, columns = self.weight.shape
-        below = torch.zeros(num_classes - rows, columns)
-        if not rows:
-            below.uniform_(-1 / math.sqrt(columns), 1 / math.sqrt(columns))
+        below = torch.zeros(num_classes - rows, columns) if rows else uniform_rows(num_classes, columns)
         self.weight = nn.Parameter(torch.cat([self.weight, below.to(self.weight)]))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, in_features) -> (B, classes) logits."""
         return self.scale * linear(normalize(features), normalize(self.weight))
+
+
+class ProxyHead(nn.Module):
+    """A cosine classifier with several proxies of each class, those of earlier tasks frozen (Douillard et al., 2020).
+
+    A class's logit is ``scale`` times the mean of its proxies' cosines, weighted by their softmax. New proxies are
+    uniform in +-1 / sqrt(in_features), as in PyCIL.
+    """
+
+    def __init__(self, in_features: int, out_features: int = 0, proxies: int = 10):
+        super().__init__()
+        self.proxies = proxies
+        self.old = nn.Parameter(torch.empty(0, in_features), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(0, in_features))  # of the newest classes
+        self.scale = nn.Parameter(torch.ones(1))
+        self.grow(out_features)
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return (len(self.old) + len(self.weight)) // self.proxies
+
+    @torch.no_grad()
+    def grow(self, num_classes: int) -> None:
+        """Grow to ``num_classes`` classes, and freeze the proxies so far; if there is no new class, nothing changes."""
+        rows, width = self.proxies * (num_classes - self.out_features), self.in_features
+        if rows:
+            new = uniform_rows(rows, width)
+            self.old = nn.Parameter(torch.cat([self.old, self.weight]), requires_grad=False)
+            self.weight = nn.Parameter(new.to(self.old))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(B, in_features) -> (B, classes) logits."""
+        proxies = normalize(torch.cat([self.old, self.weight]))
+        cosines = linear(normalize(features), proxies).unflatten(1, (-1, self.proxies))  # (B, classes, proxies)
+        return self.scale * (cosines.softmax(2) * cosines).sum(2)
+
+
+def uniform_rows(rows: int, width: int) -> torch.Tensor:
+    """Initial weights (rows, width) of cosine classifiers: uniform in +-1 / sqrt(width)."""
+    bound = 1 / math.sqrt(width)
+    return torch.empty(rows, width).uniform_(-bound, bound)

@@ -1,7 +1,6 @@
 """The layers of a backbone in order, for layer-wise learning rates, and its frozen parts."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from torch import nn
 
@@ -40,13 +39,12 @@ def mark_frozen(backbone: nn.Module, names: Iterable[str]) -> None:
             raise UserError(f"freeze: the backbone has no part '{name}'{did_you_mean(name, known)}")
         if module is None:
             place, _, own = name.rpartition(".")
-            owner: Any = modules[place]
-            owner.frozen_parameters = {own, *getattr(owner, "frozen_parameters", ())}
+            owner = modules[place]
+            vars(owner)["frozen_parameters"] = {own, *getattr(owner, "frozen_parameters", ())}
             continue
-        part: Any
         for part in module.modules():
-            part.frozen_parameters = {own for own, _ in part.named_parameters(recurse=False)}
-            part.frozen = True
+            own_names = {own for own, _ in part.named_parameters(recurse=False)}
+            vars(part).update(frozen=True, frozen_parameters=own_names)
 
 
 def freeze(network: nn.Module) -> None:

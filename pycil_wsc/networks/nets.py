@@ -1,9 +1,9 @@
 """Networks whose heads grow with the tasks, some of which also add backbones."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,26 @@ from pycil_wsc.networks.timm_models import is_timm, timm_backbone
 from pycil_wsc.registry import backbones, check_backbone_options
 
 
-def make_backbone(name: str, options: Mapping[str, Any] = MappingProxyType({}), **timm_options: Any) -> Any:
+class Backbone(nn.Module):
+    """The type of backbones, whether or not they are derived from it: (B, 3, H, W) -> (B, ``out_dim``) features."""
+
+    out_dim: int
+    split: Callable[[], tuple[nn.Module, nn.Module]]  # of those that MEMO can use
+
+
+def make_backbone(
+    name: str,
+    options: Mapping[str, object] = MappingProxyType({}),
+    pretrained: bool | str = False,
+    image_size: int | None = None,
+    grad_checkpointing: bool = False,
+) -> Backbone:
     """The backbone ``name`` with the keyword arguments ``options``. Raises :class:`UserError` if these are wrong.
 
-    ``timm_options``: further arguments for timm's models, see :func:`~.timm_models.timm_backbone`.
+    The others are arguments for timm's models, see :func:`~.timm_models.timm_backbone`.
     """
     if is_timm(name):
-        return timm_backbone(name, options, **timm_options)
+        return cast(Backbone, timm_backbone(name, options, pretrained, image_size, grad_checkpointing))
     check_backbone_options(name, options)
     try:
         return backbones[name](**options)
@@ -56,7 +69,7 @@ def check_features(backbone: nn.Module, image_size: int, name: str) -> None:
 class IncrementalNet(nn.Module):
     """A backbone and a head with a row for each class seen: (B, 3, H, W) -> (B, classes) logits."""
 
-    def __init__(self, backbone: Any, head: type[nn.Module] = IncrementalHead):
+    def __init__(self, backbone: Backbone, head: Callable[[int], nn.Module] = IncrementalHead):
         super().__init__()
         self.backbone = backbone
         self.head: Any = head(self.backbone.out_dim)
@@ -92,7 +105,7 @@ class IncrementalNet(nn.Module):
 class BiasCorrectedNet(IncrementalNet):
     """Adds a learned scale and shift of the logits of each task, initially 1 and 0 (Wu et al., 2019)."""
 
-    def __init__(self, backbone: Any):
+    def __init__(self, backbone: Backbone):
         super().__init__(backbone)
         self.corrections = nn.ParameterList()  # (2,) for each task: scale, shift
         self.sizes: list[int] = []
@@ -115,7 +128,7 @@ class ExpandingNet(nn.Module):
     blocks stay in evaluation mode.
     """
 
-    def __init__(self, backbone: Any, share_trunk: bool = False):
+    def __init__(self, backbone: Backbone, share_trunk: bool = False):
         super().__init__()
         self.out_dim: int = backbone.out_dim  # of one block
         depths = layers.depths([backbone]) if share_trunk else {}

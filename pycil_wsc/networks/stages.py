@@ -1,7 +1,5 @@
 """The features of each stage of a backbone, for methods that distil them; others do not pay for them."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from pycil_wsc.errors import UserError
@@ -13,7 +11,7 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
     """
     named = dict(backbone.named_modules())
     own = [name for name in named if name.startswith("stage") and "." not in name]
-    info: Any = getattr(backbone, "feature_info", None)
+    info = getattr(backbone, "feature_info", None)
     names = own or [each["module"] for each in (info or ()) if each["module"] in named]
     if not names:
         raise UserError(
@@ -23,7 +21,14 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
 
 
 def with_stages(backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(features (B, d), the output of each stage: (B, channels, H, W)), by one forward pass."""
+    """(features (B, d), the output of each stage: (B, channels, H, W)), by one forward pass.
+
+    A backbone with a method ``forward_stages`` gives them itself, as the built-in ones do; this can be compiled in one
+    graph. The outputs of other backbones, as timm's, are caught by hooks, at which torch.compile parts the graph.
+    """
+    forward_stages = getattr(backbone, "forward_stages", None)
+    if forward_stages is not None:
+        return forward_stages(images)
     outputs: list[Tensor] = []
 
     def remember(module, inputs, output):
@@ -36,3 +41,14 @@ def with_stages(backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tenso
         for handle in handles:
             handle.remove()
     return features, outputs
+
+
+def tokens_of_last_stage(backbone: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """(features (B, d), the last stage's output as a list of places: (B, places, channels))."""
+    features, outputs = with_stages(backbone, images)
+    last = outputs[-1]
+    if last.ndim == 3:  # a vision transformer's, already a list
+        return features, last
+    if last.shape[1] == last.shape[2] != last.shape[3]:  # channels last
+        return features, last.flatten(1, 2)
+    return features, last.flatten(2).transpose(1, 2)

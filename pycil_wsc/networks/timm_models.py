@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def check_name(convnet_type: str) -> None:
         raise UserError(f"convnet_type: timm {timm.__version__}: {error}") from None
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, object]) -> None:
     """Raise :class:`UserError` if ``convnet_options`` has an argument of timm's that is not an option."""
     for name in options:
         if name in NOT_OPTIONS:
@@ -61,7 +62,7 @@ def data_config(convnet_type: str) -> dict[str, Any]:
 
 def timm_backbone(
     convnet_type: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     pretrained: bool | str = False,
     image_size: int | None = None,
     grad_checkpointing: bool = False,
@@ -138,7 +139,7 @@ def layer_groups(model: Any) -> list[list[nn.Parameter]]:
 _FITTING = "give a .safetensors or .pth file with timm's names, or true for timm's own weights"
 
 
-def _timm() -> Any:
+def _timm() -> ModuleType:
     try:
         import timm
     except ImportError:

@@ -3,17 +3,30 @@
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from pycil_wsc.consolidation import Average, Blend, Importance, WeightSpaceConsolidation, WSCOptions, moment_score
 from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.consolidation.sharded import gathered
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 logger = logging.getLogger(__name__)
 FILE, AVERAGE = "wsc.pt", "average"  # in each checkpoint's folder
@@ -78,7 +91,7 @@ class WSCCallback(TrainerCallback):
         evaluate_average: bool = False,
         periods: Sequence[Period] | None = None,
         save_average: bool = True,
-        **options: Any,
+        **options: object,
     ):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
@@ -88,7 +101,7 @@ class WSCCallback(TrainerCallback):
         self.evaluate_average, self.save_average = evaluate_average, save_average
         self.periods = None if periods is None else list(periods)
         self._evaluation: contextlib.ExitStack | None = None  # while the average is evaluated
-        self._hook: Any = None  # on the model
+        self._hook: RemovableHandle | None = None  # on the model
         # Bad options raise here, not when training begins; those about the parameters of the model need it.
         general = {name: value for name, value in self.options.items() if name not in OF_THE_MODEL}
         layer = torch.nn.BatchNorm1d(1)
@@ -99,9 +112,10 @@ class WSCCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: Any = None,
-        optimizer: Any = None,
-        **others: Any,
+        *,
+        model: PreTrainedModel,
+        optimizer: Optimizer,
+        **others: object,
     ) -> None:
         self._end_evaluation(loaded=model if state.global_step else None)  # of interrupted training
         _check(args, model)
@@ -117,7 +131,9 @@ class WSCCallback(TrainerCallback):
         if self.periods is None:
             self._follow(state, model, optimizer)
 
-    def _resume(self, args: TrainingArguments, state: TrainerState, model: Any, optimizer: Any) -> None:
+    def _resume(
+        self, args: TrainingArguments, state: TrainerState, model: PreTrainedModel, optimizer: Optimizer
+    ) -> None:
         """Continue the period that the step to resume from lies in, as the checkpoint has it."""
         saved = _saved(args, state.global_step)
         if saved.get("training") != _training_of(state):
@@ -143,7 +159,7 @@ class WSCCallback(TrainerCallback):
         """The step before which the consolidation begins; an average without a warm-up starts with its period."""
         return period.before if self._warmup(period) else period.start
 
-    def _follow(self, state: TrainerState, model: Any, optimizer: Any) -> None:
+    def _follow(self, state: TrainerState, model: PreTrainedModel, optimizer: Optimizer) -> None:
         """Begin or follow a period if the next step is the first to do so."""
         for period in self._periods(state):
             if state.global_step == self._first(period):
@@ -151,20 +167,26 @@ class WSCCallback(TrainerCallback):
             if state.global_step == period.start and self.wsc:
                 self._attach(self.wsc, optimizer)
 
-    def _begin(self, period: Period, model: Any) -> WeightSpaceConsolidation:
+    def _begin(self, period: Period, model: PreTrainedModel) -> WeightSpaceConsolidation:
         self.wsc = self._built(period.end - period.start, model, self.options)
         return self.wsc
 
-    def _built(self, steps: int, model: Any, given: dict[str, Any]) -> WeightSpaceConsolidation:
+    def _built(self, steps: int, model: nn.Module, given: Mapping[str, Any]) -> WeightSpaceConsolidation:
         """The consolidation of so many steps, with the current weights of ``model`` as those before the task."""
         options = WSCOptions(warmup=self.warmup)
         return options.build(model.named_parameters(), steps, named_buffers=model.named_buffers(), **given)
 
-    def _attach(self, wsc: WeightSpaceConsolidation, optimizer: Any) -> None:
+    def _attach(self, wsc: WeightSpaceConsolidation, optimizer: Optimizer) -> None:
         wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: PreTrainedModel,
+        **others: object,
     ) -> None:
         if any(period.end == state.global_step for period in self.periods or ()):
             self._finish(model)
@@ -172,11 +194,17 @@ class WSCCallback(TrainerCallback):
         self._evaluate(control, model)
 
     def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: PreTrainedModel,
+        **others: object,
     ) -> None:
         self._evaluate(control, model)
 
-    def _evaluate(self, control: TrainerControl, model: Any) -> None:
+    def _evaluate(self, control: TrainerControl, model: PreTrainedModel) -> None:
         """Let an evaluation that is due find the average."""
         if self.evaluate_average and control.should_evaluate and self._averaging():
             self._end_evaluation()
@@ -188,9 +216,10 @@ class WSCCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: Any = None,
-        optimizer: Any = None,
-        **others: Any,
+        *,
+        model: PreTrainedModel,
+        optimizer: Optimizer,
+        **others: object,
     ) -> None:
         self._end_evaluation()  # not in on_evaluate, which is called after each of several eval datasets
         if self.periods is not None:
@@ -201,9 +230,10 @@ class WSCCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: Any = None,
-        processing_class: Any = None,
-        **others: Any,
+        *,
+        model: PreTrainedModel,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        **others: object,
     ) -> None:
         self._end_evaluation()
         first, sharded = state.is_world_process_zero, bool(self.wsc and self.wsc.peers)
@@ -222,7 +252,7 @@ class WSCCallback(TrainerCallback):
         if first and processing_class is not None:
             processing_class.save_pretrained(folder / AVERAGE)
 
-    def _end_evaluation(self, loaded: Any = None) -> None:
+    def _end_evaluation(self, loaded: PreTrainedModel | None = None) -> None:
         """Give the model its own weights again, but leave those of a ``loaded`` model as they are."""
         if not self._evaluation:
             return
@@ -240,7 +270,7 @@ class WSCCallback(TrainerCallback):
         return bool(self.wsc and self.wsc.has_average)
 
     @contextlib.contextmanager
-    def _applied(self, model: Any) -> Iterator[None]:
+    def _applied(self, model: PreTrainedModel) -> Iterator[None]:
         """A context in which the model's weights are the average."""
         assert self.wsc
         drop_gathered(model)
@@ -249,13 +279,19 @@ class WSCCallback(TrainerCallback):
             drop_gathered(model)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **others: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: PreTrainedModel,
+        **others: object,
     ) -> None:
         if self._hook:
             self._hook.remove()
         self._finish(model)
 
-    def _finish(self, model: Any) -> None:
+    def _finish(self, model: PreTrainedModel) -> None:
         """End the task: the average becomes the weights."""
         self._end_evaluation()
         if not self.wsc:
@@ -281,11 +317,11 @@ def _check(args, model):
         raise ValueError("WSCCallback needs FSDP2, not FSDP1: set fsdp_config={'version': 2}")
 
 
-def drop_gathered(model: Any) -> None:
+def drop_gathered(model: nn.Module) -> None:
     """Free the layers that FSDP2 keeps gathered after a forward pass, to gather them again from the current weights."""
     for module in model.modules():
-        if hasattr(module, "reshard") and hasattr(module, "unshard"):  # an FSDPModule
-            module.reshard()
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            cast("FSDPModule", module).reshard()
 
 
 def _whole_weights(model):
@@ -295,14 +331,19 @@ def _whole_weights(model):
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
-def _mark(state: Any) -> None:
+def _mark(state: TrainerState) -> None:
     """Give a new training an identity, which each ``trainer_state.json`` repeats."""
-    state.stateful_callbacks.setdefault(MARK, {"args": {}, "attributes": {"training": uuid.uuid4().hex}})
+    _callbacks(state).setdefault(MARK, {"args": {}, "attributes": {"training": uuid.uuid4().hex}})
 
 
-def _training_of(state: Any) -> str | None:
+def _training_of(state: TrainerState) -> str | None:
     """The identity of the training; None in checkpoints of earlier versions."""
-    return state.stateful_callbacks.get(MARK, {}).get("attributes", {}).get("training")
+    return _callbacks(state).get(MARK, {}).get("attributes", {}).get("training")
+
+
+def _callbacks(state: TrainerState) -> dict[str, dict[str, dict[str, str]]]:
+    """The states of callbacks by name. The annotation in transformers has what they are made of, too."""
+    return cast(dict[str, dict[str, dict[str, str]]], state.stateful_callbacks)
 
 
 def _folder(args, step):

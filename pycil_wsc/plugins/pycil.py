@@ -24,9 +24,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from pycil_wsc.consolidation import EpochOptions, recompute_batch_norm
 from pycil_wsc.consolidation.options import option
@@ -46,8 +48,20 @@ class BadInput(Exception):
 class Arguments(dict):
     """PyCIL's arguments. Reading one that the JSON file lacks is a :class:`BadInput`."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> NoReturn:
         raise BadInput(f'--config: the file has no "{name}", which PyCIL needs; add it, as in PyCIL\'s exps/*.json')
+
+
+class Factory(Protocol):
+    """PyCIL's ``utils.factory``."""
+
+    get_model: Callable[[str, dict[str, Any]], object]
+
+
+class Scheduler(Protocol):
+    """What PyCIL does with a learning-rate scheduler."""
+
+    def step(self) -> object: ...
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,8 +81,8 @@ def run(checkout: Path, config: Path) -> None:
     """Run PyCIL's ``trainer.train`` on the JSON file ``config``, with the consolidated learners in its factory."""
     args, settings = load(config)
     enter(checkout)
-    factory: Any
-    factory, trainer = importlib.import_module("utils.factory"), importlib.import_module("trainer")
+    factory = cast(Factory, importlib.import_module("utils.factory"))
+    trainer = importlib.import_module("trainer")
     factory.get_model = with_consolidation(factory.get_model, settings)
     # fail early, before any data is loaded
     factory.get_model(args["model_name"], args | {"device": [torch.device("cpu")]})
@@ -91,10 +105,12 @@ class Settings(EpochOptions):
             raise ValueError(f"average_lr: '{self.average_lr}' is neither a number, null nor 'initial'")
 
 
-def with_consolidation(get_model: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+def with_consolidation(
+    get_model: Callable[[str, dict[str, Any]], object], settings: Settings
+) -> Callable[[str, dict[str, Any]], object]:
     """PyCIL's ``get_model``, which also accepts ``wsc`` and ``wsc_<learner>``."""
 
-    def get(name: str, args: dict[str, Any]) -> Any:
+    def get(name: str, args: dict[str, Any]) -> object:
         base = "replay" if name.lower() == "wsc" else name.lower().removeprefix("wsc_")
         if base == name.lower():
             return _make(get_model, name, base, args)
@@ -148,14 +164,14 @@ def consolidated(learner_class: type, settings: Settings) -> type:
 def _with_consolidation(train, settings):
     @functools.wraps(train)
     def phase(
-        self: Any,
-        train_loader: Any,
-        test_loader: Any,
+        self: Any,  # a learner of PyCIL
+        train_loader: DataLoader[tuple[Tensor, Tensor, Tensor]],
+        test_loader: object,
         optimizer: torch.optim.Optimizer,
-        scheduler: Any,
-        *rest: Any,
-        **named: Any,
-    ) -> Any:
+        scheduler: Scheduler,
+        *rest: object,
+        **named: object,
+    ) -> object:
         first = self._cur_task == 0 and not settings.first_task
         later = getattr(self, "_wsc_task", None) == self._cur_task  # bias correction, balanced fine-tuning: unchanged
         if first or later:
@@ -203,7 +219,9 @@ class HeldRate:
     stays 0.
     """
 
-    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, start: int, value: float | str, anneal: int):
+    def __init__(
+        self, scheduler: Scheduler, optimizer: torch.optim.Optimizer, start: int, value: float | str, anneal: int
+    ):
         self.scheduler, self.groups, self.start, self.anneal, self.epoch = (
             scheduler,
             optimizer.param_groups,

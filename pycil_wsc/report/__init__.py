@@ -1,61 +1,46 @@
 """Tables and figures of runs, from their results and the records of their analyses alone.
 
-Results become one table of rows (:mod:`pycil_wsc.report.measures`), in groups of runs that may be compared
-(:mod:`pycil_wsc.report.groups`). Every table is a view of it (:mod:`pycil_wsc.report.views`), every figure a drawing of
-it (:mod:`pycil_wsc.report.figures`). matplotlib is imported to draw figures only.
+A number goes from a result to the page in this order:
+
+1. :mod:`pycil_wsc.results` reads the records; :mod:`~pycil_wsc.report.groups` divides them into groups that may be
+   compared, and :mod:`~pycil_wsc.report.names` names the runs of a group by the keys that distinguish them.
+2. :mod:`~pycil_wsc.report.rows` makes one table of rows of a group, a line per run with every measure. Its columns say
+   where in a result each number is.
+3. :mod:`~pycil_wsc.report.views` has a function for each table, which chooses rows and columns;
+   :mod:`~pycil_wsc.report.studies` says which runs belong to the paper's tables.
+   :func:`~pycil_wsc.report.tables.aggregate` averages over the seeds, :mod:`~pycil_wsc.report.stats` decides what is
+   ahead, and :mod:`~pycil_wsc.report.notes` says so below.
+4. :mod:`~pycil_wsc.report.figures`, ``curves`` and ``maps`` have a function for each figure of the same rows.
+5. :mod:`~pycil_wsc.report.page` and the templates beside it write the page, Markdown and LaTeX.
+
+matplotlib is imported to draw figures only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.report.groups import Group, group_runs, memory_text
-from pycil_wsc.report.language import score_table
-from pycil_wsc.report.measures import named
+from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.tables import Column, Table, aggregate
-from pycil_wsc.results import Found, LanguageResult, Record, find_runs, read_result
+from pycil_wsc.report.views import console_text
+from pycil_wsc.results import Found, Record, find_runs, read_result
 
-__all__ = ["Options", "accuracy_table", "find_runs", "read_result", "result_table", "write_report"]
-
-
-def result_table(results: Iterable[dict[str, Any]]) -> str:
-    """The text that a sweep prints: average accuracies of image runs and scores of language models."""
-    images, language = [], []
-    for record in map(Record.of, results):
-        (language if isinstance(record.result, LanguageResult) else images).append(record)
-    tables = [_accuracies(images)] if images or not language else []
-    return "\n\n".join([*tables, *([score_table(language)] if language else [])])
+__all__ = ["Options", "find_runs", "read_result", "result_table", "write_report"]
 
 
-def accuracy_table(results: Iterable[dict[str, Any]]) -> str:
-    """Average accuracy by method (rows) and memory size (columns), with standard errors over seeds, as text."""
-    return _accuracies([Record.of(result) for result in results])
+def result_table(results: Iterable[Mapping[str, object]]) -> str:
+    """The text that a sweep prints.
 
-
-def _accuracies(records: list[Record]) -> str:
-    groups, _ = group_runs(records)
-    titled = len(groups) > 1
-    texts = [_group_text(group, group.title if titled or group.setting.validation_split else "") for group in groups]
+    Average accuracy by method (rows) and memory size (columns), with standard errors over seeds, and scores of language
+    models.
+    """
+    groups, _ = group_runs([Record.of(result) for result in results])
+    several = sum(not group.tasks for group in groups) > 1
+    texts = [console_text(group, several or bool(group.setting.validation_split)) for group in groups]
     return "\n\n".join(texts) or "No finished runs."
-
-
-def _group_text(group: Group, title: str) -> str:
-    of_what = "/class" if group.setting.fixed_memory else " in total"
-    names = group.names(group.records)
-    rows = named(group.rows, names, "exemplars")
-    rows["value"] = rows["average"]
-    rows["column"] = [memory_text(memory) + of_what for memory in rows["memory"]]
-    columns = [memory_text(memory) + of_what for memory in sorted(rows["memory"].unique())]
-    cells = aggregate(rows, ["exemplars"], columns).assign(expands=False)
-    seeds = sorted(set(cells["averaged_over"]) - {0})
-    over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
-    header = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
-    return Table("", header, title, ("exemplars",), tuple(map(Column, columns)), cells).to_text()
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None, options: Options = DEFAULT) -> Path:

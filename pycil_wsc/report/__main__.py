@@ -14,7 +14,6 @@ from pycil_wsc.report import find_runs, write_found
 from pycil_wsc.report.groups import group_runs
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.studies import STUDIES
 from pycil_wsc.report.views import baseline_of, row_names
 from pycil_wsc.results import Record
 
@@ -40,45 +39,23 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pycil_wsc.report", description="Write tables and figures of the runs below some folders."
     )
-    parser.add_argument(
-        "folders",
-        nargs="+",
-        metavar="FOLDER",
-        help="folders with result.json files, at any depth; or such files themselves",
+    add = parser.add_argument
+    of_folders = "folders with result.json files, at any depth; or such files themselves"
+    of_out = "output folder (default: report, in the folder or in the common parent of the folders)"
+    of_spread = "what ± and error bars show: standard error of the mean, or standard deviation (default: se)"
+    of_baseline = "the method that the others are compared with over equal seeds (default: replay, if it has runs)"
+    of_label = (
+        "show methods or data sets that match the pattern under this name (repeatable, the first match is used), "
+        "as in --label 'wsc=WSC (ours)' --label 'npz:*/pets.npz=Pets'"
     )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="output folder (default: report, in the folder or in the common parent of the folders)",
-    )
-    parser.add_argument(
-        "--spread",
-        choices=("se", "sd"),
-        default="se",
-        help="what ± and error bars show: standard error of the mean, or standard deviation (default: se)",
-    )
-    parser.add_argument(
-        "--baseline",
-        metavar="NAME",
-        default=DEFAULT.baseline,
-        help="the method that the others are compared with over equal seeds (default: replay, if it has runs)",
-    )
-    parser.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        metavar="PATTERN=NAME",
-        help="show methods or data sets that match the pattern under this name (repeatable, the first match is used), "
-        "as in --label 'wsc=WSC (ours)' --label 'npz:*/pets.npz=Pets'",
-    )
-    parser.add_argument(
-        "--no-paper", dest="paper", action="store_false", help="do not show the paper's numbers beside ours"
-    )
-    parser.add_argument(
-        "--all-figures",
-        action="store_true",
-        help="draw every figure; by default, the report of a large sweep omits some and says which",
-    )
+    of_figures = "draw every figure; by default, the report of a large sweep omits some and says which"
+    add("folders", nargs="+", metavar="FOLDER", help=of_folders)
+    add("--out", metavar="DIR", help=of_out)
+    add("--spread", choices=("se", "sd"), default="se", help=of_spread)
+    add("--baseline", metavar="NAME", default=DEFAULT.baseline, help=of_baseline)
+    add("--label", action="append", default=[], metavar="PATTERN=NAME", help=of_label)
+    add("--no-paper", dest="paper", action="store_false", help="do not show the paper's numbers beside ours")
+    add("--all-figures", action="store_true", help=of_figures)
     return parser.parse_args(argv)
 
 
@@ -90,8 +67,10 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
-    if absent := [folder for folder in folders if not os.path.lexists(folder)]:
-        raise UserError(f"{clean(absent[0])}: no such file or folder")
+    """Write the report of the folders and print the problems of their files; returns the page's path."""
+    for folder in folders:
+        if not os.path.lexists(folder):
+            raise UserError(f"{clean(folder)}: no such file or folder")
     found = find_runs(folders)
     for path, reason in found.problems:
         print(f"problem: {clean(path)}: {clean(reason)}", file=sys.stderr)
@@ -102,23 +81,22 @@ def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
         )
     if options.baseline != DEFAULT.baseline:
         _check_baseline(found.records, options)
-    return write_found(found, folders, Path(out) if out else _beside(folders), options)
+    common = Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
+    beside = (common if common.is_dir() else common.parent) / "report"
+    return write_found(found, folders, Path(out) if out else beside, options)
 
 
 def _check_baseline(records: Sequence[Record], options: Options) -> None:
-    groups, _ = group_runs(records, options)
-    rows = [row_names(group, STUDIES[0]) for group in groups]
-    if not any(map(baseline_of, groups, rows)):
-        present = sorted({group.name_of(record) for group, names in zip(groups, rows) for record in names})
-        raise UserError(
-            f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
-            f"available: {clean(', '.join(present)) or 'none'}"
-        )
-
-
-def _beside(folders: Sequence[str]) -> Path:
-    common = Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
-    return (common if common.is_dir() else common.parent) / "report"
+    present: set[str] = set()
+    for group in group_runs(records, options)[0]:
+        names = row_names(group)
+        if baseline_of(group, names):
+            return
+        present |= {group.name_of(record) for record in names}
+    raise UserError(
+        f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
+        f"available: {clean(', '.join(sorted(present))) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

@@ -3,192 +3,143 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from pycil_wsc.report.groups import memory_text
+from pycil_wsc.report.rows import memory_text
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.style import PAGE, Style, legend, new_figure, panels
 from pycil_wsc.results import ALL, Record
 
 WIDE = "Every task is one unit wide, regardless of its number of epochs."
+Lines = list[dict[str, Any]]  # the records of an analysis, a dict per task
+Points = dict[float, float]  # what a run recorded at each place of the x axis; empty if it did not
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure of mean curves. ``read(record)`` gives a run's values, or None if it did not record them.
-
-    ``first``: the place of the first value on the x axis; None: a list of values per task, each task one unit wide.
-    ``places(record)``: places on the x axis that a run recorded, instead.
-    """
+    """A figure of mean curves."""
 
     slug: str
     title: str
     axes: tuple[str, str]
-    read: Callable[[Record], Sequence[Any] | None]
-    first: int | None = 1
+    read: Callable[[Record], Points]
     notes: tuple[str, ...] = ()
     markers: bool = False
     banded: bool = False  # show the spread as a band
     from_zero: bool = False
-    places: Callable[[Record], Sequence[float]] | None = None
-
-    def of(self, records: Sequence[Record]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """(x values, the y values of each run), up to the length of the shortest run."""
-        values = [list(self.read(record) or ()) for record in records]
-        if self.places is not None:
-            places = self.places(records[0])
-            same = [line for record, line in zip(records, values) if self.places(record) == places]
-            return np.array(places), [np.array(line, dtype=float) for line in same]
-        if self.first is not None:
-            shortest = min(map(len, values))
-            return np.arange(self.first, self.first + shortest), [np.array(line[:shortest]) for line in values]
-        places, columns = [], []
-        for task, lines in enumerate(zip(*values)):
-            shortest = min(map(len, lines))
-            places.append(task + (np.arange(shortest) + 1) / shortest)
-            columns.append(np.array([line[:shortest] for line in lines]))
-        return np.concatenate(places), list(np.concatenate(columns, axis=1))
 
     def draw(self, series: Series) -> Iterator[Plot]:
-        """The figure, if any run recorded the values."""
-        memories = [m for m in series.memories if any(m in series.of(name, self.read) for name in series.methods)]
-        if not memories:
+        """The figure, if any run recorded the points."""
+        rows = series.recorded(self.read)
+        if rows.empty:
             return
-        figure, axes = panels(len(memories), sharex=True, sharey=True)
+        points = rows.assign(point=[list(points.items()) for points in rows["recorded"]]).explode("point")
+        points[["x", "y"]] = [(float(x), float(y)) for x, y in points["point"]]
+        memories = sorted(points["memory"].unique())
+        figure, axes = panels(len(memories))
         styles: dict[str, Style] = {}
         for name, style in series.styles.items():
-            if series.of(name, self.read):
+            if name in set(rows["name"]):
                 styles[name] = style if self.markers else style | {"marker": ""}
-        widest = 0.0
         for memory, ax in zip(memories, axes):
-            for name, style in styles.items():
-                if not (records := series.of(name, self.read).get(memory)):
-                    continue
-                places, lines = self.of(records)
+            for name, own in points.loc[points["memory"] == memory].groupby("name", sort=False):
+                style = styles[str(name)]
                 smaller: Style = {"markersize": style.get("markersize", 5) - 1.5} if self.markers else {"linewidth": 1}
-                means = np.mean(lines, axis=0)
-                ax.plot(places, means, **style | smaller)
+                curve = series.summary(own, "x", "y")
+                ax.plot(curve.index, curve["mean"], **style | smaller)
                 if self.banded:
-                    width = np.array([series.spread(values) for values in zip(*lines)])
-                    widest = max(widest, width.max())
-                    ax.fill_between(places, means - width, means + width, color=style["color"], alpha=0.18, linewidth=0)
+                    low, high = curve["mean"] - curve["error"], curve["mean"] + curve["error"]
+                    ax.fill_between(curve.index, low, high, color=style["color"], alpha=0.18, linewidth=0)
             ax.set_title(textwrap.fill(f"{memory_text(memory)} {series.group.memory_title}", 26))
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if self.from_zero:
             axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # shared by all panels; set after drawing
-        _label_outside(axes, *self.axes)
+        columns = axes[0].get_gridspec().ncols  # type: ignore[union-attr]
+        for number, ax in enumerate(axes):  # only the panels at the left and bottom edges are labelled
+            below = number + columns < len(axes)
+            ax.set_ylabel("" if number % columns else self.axes[1])
+            ax.set_xlabel("" if below else self.axes[0])
+            ax.tick_params(labelbottom=not below)
         legend(figure, styles, series.shown)
-        errors = "bands" if widest else ""
-        yield Plot(self.slug, self.title, figure, series.notes(*self.notes, read=self.read, errors=errors))
-
-
-def _label_outside(axes: Sequence[Axes], x: str, y: str) -> None:
-    """Label only the panels at the left and bottom edges."""
-    columns = axes[0].get_gridspec().ncols  # type: ignore[union-attr]
-    for number, ax in enumerate(axes):
-        below = number + columns < len(axes)
-        ax.set_ylabel("" if number % columns else y)
-        ax.set_xlabel("" if below else x)
-        ax.tick_params(labelbottom=not below)
+        errors = "bands" if self.banded else ""
+        yield Plot(self.slug, self.title, figure, series.notes(rows, *self.notes, errors=errors))
 
 
 # ---- what a run recorded ---------------------------------------------------------------------------------------------
 
 
-def of_tasks(record: Record, name: str) -> list[dict[str, Any]] | None:
-    """The records of one analysis, a dict per task; None unless every task of the run has one."""
-    lines = [
-        line[name] | {"task": line["task"], "share_new": line["share_new"]}
-        for line in record.analyses
-        if line.get(name)
-    ]
-    return lines if [line["task"] for line in lines] == list(range(len(record.curve))) else None
+def _numbered(values: Iterable[float], first: int = 1) -> Points:
+    return dict(enumerate(values, first))
 
 
-def alignment(record: Record) -> list[dict[str, Any]] | None:
-    """The ``gradients`` records of tasks with past data, or None if there are none."""
-    found = []
-    for line in of_tasks(record, "gradients") or ():
-        if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]:
-            found.append(line)
-    return found or None
+def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
+    """The values of each task's epochs, the last of them at the task's end. Every task is one unit wide."""
+    points = {}
+    for task, values in enumerate(tasks):
+        for epoch, value in enumerate(values, 1):
+            points[task + epoch / len(values)] = value
+    return points
 
 
-def drift(record: Record) -> list[dict[str, Any]] | None:
-    """The drift between tasks from the second task on, or None if it was not recorded."""
-    lines = of_tasks(record, "drift") or ()
-    return [line["between"] | {"share_new": line["share_new"]} for line in lines if line["between"]] or None
+def _analysed(record: Record, name: str) -> Lines:
+    """The records of one analysis, a dict per task; empty unless every task of the run has one."""
+    lines = [line for line in record.analyses if line.get(name)]
+    if [line["task"] for line in lines] != list(range(len(record.curve))):
+        return []
+    return [line[name] | {"share_new": line["share_new"]} for line in lines]
 
 
-def _losses(record: Record) -> list[list[float]] | None:
-    """The training loss of each epoch, by task; None for a method without training."""
-    losses = record.data.get("train_loss")
-    return losses if losses and all(losses) else None
+def alignment(record: Record) -> Lines:
+    """Those of tasks with past data."""
+    lines = _analysed(record, "gradients")
+    return [line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]]
 
 
-def _drift_norms(record: Record) -> list[float] | None:
-    return [line["norm"] for line in drift(record) or ()] or None
+def drift(record: Record) -> Lines:
+    """The drift between tasks from the second task on."""
+    lines = _analysed(record, "drift")
+    return [line["between"] | {"share_new": line["share_new"]} for line in lines if line["between"]]
 
 
-def _layer_drift(record: Record) -> list[float] | None:
+def _losses(record: Record) -> Points:
+    """The training loss of each epoch; none for a method without training."""
+    losses = record.data.get("train_loss") or []
+    return _in_tasks(losses) if all(losses) else {}
+
+
+def _layer_drift(record: Record) -> Points:
     """Mean over the tasks of the relative drift of each layer that exists in the first record."""
-    lines = drift(record)
-    if not lines:
-        return None
-    means = []
-    for layer in lines[0]["relative"]:
-        values = [line["relative"][layer] for line in lines if line["relative"].get(layer) is not None]
-        means.append(float(np.mean(values or [0.0])))
-    return means
+    relative = [line["relative"] for line in drift(record)]
+    frame = pd.DataFrame(relative, columns=list(relative[0]) if relative else [], dtype=float)
+    return _numbered(frame.mean().fillna(0.0))
 
 
-def _epoch_drift(record: Record) -> list[list[float]] | None:
-    return [line["within"]["norm"] for line in of_tasks(record, "drift") or ()] or None
-
-
-def _dormant(record: Record) -> list[float] | None:
-    """The share of dormant units after each task, in percent."""
-    return [100 * line["share"] for line in of_tasks(record, "dormant") or () if line["share"] is not None] or None
-
-
-def _loss_around(record: Record) -> list[float] | None:
+def _loss_around(record: Record) -> Points:
     """The loss around the last solution, averaged over the directions; a non-finite loss is a gap."""
-    lines = of_tasks(record, "flatness")
-    return list(np.array(lines[-1]["loss"], dtype=float).mean(0)) if lines else None
-
-
-def _distances(record: Record) -> list[float]:
-    return (of_tasks(record, "flatness") or [{"distance": []}])[-1]["distance"]
+    lines = _analysed(record, "flatness")
+    return dict(zip(lines[-1]["distance"], np.array(lines[-1]["loss"], dtype=float).mean(0))) if lines else {}
 
 
 ACCURACY = Curves(
     "curves",
     "Accuracy after each task",
     ("task", "accuracy on all classes seen (%)"),
-    lambda record: record.curve,
+    lambda record: _numbered(record.curve),
     markers=True,
     banded=True,
 )
-SCORE = Curves(
-    "curves",
-    "Average score after each task",
-    ("task", "average score (%)"),
-    lambda record: record.curve,
-    markers=True,
-    banded=True,
-)
+SCORE = replace(ACCURACY, title="Average score after each task", axes=("task", "average score (%)"))
 LOSS = Curves(
     "training-loss",
     "Training loss, mean of each epoch",
     ("tasks learned", "mean training loss (nats)"),
     _losses,
-    first=None,
     notes=(WIDE,),
     from_zero=True,
 )
@@ -197,8 +148,7 @@ ANALYSES = (
         "drift",
         "Parameter drift between tasks",
         ("task", "distance from the previous weights (norm)"),
-        _drift_norms,
-        first=2,
+        lambda record: _numbered((line["norm"] for line in drift(record)), 2),
         markers=True,
         from_zero=True,
     ),
@@ -214,8 +164,7 @@ ANALYSES = (
         "drift-within",
         "Parameter drift within a task, by epoch",
         ("tasks learned", "distance moved in the epoch (norm)"),
-        _epoch_drift,
-        first=None,
+        lambda record: _in_tasks(line["within"]["norm"] for line in _analysed(record, "drift")),
         notes=(WIDE,),
         from_zero=True,
     ),
@@ -226,13 +175,14 @@ ANALYSES = (
         _loss_around,
         notes=("Mean over the random, filter-normalised directions.",),
         markers=True,
-        places=_distances,
     ),
     Curves(
         "dormant",
         "Dormant units after each task",
         ("task", "dormant units (%)"),
-        _dormant,
+        lambda record: _numbered(
+            100 * line["share"] for line in _analysed(record, "dormant") if line["share"] is not None
+        ),
         markers=True,
         from_zero=True,
     ),
@@ -244,36 +194,43 @@ def gradients(series: Series) -> Iterator[Plot]:
 
     Also shows the paper's gradient drift with its bound and, if recorded, the parameter drift.
     """
-    shown = {name: style for name, style in series.styles.items() if series.of(name, alignment)}
-    if not shown:
+    rows = series.recorded(alignment)
+    if rows.empty:
         return
+    lines = _lines(rows, alignment)
+    moves = _lines(rows, drift)
+    lines["ratio"] = lines["norm"] / lines["norm_new"]
+    similarity = "gradient similarity (cosine)"
+    panels = [(lines, "cosine", similarity), (lines, "ratio", "mean gradient (norm relative to new data's)")]
+    if not moves.empty:
+        panels.append((moves, "norm", "distance from the previous weights (norm)"))
     figure = new_figure(PAGE, 3.6)
-    moved = any(series.of(name, lambda record: alignment(record) and drift(record)) for name in shown)
-    axes = figure.subplots(1, 3 + moved)
+    first, *axes = figure.subplots(1, 1 + len(panels))
+    shown = {name: style for name, style in series.styles.items() if name in set(rows["name"])}
     for name, style in shown.items():
         small = style | {"markersize": style.get("markersize", 5) - 1.5}
-        dots = small | {"linestyle": "none"}
-        found = series.of(name, alignment)
-        lines = {memory: [line for r in records for line in alignment(r) or ()] for memory, records in found.items()}
-        means = [np.mean([line["cosine"] for line in of_size]) for of_size in lines.values()]
-        axes[0].plot(list(map(series.place, found)), means, **small)
-        every = [line for of_size in lines.values() for line in of_size]
-        shares = [100 * line["share_new"] for line in every]
-        axes[1].plot(shares, [line["cosine"] for line in every], **dots)
-        axes[2].plot(shares, [line["norm"] / line["norm_new"] for line in every], **dots)
-        if moved:
-            moves = [line for records in found.values() for record in records for line in drift(record) or ()]
-            axes[3].plot([100 * line["share_new"] for line in moves], [line["norm"] for line in moves], **dots)
-    axes[2].axhline(1, color="#8a8f94", linewidth=0.8)
+        means = lines[lines["name"] == name].groupby("memory")["cosine"].mean()
+        first.plot(list(map(series.place, means.index)), means, **small)
+        for ax, (found, column, _) in zip(axes, panels):
+            own = found[found["name"] == name]
+            ax.plot(100 * own["share_new"], own[column], **small | {"linestyle": "none"})
+    axes[1].axhline(1, color="#8a8f94", linewidth=0.8)
     if ALL in series.memories:
-        axes[0].set_xticks(list(map(series.place, series.memories)), list(map(memory_text, series.memories)))
-    axes[0].set(xlabel=series.group.memory_title, ylabel="gradient similarity (cosine)")
-    labels = ("gradient similarity (cosine)", "mean gradient (norm relative to new data's)")
-    for ax, label in zip(axes[1:], (*labels, "distance from the previous weights (norm)")):
+        first.set_xticks(list(map(series.place, series.memories)), list(map(memory_text, series.memories)))
+    first.set(xlabel=series.group.memory_title, ylabel=similarity)
+    for ax, (_, _, label) in zip(axes, panels):
         ax.set(xlabel="share of new data (%)", ylabel=label)
     legend(figure, shown, series.shown)
     notes = [
         "At the start of each task's training. Left: means over tasks; others: one marker per task and run.",
         "The grey line is the paper's bound.",
     ]
-    yield Plot("gradients", "Gradients of new and past data", figure, series.notes(*notes, read=alignment))
+    yield Plot("gradients", "Gradients of new and past data", figure, series.notes(rows, *notes))
+
+
+def _lines(rows: pd.DataFrame, read: Callable[[Record], Lines]) -> pd.DataFrame:
+    """A line per run and line of its records."""
+    lines = []
+    for name, record in zip(rows["name"], rows["record"]):
+        lines += [line | {"name": name, "memory": record.memory} for line in read(record)]
+    return pd.DataFrame(lines)

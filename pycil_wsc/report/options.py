@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a report.
+    """Options of a report."""
 
-    Args:
-        spread: what ± and error bars show: the standard error of the mean (``se``) or the standard deviation (``sd``).
-        baseline: the method that the others are compared with over equal seeds.
-        labels: pairs of a shell pattern and a display name for methods and data sets that match it.
-        paper: show the paper's numbers beside ours.
-        all_figures: also draw the figures that are omitted from the report of a large sweep.
-    """
-
-    spread: str = "se"
-    baseline: str = "replay"
-    labels: tuple[tuple[str, str], ...] = ()
-    paper: bool = True
-    all_figures: bool = False
+    spread: str = "se"  # what ± and error bars show: the standard error of the mean, or the standard deviation (sd)
+    baseline: str = "replay"  # the method that the others are compared with over equal seeds
+    labels: tuple[tuple[str, str], ...] = ()  # a shell pattern and the display name of methods or data sets it matches
+    paper: bool = True  # show the paper's numbers beside ours
+    all_figures: bool = False  # also draw the figures that are omitted from the report of a large sweep
 
     @property
     def spread_name(self) -> str:

@@ -1,23 +1,21 @@
-"""The runs of a group by name and memory size, as figures show them."""
+"""The rows of a group as figures show them: by name and memory size."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from pycil_wsc.report.groups import memory_text
-from pycil_wsc.report.measures import named
+from pycil_wsc.report.groups import Group
 from pycil_wsc.report.paper import expands
+from pycil_wsc.report.rows import TRAINING, memory_text, named
 from pycil_wsc.report.style import line_styles
 from pycil_wsc.results import ALL, Record
 
 MOST = 16  # lines in a figure that a reader can still distinguish
-Read = Callable[[Record], Any]
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,12 @@ class Plot:
 class Series:
     """The runs of a group outside its studies. A name has the same style in every figure.
 
-    ``rows``: their lines of the group's table of rows, with a ``name``. If there are more than ``MOST`` names, the most
-    frequent one of each method is kept first, then those with the most runs.
+    ``rows``: their lines of the group's table of rows, with a ``name`` and, in a suitable ``unit``, the training
+    ``time``. If there are more than ``MOST`` names, the most frequent one of each method is kept first, then those with
+    the most runs.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Group) -> None:
         self.group, self.options = group, group.options
         rows = named(group.rows, group.names(group.base()), "name")
         methods: dict[str, str] = dict(zip(rows["name"], rows["learner"]))
@@ -53,21 +52,16 @@ class Series:
         self.methods = {name: method for name, method in methods.items() if name in kept}
         self.styles = line_styles(self.methods)
         self.rows = rows.loc[rows["name"].isin(kept)]
-        self.cells: dict[tuple[str, float], list[Record]] = defaultdict(list)
-        for record, name in zip(self.rows["record"], self.rows["name"]):
-            self.cells[name, record.memory].append(record)
-        self.memories = sorted({memory for _, memory in self.cells})
+        self.memories: list[float] = sorted(self.rows["memory"].unique())
+        seconds = self.rows.get(TRAINING.label, pd.Series(dtype=float))  # language models have other measures
+        self.unit = "hours" if seconds.max() >= 36_000 else "minutes" if seconds.max() >= 180 else "seconds"
+        self.rows = self.rows.assign(time=seconds / {"hours": 3600, "minutes": 60, "seconds": 1}[self.unit])
 
-    def of(self, name: str, read: Read | None = None) -> dict[float, list[Record]]:
-        """``{memory: records}`` of one name; with ``read``, only records for which it does not return None."""
-        found = {}
-        for memory in self.memories:
-            records = self.cells.get((name, memory), [])
-            if read is not None:
-                records = [record for record in records if read(record) is not None]
-            if records:
-                found[memory] = records
-        return found
+    def recorded(self, read: Callable[[Record], object]) -> pd.DataFrame:
+        """The rows of the runs for which ``read`` returns anything, which is their ``recorded``."""
+        values = [read(record) for record in self.rows["record"]]
+        rows = self.rows.assign(recorded=pd.Series(values, index=self.rows.index, dtype=object))
+        return rows.loc[[bool(value) for value in values]]
 
     def shown(self, name: str) -> str:
         """The display name."""
@@ -78,35 +72,35 @@ class Series:
         numbers = [number for number in self.memories if number != ALL]
         return 2 * (max(numbers, default=0) or 1) if memory == ALL else memory
 
-    def spread(self, values: Sequence[float]) -> float:
-        """Half the length of an error bar: the standard error or deviation; 0 for a single value."""
-        if len(values) < 2:
-            return 0.0
-        deviation = float(np.std(values, ddof=1))
-        return deviation / len(values) ** 0.5 if self.options.spread == "se" else deviation
+    def summary(self, rows: pd.DataFrame, by: str, measure: str) -> pd.DataFrame:
+        """For each value of the column ``by``, the ``mean`` of the measure and the length of its ``error`` bar.
 
-    def notes(self, *notes: str, read: Read | None = None, errors: str = "") -> tuple[str, ...]:
-        """Notes on the number of seeds, ``notes``, and notes on missing runs.
-
-        With ``read``, only runs for which it does not return None count. ``errors``: what shows the spread in the
-        figure, such as "error bars", if anything does.
+        The error bar is a standard error or deviation to each side; a single value has none. A mean over values of
+        which one is no number is none either.
         """
-        counts = [len(records) for name in self.methods for records in self.of(name, read).values()]
-        spread = f"; {errors}: ± {self.options.spread_name}." if errors and max(counts) > 1 else "."
+        spread = {"se": "sem", "sd": "std"}[self.options.spread]
+        found = rows.groupby(by)[measure].agg(mean="mean", error=spread, known="count", all="size")
+        return found.where(found["known"] == found["all"]).fillna({"error": 0.0})
+
+    def notes(self, rows: pd.DataFrame, *notes: str, errors: str = "") -> tuple[str, ...]:
+        """Notes on the number of seeds of ``rows``, ``notes``, and notes on missing runs.
+
+        ``errors``: what shows the spread in the figure, such as "error bars", if anything does.
+        """
+        counts = rows.groupby(["name", "memory"])["record"].nunique()
+        spread = f"; {errors}: ± {self.options.spread_name}." if errors and counts.max() > 1 else "."
         found = [means_over(counts) + spread, *notes]
         if any(map(expands, self.methods.values())):
             found.append("Dashed lines and hollow markers: methods whose network grows with the tasks.")
         if self.left_out:
             found.append(f"The {self.left_out} further variants with the fewest runs are in the tables.")
-        return (*found, *self._missing(read))
-
-    def _missing(self, read: Read | None) -> list[str]:
-        parts = []
-        for name in self.methods:
-            wanted = [memory for memory in self.memories if memory and any(self.of(name))] or list(self.of(name))
-            if gaps := [memory_text(memory) for memory in wanted if memory not in self.of(name, read)]:
-                parts.append(f"{self.shown(name)} at {', '.join(gaps)}")
-        return [f"Missing: {'; '.join(parts)}."] if parts else []
+        gaps = []
+        for name, own in self.rows.groupby("name", sort=False)["memory"]:
+            wanted = [memory for memory in self.memories if memory] if own.any() else [0]
+            lacking = [memory_text(memory) for memory in wanted if (name, memory) not in counts]
+            if lacking:
+                gaps.append(f"{self.shown(str(name))} at {', '.join(lacking)}")
+        return (*found, f"Missing: {'; '.join(gaps)}.") if gaps else tuple(found)
 
 
 def means_over(counts: Iterable[int]) -> str:

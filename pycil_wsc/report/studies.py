@@ -2,123 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from pycil_wsc.report.groups import studied_value
-from pycil_wsc.report.measures import SCORING, Measure
-from pycil_wsc.report.tables import Column
+from pycil_wsc.report.names import changed_keys, studied_value
+from pycil_wsc.report.rows import SCORING, Column
 from pycil_wsc.results import Record
+
+RESET, AVERAGE, RETAIN = "wsc.reset", "wsc.average", "wsc.retain"
+IMPORTANCE, EVERY = "wsc.importance", "wsc.reset_every"
+WSC = ("wsc",)
+
+
+def _method(record: Record) -> str | None:
+    return record.method
+
+
+def _method_that_forgets(record: Record) -> str | None:
+    return None if record.method == "joint" else record.method
+
+
+def _value_of(key: str) -> Callable[[Record], str | None]:
+    """Rows like ``random``, ``0.5``, ``every 5 epochs`` and ``0.5 without averaging``."""
+
+    def row(record: Record) -> str:
+        value = studied_value(record, key)
+        number = isinstance(value, (int, float))
+        text = f"every {value} epochs" if number and key == EVERY else f"{value:g}" if number else str(value)
+        return text if studied_value(record, AVERAGE) else f"{text} without averaging"
+
+    return row
+
+
+def _reset_rule(record: Record) -> str | None:
+    both = changed_keys(record) == {RESET, AVERAGE}
+    return None if both or studied_value(record, RESET) == "none" else _value_of(RESET)(record)
+
+
+def _ablated(record: Record) -> str | None:
+    changed = changed_keys(record)
+    if record.method == "replay":
+        return None if changed else "replay"
+    if RESET in changed and studied_value(record, RESET) != "none":
+        return None
+    if changed == {RESET, AVERAGE}:
+        return "wsc with neither"
+    return "wsc without reset" if RESET in changed else "wsc without averaging" if AVERAGE in changed else "wsc"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A table of average accuracies. ``row(record, changed)`` names the row that a run belongs to, or None."""
+    """A table of average accuracies, with a row for each name that ``name`` gives to a run; None: it has no row."""
 
     slug: str
     title: str
-    corner: str
-    row: Callable[[Record, set[str]], str | None]
-    studied: tuple[str, ...] = ()  # the keys that distinguish the rows
+    corner: str = "method"  # the heading of the rows
+    name: Callable[[Record], str | None] = _method
+    methods: tuple[str, ...] = ()  # that the study compares; empty: all
+    studied: frozenset[str] | None = frozenset()  # keys that its runs may change; None: any that the main runs have
+    changed: frozenset[str] = frozenset()  # keys that its runs must change
+    with_memory: bool = True  # whether its runs have exemplars
     options: tuple[str, ...] = ()  # further keys that apply to some of the rows only
-    plain: frozenset[str] = frozenset()  # rows that do not make a study without others
-    order: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()  # rows that do not make a study without others
+    order: tuple[str, ...] = ()  # of the rows; others follow
     notes: tuple[str, ...] = ()
-    costs: Mapping[Column, Measure] = field(default_factory=dict)  # costs of a row's runs, over all memory sizes
-    of_all_runs: bool = True  # False: only of the runs that belong to no study
+    costs: Sequence[Column] = ()  # of a row's runs, over all memory sizes
+
+    def row(self, record: Record) -> str | None:
+        """The row that a run belongs to, or None."""
+        changed = changed_keys(record)
+        if self.methods and record.method not in self.methods or bool(record.memory) != self.with_memory:
+            return None
+        if self.studied is not None and not self.changed <= changed <= self.studied:
+            return None
+        return self.name(record)
 
 
-def _is_wsc(record: Record) -> bool:
-    return record.method == "wsc" and record.memory > 0
-
-
-def _accuracy_row(record: Record, _: set[str]) -> str | None:
-    return record.method if record.memory and record.method != "joint" else None
-
-
-def _zero_memory_row(record: Record, changed: set[str]) -> str | None:
-    return record.method if not record.memory and not changed else None
-
-
-def _reservoir_row(record: Record, changed: set[str]) -> str | None:
-    return record.method if changed == {"exemplars"} and record.memory else None
-
-
-def _retraining_row(record: Record, changed: set[str]) -> str | None:
-    return record.method if record.method in ("joint", "replay", "wsc") and record.memory and not changed else None
-
-
-def _ablation_row(record: Record, changed: set[str]) -> str | None:
-    if record.method == "replay" and record.memory and not changed:
-        return "replay"
-    if not _is_wsc(record) or not changed <= {"wsc.reset", "wsc.average"}:
-        return None
-    if "wsc.reset" in changed and studied_value(record, "wsc.reset") != "none":
-        return None
-    return {
-        (): "wsc",
-        ("wsc.reset",): "wsc without reset",
-        ("wsc.average",): "wsc without averaging",
-        ("wsc.average", "wsc.reset"): "wsc with neither",
-    }[tuple(sorted(changed))]
-
-
-def _importance_row(record: Record, changed: set[str]) -> str | None:
-    return studied_value(record, "wsc.importance") if _is_wsc(record) and changed <= {"wsc.importance"} else None
-
-
-def _reset_rule_row(record: Record, changed: set[str]) -> str | None:
-    if not _is_wsc(record) or studied_value(record, "wsc.reset") == "none":
-        return None
-    if changed == {"wsc.average"}:
-        return "blend without averaging"
-    return studied_value(record, "wsc.reset") if changed <= {"wsc.reset"} else None
-
-
-def _reset_frequency_row(record: Record, changed: set[str]) -> str | None:
-    if not _is_wsc(record) or not changed <= {"wsc.reset_every"}:
-        return None
-    interval = studied_value(record, "wsc.reset_every")
-    return interval if isinstance(interval, str) else f"every {interval} epochs"
-
-
-def _retain_row(record: Record, changed: set[str]) -> str | None:
-    """Names like ``0.5`` and ``0.5 without averaging``."""
-    if not _is_wsc(record) or not changed <= {"wsc.retain", "wsc.average"}:
-        return None
-    rate = studied_value(record, "wsc.retain")
-    share = f"{rate:g}" if isinstance(rate, (int, float)) else str(rate)
-    return share + (" without averaging" if "wsc.average" in changed else "")
-
-
-RETAIN = Study(
+ACCURACY = Study("accuracy", "Average accuracy (CNN, top-1 %)", name=_method_that_forgets, studied=None)
+RETAINED = Study(
     "retain-rate",
     "Share of the parameters that is retained at the reset: average accuracy (%)",
-    "wsc.retain",
-    _retain_row,
-    studied=("wsc.retain", "wsc.average"),
-    plain=frozenset({"0.2", "0.2 without averaging"}),
+    RETAIN,
+    _value_of(RETAIN),
+    WSC,
+    frozenset({RETAIN, AVERAGE}),
+    plain=("0.2", "0.2 without averaging"),
     order=tuple(f"{share / 100:g}{end}" for end in ("", " without averaging") for share in range(101)),
 )
 STUDIES = (
-    Study("accuracy", "Average accuracy (CNN, top-1 %)", "method", _accuracy_row, of_all_runs=False),
+    ACCURACY,
     Study(
         "ablation",
         "Ablation of reset and averaging: average accuracy (%)",
-        "method",
-        _ablation_row,
-        studied=("wsc.reset", "wsc.average"),
-        plain=frozenset({"replay", "wsc"}),
+        name=_ablated,
+        methods=("replay", "wsc"),
+        studied=frozenset({RESET, AVERAGE}),
+        plain=("replay", "wsc"),
         order=("replay", "wsc without reset", "wsc without averaging", "wsc with neither", "wsc"),
     ),
     Study(
         "importance",
         "Importance of a parameter: average accuracy (%)",
-        "wsc.importance",
-        _importance_row,
-        studied=("wsc.importance",),
+        IMPORTANCE,
+        _value_of(IMPORTANCE),
+        WSC,
+        frozenset({IMPORTANCE}),
         options=("wsc.importance_samples", "wsc.probes"),
-        plain=frozenset({"moment"}),
+        plain=("moment",),
         order=("drift", "fisher", "hessian", "first_moment", "second_moment", "moment"),
         notes=(
             "Scoring, per run: seconds of training; peak memory in addition to the current weights and those before "
@@ -129,37 +119,37 @@ STUDIES = (
     Study(
         "reset-rule",
         "Rule of the reset: average accuracy (%)",
-        "wsc.reset",
-        _reset_rule_row,
-        studied=("wsc.reset", "wsc.average"),
+        RESET,
+        _reset_rule,
+        WSC,
+        frozenset({RESET, AVERAGE}),
         options=("wsc.shrink", "wsc.perturb", "wsc.replacement_rate", "wsc.maturity", "wsc.utility_decay"),
-        plain=frozenset({"blend", "blend without averaging"}),
+        plain=("blend", "blend without averaging"),
         order=("random", "revert", "shrink_perturb", "continual_backprop", "blend without averaging", "blend"),
     ),
     Study(
         "reset-frequency",
         "Frequency of the reset: average accuracy (%)",
-        "wsc.reset_every",
-        _reset_frequency_row,
-        studied=("wsc.reset_every",),
-        plain=frozenset({"once"}),
+        EVERY,
+        _value_of(EVERY),
+        WSC,
+        frozenset({EVERY}),
+        plain=("once",),
         order=("iteration", "epoch", "once"),
     ),
-    RETAIN,
+    RETAINED,
     Study(
         "retraining",
         "Full retraining (joint) and continual learning: average accuracy (%)",
-        "method",
-        _retraining_row,
-        plain=frozenset({"replay", "wsc"}),
+        methods=("joint", "replay", "wsc"),
+        plain=("replay", "wsc"),
         order=("joint", "replay", "wsc"),
     ),
-    Study("zero-memory", "No memory: average accuracy (%)", "method", _zero_memory_row),
+    Study("zero-memory", "No memory: average accuracy (%)", with_memory=False),
     Study(
         "reservoir",
         "Exemplars chosen by reservoir sampling: average accuracy (%)",
-        "method",
-        _reservoir_row,
-        studied=("exemplars",),
+        studied=frozenset({"exemplars"}),
+        changed=frozenset({"exemplars"}),
     ),
 )

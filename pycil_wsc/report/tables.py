@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
+import jinja2
 import numpy as np
 import pandas as pd
 
+from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean
+from pycil_wsc.report.rows import Column
 
 DAGGER = "†"  # marks methods that expand
 MEASURED = ["mean", "standard_error", "standard_deviation", "averaged_over", "best"]
 PUBLISHED = ["paper_mean", "paper_standard_error", "compared", "differs_by"]
-
-
-class Column(NamedTuple):
-    label: str
-    decimals: int = 2
-    exact: bool = False  # a count: the same in every seed
-    signed: bool = False  # a difference
 
 
 class Failed(NamedTuple):
@@ -31,20 +27,20 @@ class Failed(NamedTuple):
     why: str
 
 
-def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Iterable[str]) -> pd.DataFrame:
+def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Sequence[Column]) -> pd.DataFrame:
     """The cells of a table: a line for every row and column, with statistics over the seeds and each seed's value.
 
     Args:
         values: a line per run and column, with the columns ``heads``, ``column``, ``memory``, ``seed`` and ``value``.
         heads: what a row of the table has in common: its labels, and whether its method ``expands``.
-        columns: the labels of the table's columns, in order.
+        columns: the table's columns.
     """
     keys = [*heads, "column"]
     values = values.dropna(subset="value").astype({"value": float})
     grouped = values.groupby(keys, sort=False)
     cells = grouped["value"].agg(mean="mean", standard_error="sem", standard_deviation="std", averaged_over="count")
     rows = values[[*heads]].drop_duplicates()
-    grid = rows.merge(pd.DataFrame({"column": list(columns)}), how="cross")
+    grid = rows.merge(pd.DataFrame({"column": [column.label for column in columns]}), how="cross")
     if values.empty:
         return grid.reindex(columns=[*keys, *MEASURED, *PUBLISHED])
     one_size = values[grouped["memory"].transform("nunique") == 1]  # else a seed has several values
@@ -57,13 +53,6 @@ def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Iterable[str]
     return grid
 
 
-def melted(rows: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """A line per run and column, of a frame with a line per run."""
-    columns = list(columns)
-    others = [name for name in rows.columns if name not in columns]
-    return rows.melt(id_vars=others, value_vars=columns, var_name="column", value_name="value")
-
-
 def seeds_of(cells: pd.DataFrame) -> list[str]:
     return [name for name in cells.columns if name.startswith("seed_")]
 
@@ -72,26 +61,28 @@ def seeds_of(cells: pd.DataFrame) -> list[str]:
 class Table:
     """``cells`` by :func:`aggregate` under ``columns``, with ``notes`` and notes on ``missing`` runs below.
 
-    ``labels``: the columns of the frame that head a row. ``spread``: whether ± is the standard error (``se``) or the
-    standard deviation (``sd``). ``shown``: the display name of a first label; the CSV keeps the label.
+    ``labels``: the columns of the frame that head a row. A first label that names methods is displayed by its name in
+    the group; the CSV keeps the label.
     """
 
-    slug: str
+    group: Group
+    kind: str
     title: str
-    setting: str
-    labels: tuple[str, ...]
-    columns: tuple[Column, ...]
+    labels: Sequence[str]
+    columns: Sequence[Column]
     cells: pd.DataFrame
-    notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+    missing: Sequence[str] = ()
     over: str = ""  # heading above the columns
     beside: int = 0  # number of last columns that are not under this heading
-    spread: str = "se"
-    shown: Callable[[Any], str] = str
+
+    @property
+    def slug(self) -> str:
+        return f"{self.kind}-{self.group.slug}"
 
     @property
     def full_title(self) -> str:
-        return f"{self.title}. {self.setting}" if self.setting else self.title
+        return f"{self.title}. {self.group.title}"
 
     @property
     def head(self) -> list[str]:
@@ -99,20 +90,21 @@ class Table:
 
     def rows(self) -> Iterator[tuple[list[str], list[Text]]]:
         """(the labels as text, the cells as text) of each row. The first label is marked if the method expands."""
-        width = len(self.columns)
-        wanted = self.cells[[*self.labels, "expands", *MEASURED, *PUBLISHED]].to_numpy(dtype=object)
-        for start in range(0, len(wanted), width):
-            first, *others = wanted[start][: len(self.labels)]
-            mark = f" {DAGGER}" if wanted[start][len(self.labels)] else ""
-            cells = [
-                Text.of(line[len(self.labels) + 1 :], column, self.spread)
-                for line, column in zip(wanted[start : start + width], self.columns)
-            ]
-            yield [self.shown(first) + mark, *map(clean, others)], cells
+        width, heads = len(self.columns), len(self.labels)
+        lines = self.cells[[*self.labels, "expands", *MEASURED, *PUBLISHED]].to_numpy(dtype=object)
+        for start in range(0, len(lines), width):
+            first, *others = lines[start][:heads]
+            shown = self.group.shown(first) if self.labels[0] == "method" else str(first)
+            mark = f" {DAGGER}" if lines[start][heads] else ""
+            row = zip(lines[start : start + width, heads + 1 :], self.columns)
+            cells = [Text.of(cell, column, self.group.options.spread) for cell, column in row]
+            yield [shown + mark, *map(clean, others)], cells
 
     def files(self) -> dict[str, str]:
         """``{suffix: text}``"""
-        return {"md": self.to_markdown(), "csv": self.to_csv(), "tex": self.to_latex()}
+        markdown = MARKDOWN.get_template("table.md.j2").render(table=self)
+        latex = LATEX.get_template("table.tex.j2").render(table=self)
+        return {"md": markdown, "csv": self.to_csv(), "tex": latex}
 
     def to_csv(self) -> str:
         """One line per non-empty cell, with unrounded numbers and a column per seed."""
@@ -124,56 +116,15 @@ class Table:
             filled[name] = filled[name].map(_without_formula)
         return filled.to_csv(index=False, lineterminator="\n")
 
-    def to_text(self) -> str:
+    def to_text(self, title: str) -> str:
         """Aligned columns for a terminal."""
-        lines = [["/".join(self.labels), *self.head[len(self.labels) :]]]
-        raw = self.cells[[*self.labels]].to_numpy(dtype=object)[:: len(self.columns)]
-        for labels, (_, cells) in zip(raw, self.rows()):
-            lines.append([" ".join(map(clean, labels)), *(cell.own for cell in cells)])
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        body = []
-        for first, *others in lines:
-            rest = [text.rjust(width) for text, width in zip(others, widths[1:])]
-            body.append("  ".join([first.ljust(widths[0]), *rest]))
-        return "\n".join([clean(self.full_title), *body])
-
-    def to_markdown(self) -> str:
-        lines = [[_markdown(text) for text in self.head], ["---"] * len(self.labels) + ["--:"] * len(self.columns)]
-        for labels, cells in self.rows():
-            line = [_markdown(label) for label in labels]
-            for cell in cells:
-                paper = ", ".join(filter(None, (cell.paper, cell.apart)))
-                line.append((f"**{cell.own}**" if cell.best else cell.own) + (f" ({paper})" if paper else ""))
-            lines.append(line)
-        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        notes = [_markdown(note) for note in (*self.notes, *self.missing)]
-        return "\n\n".join([f"**{_markdown(self.full_title)}**", body, *notes]) + "\n"
-
-    def to_latex(self) -> str:
-        """A ``tabular`` for the packages booktabs, amssymb and graphicx, scaled down to the line width if needed.
-
-        The paper's numbers are below ours, in a smaller font.
-        """
-        labels, places = len(self.labels), len(self.columns) - self.beside
-        body = []
-        if self.over:
-            over = f"\\multicolumn{{{places}}}{{c}}{{{_latex(self.over)}}}"
-            body.append(f"{'& ' * labels}{over}{' &' * self.beside} \\\\")
-            body.append(rf"\cmidrule(lr){{{labels + 1}-{labels + places}}}")
-        body += [" & ".join(map(_latex, self.head)) + r" \\", r"\midrule"]
-        for names, cells in self.rows():
-            own = [re.sub(r"^-(?=\d)", "$-$", _latex(cell.own)) for cell in cells]
-            own = [f"\\textbf{{{text}}}" if cell.best else text for text, cell in zip(own, cells)]
-            body.append(" & ".join([*map(_latex, names), *own]) + r" \\")
-            paper = [_latex(f"{cell.paper} {cell.apart}".strip()) for cell in cells]
-            if any(paper):
-                small = [f"{{\\scriptsize {text}}}" if text else "" for text in paper]
-                body.append(" & ".join([*[""] * labels, *small]) + r" \\[2pt]")
-        comments = [f"% {clean(text)}" for text in (self.full_title, *self.notes, *self.missing)]
-        frame = f"\\begin{{tabular}}{{@{{}}{'l' * labels}{'r' * len(self.columns)}@{{}}}}"
-        tabular = [frame, r"\toprule", *body, r"\bottomrule", r"\end{tabular}%"]
-        fitted = [r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%", *tabular, "}"]
-        return "\n".join([*comments, "% needs: booktabs, amssymb, graphicx", *fitted]) + "\n"
+        labels = self.cells[[*self.labels]].to_numpy(dtype=object)[:: len(self.columns)]
+        frame = pd.DataFrame(
+            [[cell.own for cell in cells] for _, cells in self.rows()],
+            index=[" ".join(map(clean, names)) for names in labels],
+            columns=pd.Index([column.label for column in self.columns], name="/".join(self.labels)),
+        )
+        return f"{clean(title)}\n{frame.to_string()}"
 
 
 class Text(NamedTuple):
@@ -185,21 +136,25 @@ class Text(NamedTuple):
     best: bool
 
     @classmethod
-    def of(cls, line: Sequence[Any], column: Column, spread: str) -> Text:
-        mean, error, deviation, count, best, paper, paper_error, _, difference = line
-        width = error if spread == "se" else deviation
+    def of(cls, cell: Sequence[float], column: Column, spread: str) -> Text:
+        """The text of a cell's values, those of ``MEASURED`` and ``PUBLISHED``."""
+        mean, error, deviation, count, best, paper, paper_error, _, difference = cell
+        own = _with_spread(mean, error if spread == "se" else deviation, column) if count else "–"
         theirs = "" if np.isnan(paper) else f"{paper:.2f}" + ("" if np.isnan(paper_error) else f" ± {paper_error:.1f}")
         apart = "" if np.isnan(difference) else f"{'▲' if difference > 0 else '▼'} {abs(difference):.2f}"
-        return cls(_own(mean, width, column) if count else "–", theirs, apart, bool(best))
+        return cls(own, theirs, apart, bool(best))
 
 
-def _own(mean: float, width: float, column: Column) -> str:
+def _with_spread(mean: float, width: float, column: Column) -> str:
     decimals = column.decimals
     known = not np.isnan(width) and not column.exact
     while known and width and not round(width, decimals) and decimals < column.decimals + 3:
         decimals += 1  # a spread is not shown as 0
     text = f"{mean:{'+' if column.signed else ''},.{decimals}f}"
     return f"{text} ± {width:,.{decimals}f}" if known else text
+
+
+# ---- text for the formats --------------------------------------------------------------------------------------------
 
 
 def _without_formula(label: object) -> object:
@@ -210,30 +165,31 @@ def _without_formula(label: object) -> object:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
+MARKDOWN_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {c: f"\\{c}" for c in "\\`*[]|"})
+LATEX_ESCAPES = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "†": r"$^\dagger$", "–": "--", "−": "--"}
+    | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "\ufffd": "?"}
+    | {"[": "{[}", "*": "{*}"}  # after a line's end, these would be read as its argument
+    | {c: f"\\{c}" for c in "&%$#_{}"}
+)
+
+
 def _markdown(text: str) -> str:
-    """``text`` with Markdown and HTML escaped."""
-    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join(f"\\{c}" if c in "\\`*[]|" else c for c in text)
+    return clean(text).translate(MARKDOWN_ESCAPES)
 
 
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # after a line's end, a bracket or asterisk would be read as its argument
-    "*": "{*}",
-    "±": r"$\pm$",
-    "▲": r"$\blacktriangle$",
-    "▼": r"$\blacktriangledown$",
-    "†": r"$^\dagger$",
-    "–": "--",
-    "−": "--",
-    "\ufffd": "?",
-} | {c: f"\\{c}" for c in "&%$#_{}"}
+def _latex(text: str) -> str:
+    return clean(text).translate(LATEX_ESCAPES)
 
 
-def _latex(text: object) -> str:
-    return "".join(LATEX.get(c, c) for c in clean(text))
+def _number(text: str) -> str:
+    """A cell's text in LaTeX, with a minus sign and not a hyphen."""
+    return f"$-${_latex(text[1:])}" if text.startswith("-") else _latex(text)
+
+
+FOLDER = jinja2.FileSystemLoader(Path(__file__).parent)
+MARKDOWN = jinja2.Environment(loader=FOLDER, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+LATEX = MARKDOWN.overlay("<%", "%>", "<<", ">>", "<#", "#>")  # braces are LaTeX's own
+MARKDOWN.filters |= {"markdown": _markdown}
+LATEX.filters |= {"latex": _latex, "number": _number, "clean": clean}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
-from pycil_wsc.report.groups import Group, distinct_names
+from pycil_wsc.files import write_json
+from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.paper import expands
-from pycil_wsc.report.tables import Column, Table, aggregate
+from pycil_wsc.report.rows import Column
+from pycil_wsc.report.tables import Table, aggregate
 from pycil_wsc.results import Record
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
@@ -22,11 +25,8 @@ class Trial(NamedTuple):
     """The runs of one choice of hyperparameters; ``keys`` distinguishes it from the method's other trials."""
 
     keys: str
-    records: tuple[Record, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(record.average for record in self.records)
+    records: list[Record]
+    mean: float
 
 
 def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
@@ -36,14 +36,17 @@ def trials(group: Group) -> dict[str, tuple[list[Trial], int]]:
     largest is chosen; of equally large ones, that of the most trials, and then the one with the smallest numbers.
     """
     members: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record, name in distinct_names(group.records, lambda record: record.method, group.variant_of).items():
+    for record, name in group.names(group.records, lambda record: record.method, brief=False).items():
         members[record.method][name.removeprefix(record.method).strip()].append(record)
     found = {}
     for method, choices in members.items():
         runs = {keys: tuple(sorted((r.memory, r.seed) for r in records)) for keys, records in choices.items()}
         counts = Counter(runs.values())
         chosen = min(counts, key=lambda each: (-len(each), -counts[each], each))
-        complete = [Trial(keys, tuple(records)) for keys, records in choices.items() if runs[keys] == chosen]
+        complete = []
+        for keys, records in choices.items():
+            if runs[keys] == chosen:
+                complete.append(Trial(keys, records, statistics.fmean(record.average for record in records)))
         found[method] = sorted(complete, key=lambda trial: -trial.mean), len(choices) - len(complete)
     return found
 
@@ -53,19 +56,20 @@ def tuning(group: Group) -> Table:
     found, lines = trials(group), []
     for method, (ranked, _) in found.items():
         row = {"method": method, "trials": len(ranked), "best trial": ranked[0].keys or "the only one"}
-        row |= {"expands": expands(method)}
+        row |= {"expands": expands(method), "memory": 0}
         for record in ranked[0].records:
-            run = {"memory": record.memory, "seed": record.seed, "value": record.average}
-            lines.append(row | run | {"column": COLUMNS[0].label})
+            lines.append(row | {"column": "best trial", "seed": record.seed, "value": record.average})
+            lines[-1]["memory"] = record.memory
         means = [trial.mean for trial in ranked]
-        for column, value in zip(COLUMNS[1:], (statistics.median(means), means[-1])):  # of no seed
-            lines.append(row | {"memory": 0, "seed": None, "value": value, "column": column.label})
-    values = pd.DataFrame(lines)
-    cells = aggregate(values, ["method", "trials", "best trial", "expands"], [column.label for column in COLUMNS])
-    share, counts = group.setting.validation_split, {method: len(ranked) for method, (ranked, _) in found.items()}
+        lines.append(row | {"column": "median of the trials", "seed": None, "value": statistics.median(means)})
+        lines.append(row | {"column": "worst trial", "seed": None, "value": means[-1]})
+    labels = ["method", "trials", "best trial"]
+    cells = aggregate(pd.DataFrame(lines), [*labels, "expands"], COLUMNS)
+    counts = {method: len(ranked) for method, (ranked, _) in found.items()}
     notes = [
-        f"Accuracy on {100 * share:g} % of each class's training samples, on which no run with the same seed was "
-        "trained. The test set was not used: these numbers select hyperparameters and are not results.",
+        f"Accuracy on {100 * group.setting.validation_split:g} % of each class's training samples, on which no run "
+        "with the same seed was trained. The test set was not used: these numbers select hyperparameters and are not "
+        "results.",
         "Configurations of the best trials, for other memory sizes and data sets: "
         f"{', '.join(_file(method, group) for method in found)}.",
     ]
@@ -75,37 +79,25 @@ def tuning(group: Group) -> Table:
             f"{', '.join(f'{method} {count}' for method, count in counts.items())}."
         )
     lacking = [f"{count} of {method}" for method, (_, count) in found.items() if count]
-    missing = (f"Missing: runs of some trials, which were left out: {', '.join(lacking)}.",) if lacking else ()
-    return Table(
-        f"tuning-{group.slug}",
-        "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)",
-        group.title,
-        ("method", "trials", "best trial"),
-        COLUMNS,
-        cells,
-        tuple(notes),
-        missing,
-        spread=group.options.spread,
-        shown=group.shown,
-    )
+    missing = [f"Missing: runs of some trials, which were left out: {', '.join(lacking)}."] if lacking else []
+    title = "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)"
+    return Table(group, "tuning", title, labels, COLUMNS, cells, notes, missing)
 
 
-def winners(group: Group) -> dict[str, dict[str, Any]]:
-    """``{file name: configuration}`` of each method's best trial, to be tested on the test set.
+def write_winners(group: Group, out: Path) -> None:
+    """Write the configuration of each method's best trial, to be tested on the test set.
 
-    Keys that do not affect the result, such as paths, are left out.
+    Keys that do not affect the result, such as paths, are left out. A file of an earlier report in which no other
+    setting was tuned had another name; it is removed.
     """
-    configs = {}
     for method, (ranked, _) in trials(group).items():
         chosen = ranked[0].records[0].decisive()
         chosen.pop("validation_split")
-        configs[_file(method, group)] = {"prefix": "tuned"} | chosen
-    return configs
-
-
-def obsolete(group: Group) -> list[str]:
-    """The names that the files of :func:`winners` had in an earlier report in which no other setting was tuned."""
-    return [] if group.only_tuning else [_file(method) for method in trials(group)]
+        write_json(out / _file(method, group), {"prefix": "tuned"} | chosen)
+        if not group.only_tuning:
+            obsolete = out / _file(method)
+            if obsolete.is_file():
+                obsolete.unlink()
 
 
 def _file(method: str, group: Group | None = None) -> str:

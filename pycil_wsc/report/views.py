@@ -1,36 +1,48 @@
-"""The tables of a group of class-incremental runs, as views of its table of rows."""
+"""The tables of a group of runs, as views of its table of rows."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.report.groups import Group, changed_keys, distinguishing_keys, memory_text, method_rank
-from pycil_wsc.report.measures import ACCURACIES, COSTS, SPENT, named
-from pycil_wsc.report.names import clean
+from pycil_wsc.report import notes
+from pycil_wsc.report.groups import Group
+from pycil_wsc.report.names import changed_keys, clean, distinguishing_keys
 from pycil_wsc.report.paper import PAPER, same_schedule
-from pycil_wsc.report.stats import Summary, best, is_above, is_ahead
-from pycil_wsc.report.studies import STUDIES, Study
-from pycil_wsc.report.tables import DAGGER, Column, Failed, Table, aggregate, melted, seeds_of
+from pycil_wsc.report.rows import (
+    ACCURACIES,
+    COSTS,
+    LANGUAGE_COSTS,
+    SPENT,
+    TRAINING,
+    USE,
+    Column,
+    memory_text,
+    named,
+    rows_of,
+    scores,
+    scores_after,
+)
+from pycil_wsc.report.stats import best, is_above, is_ahead
+from pycil_wsc.report.studies import ACCURACY, STUDIES, Study
+from pycil_wsc.report.tables import Failed, Table, aggregate, seeds_of
 from pycil_wsc.report.tuning import tuning
 from pycil_wsc.results import ALL, Record
 
 
 def tables(group: Group) -> Iterator[Table | Failed]:
-    """Every :class:`Table` for which the group has runs."""
-    if group.setting.validation_split:
-        return build_tables(group, [tuning, measures, cost])
-    main, *studies = [partial(accuracy, study=study) for study in STUDIES]
-    return build_tables(group, [main, differences, *studies, measures, cost])
-
-
-def build_tables(group: Any, builders: Iterable[Callable[[Any], Table | None]]) -> Iterator[Table | Failed]:
-    """Yield the table of each of ``builders``, or a :class:`Failed` if one fails."""
+    """Every :class:`Table` for which the group has runs, or a :class:`Failed` if one fails."""
+    studies = [partial(accuracy, study=study) for study in STUDIES]
+    builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, cost]
+    if group.tasks:
+        builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, language_cost]
+    elif group.setting.validation_split:
+        builders = [tuning, measures, cost]
     for build in builders:
         try:
             table = build(group)
@@ -40,103 +52,78 @@ def build_tables(group: Any, builders: Iterable[Callable[[Any], Table | None]]) 
             yield from [table] if table else []
 
 
+def console_text(group: Group, titled: bool) -> str:
+    """The average accuracies of all image runs of the group, or the scores of its language models, as text."""
+    if group.tasks:
+        table = after_last_task(group)
+        return "\n".join([table.to_text(table.full_title), *notes.of_seeds(table.cells, group.options)])
+    unit = "/class" if group.setting.fixed_memory else " in total"
+    rows = _by_memory(named(group.rows, group.names(group.records), "exemplars"), unit=unit)
+    columns = [Column(memory_text(memory) + unit) for memory in sorted(rows["memory"].unique())]
+    cells = aggregate(rows, ["exemplars", "expands"], columns).assign(expands=False)
+    seeds = sorted(set(cells["averaged_over"]) - {0})
+    over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
+    title = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
+    table = Table(group, "", title, ["exemplars"], columns, cells)
+    return table.to_text(table.full_title if titled else title)
+
+
 # ---- average accuracies by row and memory size -----------------------------------------------------------------------
 
 
 def accuracy(group: Group, study: Study) -> Table | None:
     """Average accuracy, with the paper's numbers; None if no run belongs to the study."""
     rows = _rows_of_study(group, study)
-    if set(rows["kind"]) <= study.plain:
+    own = rows.loc[~rows["kind"].isin(study.plain)]
+    if own.empty:
         return None
-    memories = sorted(rows.loc[~rows["kind"].isin(study.plain), "memory"].unique())
-    columns = [memory_text(memory) for memory in memories]
-    heads = ["kind", study.corner, "expands"]
-    values = rows.assign(value=rows["average"], column=rows["memory"].map(memory_text))
-    cells = aggregate(values, heads, columns)
-    _add_paper(cells, values, group, study)
+    memories = [Column(memory_text(memory)) for memory in sorted(own["memory"].unique())]
+    columns = [*memories, *study.costs]
+    values = pd.concat([_by_memory(rows), _melted(rows, study.costs)])
+    cells = aggregate(values, ["kind", study.corner, "expands"], columns)
     comparable = _comparable(group, study, rows)
-    _mark_best(cells, study.corner, comparable)
-    costs = aggregate(melted(rows, [column.label for column in study.costs]), heads, _labels(study.costs))
-    notes = [*seeds_note(cells, group.options.spread_name), *_bold_notes(group, cells, study.corner, comparable)]
-    shown = group.shown if study.corner == "method" else str
-    notes += _paper_notes(cells, rows["record"], group.shown)
-    return Table(
-        f"{study.slug}-{group.slug}",
-        study.title,
-        group.title,
-        (study.corner,),
-        (*map(Column, columns), *study.costs),
-        beside(cells, costs, heads) if study.costs else cells,
-        (*notes, *study.notes),
-        _missing(cells, study.corner, shown),
-        group.memory_title,
-        len(study.costs),
-        group.options.spread,
-        shown,
-    )
+    _add_paper(cells, rows, group, study)
+    accuracies = cells["column"].isin([column.label for column in memories])
+    _mark_best(cells, accuracies & ~cells["expands"].astype(bool) & cells[study.corner].isin(comparable))
+    of_memories = cells.loc[accuracies]
+    below = [
+        *notes.of_seeds(of_memories, group.options),
+        *notes.of_bold(of_memories, study.corner, comparable, group.shown),
+        *notes.of_paper(of_memories, rows["record"], group.shown),
+        *study.notes,
+    ]
+    missing = notes.of_missing(of_memories, study.corner, group.shown if study.corner == "method" else str)
+    heads, beside = [study.corner], len(study.costs)
+    return Table(group, study.slug, study.title, heads, columns, cells, below, missing, group.memory_title, beside)
 
 
 def _rows_of_study(group: Group, study: Study) -> pd.DataFrame:
     """The lines of the runs that belong to the study, with their ``kind`` of row and its name, in the study's order."""
-    records = group.records if study.of_all_runs else group.base()
     kinds: dict[Record, str] = {}
-    for record in records:
-        if (kind := study.row(record, changed_keys(record))) is not None:
-            kinds[record] = str(kind)
+    for record in group.base() if study.studied is None else group.records:
+        kind = study.row(record)
+        if kind is not None:
+            kinds[record] = kind
 
     def base(record: Record) -> str:
         return group.name_of(record) if kinds[record] == record.method else kinds[record]
 
-    names = group.names(kinds, base, study.studied)
-    rows = named(group.rows, names, study.corner)
-    place = {kind: number for number, kind in enumerate(study.order)}
-    by_name = {record: number for number, record in enumerate(names)}
+    rows = named(group.rows, group.names(kinds, base, study.studied or ()), study.corner)
     rows["kind"] = rows["record"].map(kinds)
-    order = sorted(rows.index, key=lambda i: (place.get(rows.at[i, "kind"], len(place)), by_name[rows.at[i, "record"]]))
-    return rows.loc[order]
+    place = {kind: number for number, kind in enumerate(study.order)}
+    return rows.sort_values("kind", key=lambda kinds: kinds.map(place).fillna(len(place)), kind="stable")
 
 
-def beside(cells: pd.DataFrame, others: pd.DataFrame, heads: Sequence[str]) -> pd.DataFrame:
-    """The cells of two tables with the same rows, in one table."""
-    order = {tuple(head): place for place, head in enumerate(cells[[*heads]].drop_duplicates().to_numpy())}
-    lacking = [head for head in order if head not in set(map(tuple, others[[*heads]].to_numpy()))]
-    empty = [dict(zip(heads, head)) | {"column": name} for head in lacking for name in others["column"].unique()]
-    both = pd.concat([cells, others, pd.DataFrame(empty)], ignore_index=True)
-    both["averaged_over"] = both["averaged_over"].fillna(0).astype(int)
-    both[["best", "compared"]] = both[["best", "compared"]].fillna(False).astype(bool)
-    ranks = [order[tuple(head)] for head in both[[*heads]].to_numpy()]
-    return both.iloc[np.argsort(ranks, kind="stable")].reset_index(drop=True)
+def _by_memory(rows: pd.DataFrame, unit: str = "") -> pd.DataFrame:
+    """A line per run, whose column is the size of its memory and whose value is the average accuracy."""
+    return rows.assign(column=rows["memory"].map(memory_text) + unit, value=rows["average"])
 
 
-def _labels(columns: Iterable[Column]) -> list[str]:
-    return [column.label for column in columns]
-
-
-def _add_paper(cells: pd.DataFrame, values: pd.DataFrame, group: Group, study: Study) -> None:
-    """Add the paper's numbers to the cells whose runs differ from the paper's in nothing but the study's subject."""
-    reference = group.reference.get(study.slug, {})
-    unlike: set[tuple[str, str]] = set()
-    rescheduled: set[tuple[str, str]] = set()
-    for record, name, column in zip(values["record"], values[study.corner], values["column"]):
-        if not changed_keys(record) <= set(study.studied):
-            unlike.add((name, column))
-        if not same_schedule(record):
-            rescheduled.add((name, column))
-    for i, (kind, name, column) in enumerate(zip(cells["kind"], cells[study.corner], cells["column"])):
-        theirs = reference.get(kind, {}).get(column.replace(",", ""))
-        if not theirs or (name, column) in unlike:
-            continue
-        error = theirs.get("se", np.nan)
-        compared = bool(cells.at[i, "averaged_over"]) and (name, column) not in rescheduled
-        cells.loc[i, ["paper_mean", "paper_standard_error"]] = theirs["mean"], error
-        cells.at[i, "compared"] = compared
-        if not compared:
-            continue
-        mean, own_error, count = cells.loc[i, ["mean", "standard_error", "averaged_over"]]
-        published = Summary(theirs["mean"], error, PAPER["seeds"])
-        measured = Summary(mean, own_error, count)
-        if is_above(measured, published) or is_above(published, measured):
-            cells.at[i, "differs_by"] = mean - theirs["mean"]
+def _melted(rows: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
+    """A line per run and measure."""
+    labels = [column.label for column in columns]
+    others = [name for name in rows.columns if name not in labels]
+    return rows.melt(id_vars=others, value_vars=labels, var_name="column", value_name="value")
 
 
 def _comparable(group: Group, study: Study, rows: pd.DataFrame) -> set[str]:
@@ -146,72 +133,78 @@ def _comparable(group: Group, study: Study, rows: pd.DataFrame) -> set[str]:
     """
     first = rows.drop_duplicates(study.corner).set_index(study.corner)["record"].to_dict()
     if group.variants_of:
-        keys = distinguishing_keys([group.variant_of[record] for record in first.values()], set())
+        keys = distinguishing_keys([group.variant_of[record] for record in first.values()])
         return set(first) if len(keys) <= 1 and len(group.variants_of) == 1 else set()
-    if not any(key.startswith("wsc.") for key in study.studied):
+    studied = study.studied or frozenset()
+    if not any(key.startswith("wsc.") for key in studied):
         return set(first)
     own = {name: record for name, record in first.items() if record.method == "wsc"}
-    rest = {name: group.rest(record, (*study.studied, *study.options)) for name, record in own.items()}
+    rest = {name: group.rest(record, (*studied, *study.options)) for name, record in own.items()}
     most, _ = Counter(rest.values()).most_common(1)[0] if rest else (None, 0)
     return {name for name in first if name not in rest or rest[name] == most}
 
 
-def _mark_best(cells: pd.DataFrame, corner: str, comparable: set[str]) -> None:
-    """Mark the best cells of each column, among comparable rows of methods that do not expand."""
-    chosen = cells.loc[~cells["expands"].astype(bool) & cells[corner].isin(comparable)]
-    seeds = seeds_of(cells)
-    for _, column in chosen.groupby("column"):
-        candidates: dict[Hashable, pd.Series] = {}
-        for place in column.index:
-            candidates[place] = column.loc[place, seeds].dropna().astype(float)
-        cells.loc[list(best(candidates)), "best"] = True
+def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Study) -> None:
+    """Add the paper's numbers to the cells whose runs differ from the paper's in nothing but the study's subject.
 
-
-def differences(group: Group, study: Study = STUDIES[0]) -> Table | None:
-    """Average accuracy of each row of ``study`` minus the baseline's, over equal seeds.
-
-    None if there is no baseline or no other row.
+    Ours are compared with them if they are of the paper's schedule.
     """
-    names = row_names(group, study)
+    unlike: set[tuple[str, str]] = set()
+    rescheduled: set[tuple[str, str]] = set()
+    for record, name, memory in zip(rows["record"], rows[study.corner], rows["memory"]):
+        if not changed_keys(record) <= (study.studied or frozenset()):
+            unlike.add((name, memory_text(memory)))
+        if not same_schedule(record):
+            rescheduled.add((name, memory_text(memory)))
+    reference = group.reference.get(study.slug, {})
+    for i, (kind, name, column) in enumerate(zip(cells["kind"], cells[study.corner], cells["column"])):
+        theirs = reference.get(kind, {}).get(column.replace(",", ""))
+        if not theirs or (name, column) in unlike:
+            continue
+        published = theirs["mean"], theirs.get("se", np.nan), PAPER["seeds"]
+        cells.loc[i, ["paper_mean", "paper_standard_error"]] = published[:2]
+        measured = mean, _, count = tuple(cells.loc[i, ["mean", "standard_error", "averaged_over"]])
+        if count and (name, column) not in rescheduled:
+            cells.at[i, "compared"] = True
+            if is_above(measured, published) or is_above(published, measured):
+                cells.at[i, "differs_by"] = mean - theirs["mean"]
+
+
+def _mark_best(cells: pd.DataFrame, eligible: pd.Series) -> None:
+    """Mark the best of the eligible cells of each column."""
+    for _, column in cells.loc[eligible, ["column", *seeds_of(cells)]].groupby("column"):
+        candidates = {place: seeds.dropna().astype(float) for place, seeds in column.drop(columns="column").iterrows()}
+        cells.loc[best(candidates), "best"] = True
+
+
+# ---- differences from the baseline -----------------------------------------------------------------------------------
+
+
+def differences(group: Group) -> Table | None:
+    """Average accuracy of each row minus the baseline's, over equal seeds; None without a baseline or other rows."""
+    names = row_names(group)
     baseline = baseline_of(group, names)
     if baseline is None or group.variants_of:
         return None
-    rows = named(group.rows, names, "method")
-    rows["place"] = rows["method"].map({name: place for place, name in enumerate(names.values())})
-    rows = rows.sort_values("place", kind="stable")
-    theirs = rows.loc[rows["method"] == baseline, ["memory", "seed", "average"]]
-    pairs = rows[rows["method"] != baseline].merge(theirs, on=["memory", "seed"], suffixes=("", "_of_baseline"))
+    rows = _by_memory(named(group.rows, names, "method"))
+    is_baseline = rows["method"] == baseline
+    theirs = rows.loc[is_baseline, ["memory", "seed", "value"]]
+    pairs = rows[~is_baseline].merge(theirs, on=["memory", "seed"], suffixes=("", "_of_baseline"))
     if pairs.empty:
         return None
-    pairs["value"] = pairs["average"] - pairs["average_of_baseline"]
-    pairs["column"] = pairs["memory"].map(memory_text)
-    columns = [memory_text(memory) for memory in sorted(theirs["memory"].unique())]
+    pairs["value"] -= pairs["value_of_baseline"]
+    columns = [Column(memory_text(memory), signed=True) for memory in sorted(theirs["memory"].unique())]
     cells = aggregate(pairs, ["method", "expands"], columns)
-    seeds = cells[seeds_of(cells)]
-    cells["best"] = [is_ahead(line.dropna()) for _, line in seeds.iterrows()]
-    several = cells["averaged_over"].max() > 1
+    cells["best"] = [is_ahead(seeds.dropna()) for _, seeds in cells[seeds_of(cells)].iterrows()]
     shown = group.shown(baseline)
-    error = f"; ± is its {group.options.spread_name}" if several else "; with one seed, nothing is ahead"
-    notes = [f"The difference from {shown} with the same seed, averaged over the seeds that both methods have{error}."]
-    if cells["best"].any():
-        notes.append(f"Bold: ahead of {shown}; the 95 % interval of the difference (Student's t) is above 0.")
-    return Table(
-        f"difference-{group.slug}",
-        f"Difference from {shown}: average accuracy (percentage points)",
-        group.title,
-        ("method",),
-        tuple(Column(column, signed=True) for column in columns),
-        cells,
-        tuple(notes),
-        over=group.memory_title,
-        spread=group.options.spread,
-        shown=group.shown,
-    )
+    below = notes.of_differences(cells, shown, group.options)
+    title = f"Difference from {shown}: average accuracy (percentage points)"
+    return Table(group, "difference", title, ["method"], columns, cells, below, over=group.memory_title)
 
 
-def row_names(group: Group, study: Study) -> dict[Record, str]:
+def row_names(group: Group) -> dict[Record, str]:
     """``{record: name of its row}`` for the runs in the table of :func:`differences`."""
-    return group.names(record for record in group.base() if study.row(record, changed_keys(record)) is not None)
+    return group.names(record for record in group.base() if ACCURACY.row(record) is not None)
 
 
 def baseline_of(group: Group, names: Mapping[Record, str]) -> str | None:
@@ -219,11 +212,10 @@ def baseline_of(group: Group, names: Mapping[Record, str]) -> str | None:
 
     If a method has several rows, the one with the most runs.
     """
-    runs = Counter(
-        name
-        for record, name in names.items()
-        if group.options.baseline in (record.method, name, group.shown(record.method), group.shown(name))
-    )
+    runs: Counter[str] = Counter()
+    for record, name in names.items():
+        if group.options.baseline in (record.method, name, group.shown(record.method), group.shown(name)):
+            runs[name] += 1
     return runs.most_common(1)[0][0] if runs else None
 
 
@@ -231,134 +223,89 @@ def baseline_of(group: Group, names: Mapping[Record, str]) -> str | None:
 
 
 def measures(group: Group) -> Table:
-    """The accuracies of all runs of the group."""
-    return _listing(group, "measures", "All runs: accuracy, plasticity and forgetting (%)", list(ACCURACIES), ())
+    """The accuracies of all image runs of the group."""
+    return _images(group, "measures", "All runs: accuracy, plasticity and forgetting (%)", ACCURACIES, [])
 
 
 def cost(group: Group) -> Table:
-    """The costs of all runs of the group."""
+    """The costs of all image runs of the group."""
     machines = sorted({clean(record.data.get("device") or "unknown") for record in group.records})
     where = f"Times and memory were measured on {'; '.join(machines)}"
-    notes = [
+    below = [
         "Total: includes testing, choice of exemplars and saving.",
         f"{where}: compare times only between runs on the same machine." if len(machines) > 1 else f"{where}.",
     ]
-    columns = list(COSTS)
     spent = group.rows[SPENT.label]
-    if (spent.notna() & (spent != group.rows["training, s"])).any():
-        notes.append("Training in this run: excludes a first task that another run had already trained.")
-    else:
-        columns.remove(SPENT)
-    return _listing(group, "cost", "All runs: cost", columns, tuple(notes))
+    was_spared = (spent.notna() & (spent != group.rows[TRAINING.label])).any()
+    if was_spared:
+        below.append("Training in this run: excludes a first task that another run had already trained.")
+    columns = [column for column in COSTS if was_spared or column != SPENT]
+    return _images(group, "cost", "All runs: cost", columns, below)
 
 
-def _listing(group: Group, slug: str, title: str, columns: list[Column], notes: tuple[str, ...]) -> Table:
-    names = group.names(group.records)
-    place = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
-    labels = ("method", group.memory_title, "seeds")
-    rows = named(group.rows, names, "method")
-    rows = rows.assign(place=rows["method"].map(place)).sort_values(["place", "memory"], kind="stable")
-    rows[labels[1]] = rows["memory"].astype(object).where(rows["memory"] != ALL, "all")
+def _images(group: Group, kind: str, title: str, columns: Sequence[Column], below: Sequence[str]) -> Table:
+    rows = named(group.rows, group.names(group.records), "method")
+    rows[group.memory_title] = rows["memory"].astype(object).where(rows["memory"] != ALL, "all")
     rows["seeds"] = rows.groupby(["learner", "method", "memory"])["seed"].transform("count")
+    below = [*below, *notes.of_growth(rows)]
+    return _listing(group, kind, title, ["method", group.memory_title, "seeds"], columns, rows, below)
+
+
+def _listing(
+    group: Group,
+    kind: str,
+    title: str,
+    labels: Sequence[str],
+    columns: Sequence[Column],
+    rows: pd.DataFrame,
+    below: Sequence[str] = (),
+) -> Table:
+    """The measures ``columns`` of ``rows``, averaged over the runs with the same ``labels``."""
     columns = [column for column in columns if rows[column.label].notna().any()]
-    cells = aggregate(melted(rows, _labels(columns)), ["learner", *labels, "expands"], _labels(columns))
-    grows = [f"{DAGGER} marks methods whose network grows with the tasks."] if rows["expands"].any() else []
-    return Table(
-        f"{slug}-{group.slug}",
-        title,
-        group.title,
-        labels,
-        tuple(columns),
-        cells,
-        (*seeds_note(cells, group.options.spread_name), *notes, *grows),
-        spread=group.options.spread,
-        shown=group.shown,
+    cells = aggregate(_melted(rows, columns), ["learner", *labels, "expands"], columns)
+    return Table(group, kind, title, labels, columns, cells, [*notes.of_seeds(cells, group.options), *below])
+
+
+# ---- language models -------------------------------------------------------------------------------------------------
+
+
+def after_last_task(group: Group, version: str = "trace") -> Table:
+    """The paper's main table: scores on each task after the last one, and their summaries."""
+    columns = [*scores(group.tasks, version), *(USE if version == "trace" else [])]
+    title = f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'fixed metrics'}"
+    rows = _of_language_models(group, rows_of(group.records, columns))
+    table = _listing(group, f"scores-{version}", title, ["method", "memory"], columns, rows)
+    reference = group.reference if version == "trace" else {}
+    cells = table.cells
+    for i, (name, memory, column) in enumerate(zip(cells["method"], cells["memory"], cells["column"])):
+        mean, error = reference.get(name, {}).get(memory, {}).get(column, (None, None))
+        cells.loc[i, ["paper_mean", "paper_standard_error"]] = np.array([mean, error], dtype=float)
+    return replace(table, notes=[*table.notes, *notes.of_published(cells), *notes.of_data(group.records[0], version)])
+
+
+def after_each_task(group: Group) -> Table:
+    """Scores on each task after each task, and their mean (TRACE's overall performance)."""
+    stages = []
+    for stage, task in enumerate(group.tasks):
+        rows = rows_of(group.records, scores_after(group.tasks, stage))
+        stages.append(rows.assign(**{"after task": f"{stage + 1} {task}"}))
+    rows = _of_language_models(group, pd.concat(stages))
+    labels = ["method", "memory", "after task"]
+    title = "Scores after each task (%), TRACE’s metrics"
+    return _listing(group, "stages", title, labels, scores_after(group.tasks, 0), rows)
+
+
+def language_cost(group: Group) -> Table:
+    """The costs of all runs of the group."""
+    note = (
+        "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge "
+        "at the end keep one model per task), and as they are needed here (streamed)."
     )
+    rows = _of_language_models(group, group.rows)
+    return _listing(group, "cost", "Cost", ["method", "memory"], LANGUAGE_COSTS, rows, [note])
 
 
-# ---- notes below a table ---------------------------------------------------------------------------------------------
-
-
-def seeds_note(cells: pd.DataFrame, spread: str) -> list[str]:
-    """A note on the number of seeds and on what ± is."""
-    seeds = cells["averaged_over"].max()
-    one = "One seed: an indication only; there is no standard error."
-    return [f"Mean ± {spread} over {seeds} seeds." if seeds > 1 else one]
-
-
-def _bold_notes(group: Group, cells: pd.DataFrame, corner: str, comparable: set[str]) -> list[str]:
-    notes = []
-    if cells["expands"].any():
-        notes.append(f"{DAGGER} marks methods whose network grows with the tasks; they are never bold.")
-    if cells["best"].any():
-        notes.append(
-            "Bold: the best of each column, and all that it is not ahead of: the 95 % interval of the difference "
-            "(Student's t), paired over equal seeds, includes 0."
-        )
-    names = list(cells[corner].unique())
-    apart = [group.shown(name) for name in names if name not in comparable]
-    if apart and len(apart) == len(names):
-        notes.append("The rows differ in more than one key, so none is in bold.")
-    elif apart:
-        notes.append(f"Not compared, because other keys differ too: {', '.join(apart)}.")
-    return notes
-
-
-def _paper_notes(cells: pd.DataFrame, records: Iterable[Record], shown: Callable[[str], str]) -> list[str]:
-    notes = paper_note(cells)
-    if not notes:
-        return []
-    compared = cells.loc[cells["compared"] & (cells["averaged_over"] > 0)]
-    if (compared["standard_error"].notna() & compared["paper_standard_error"].notna()).any():
-        notes.append(
-            "▲ and ▼: the difference, if ours is above or below the paper's and its 95 % interval (Welch) excludes 0."
-        )
-    elif len(compared):
-        errors = compared["standard_error"].notna().any()
-        lacking = "the paper gives no standard error here" if errors else "one seed has no standard error"
-        notes.append(f"Differences are not marked: {lacking}.")
-    return notes + _schedule_notes(records, shown)
-
-
-def paper_note(cells: pd.DataFrame) -> list[str]:
-    """A note on the paper's values, if there are any. Their ± is the standard error, whichever spread ours has."""
-    error = ", with ± standard error," if cells["paper_standard_error"].notna().any() else ""
-    return [f"The paper's values{error} are in brackets or below ours."] if cells["paper_mean"].notna().any() else []
-
-
-def _schedule_notes(records: Iterable[Record], shown: Callable[[str], str]) -> list[str]:
-    """Notes on methods that were not trained for the paper's number of epochs."""
-    other: dict[tuple[Any, ...], dict[str, bool]] = {}
-    for record in records:
-        theirs, ours = PAPER["schedules"].get(record.method), [record.config["init_epoch"], record.config["epochs"]]
-        if theirs and theirs != ours:
-            other.setdefault((sum(ours) < sum(theirs), *ours), {})[record.method] = True
-    notes = []
-    for (shorter, first, later), found in other.items():
-        methods = sorted(found, key=method_rank)
-        theirs = sorted({"{} and {}".format(*PAPER["schedules"][method]) for method in methods})
-        notes.append(
-            f"{', '.join(map(shown, methods))}: {'a shorter' if shorter else 'another'} schedule than the paper's, "
-            f"{first} epochs for the first task and {later} for each later one (the paper has {' or '.join(theirs)}), "
-            "so the paper's numbers are for orientation only."
-        )
-    return notes
-
-
-def _missing(cells: pd.DataFrame, corner: str, shown: Callable[[str], str]) -> tuple[str, ...]:
-    """A note on missing cells and on rows with fewer seeds than others."""
-    gaps: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    fewer: dict[int, list[str]] = defaultdict(list)
-    most = cells["averaged_over"].max()
-    for name, row in cells.groupby(corner, sort=False):
-        counts = dict(zip(row["column"], row["averaged_over"]))
-        gaps[tuple(column for column, count in counts.items() if not count)].append(shown(str(name)))
-        for count in sorted({count for count in counts.values() if 0 < count < most}):
-            places = [column for column, own in counts.items() if own == count]
-            everywhere = all(own in (0, count) for own in counts.values())
-            fewer[count].append(shown(str(name)) + ("" if everywhere else f" (at {', '.join(places)})"))
-    parts = [f"{', '.join(names)} at {', '.join(places)}" for places, names in gaps.items() if places]
-    for count, names in fewer.items():
-        each = "each of" if len(names) > 1 else "of"
-        parts.append(f"{most - count} of {most} seeds {each} {', '.join(names)}")
-    return (f"Missing: {'; '.join(parts)}.",) if parts else ()
+def _of_language_models(group: Group, rows: pd.DataFrame) -> pd.DataFrame:
+    """The lines with the names of their rows, those of a name and a memory together."""
+    rows = named(rows, group.names(group.records), "method")
+    return rows.assign(memory=[f"{memory:g}" for memory in rows["memory"]])

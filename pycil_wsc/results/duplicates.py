@@ -6,12 +6,12 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
 
+from pycil_wsc.files import Json
 from pycil_wsc.results.store import Problem, Record
 
 
-class Variant(dict[str, Any]):
+class Variant(dict[str, Json]):
     """The values that decide a run's result, except method, memory size and seed: ``{key: value}``."""
 
     @cached_property
@@ -44,7 +44,7 @@ def distinct(variants_of: Mapping[Record, Variant]) -> tuple[list[Record], list[
     A contradiction between duplicates is reported: one of them is wrong, or the result depends on something that is not
     in the configuration.
     """
-    alike: dict[Any, list[Record]] = defaultdict(list)
+    alike: dict[tuple[str, float, int, tuple[tuple[str, str], ...]], list[Record]] = defaultdict(list)
     for record, variant in variants_of.items():
         alike[record.method, record.memory, record.seed, variant.frozen].append(record)
     kept = [max(records, key=_completeness) for records in alike.values()]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any
 
+from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.options import INCIDENTAL, KEYS
-from pycil_wsc.config.wsc import outlived
 from pycil_wsc.consolidation.options import WSCOptions
-from pycil_wsc.keys import Key, declared, plain, replaced
+from pycil_wsc.data.options import memory_keys
+from pycil_wsc.files import Json
+from pycil_wsc.keys import Key, declared, plain
 from pycil_wsc.results.identity import Identity, image_identity, language_identity
 
 # the keys of language models that did not decide a result when schema 1 was written
@@ -21,7 +22,7 @@ LANGUAGE_INCIDENTAL = {"prefix", "device", "threads", "data_root", "out", "save_
 }
 
 
-def completed(contents: Mapping[str, Any]) -> dict[str, Any]:
+def completed(contents: Mapping[str, Json]) -> dict[str, Json]:
     """The fields of a result of schema 1 that are read differently now: its identity, and the name of one thread."""
     device = contents.get("device")
     if isinstance(device, str) and device.endswith(", 1 threads"):
@@ -29,7 +30,7 @@ def completed(contents: Mapping[str, Any]) -> dict[str, Any]:
     return {"identity": _identity(contents), "device": device}
 
 
-def _identity(contents: Mapping[str, Any]) -> Identity:
+def _identity(contents: Mapping[str, Json]) -> Identity:
     """The identity of a run from its recorded configuration.
 
     A key that the run's version did not have gets the value that applied before the key was added. The options of a
@@ -39,11 +40,11 @@ def _identity(contents: Mapping[str, Any]) -> Identity:
     if contents.get("kind") == "llm":
         decisive = with_earlier_values(_without(config, LANGUAGE_INCIDENTAL), declared(WSCOptions, "wsc."))
         return language_identity(decisive, config)
-    incidental = INCIDENTAL | _unused_memory(config) | replaced(KEYS).keys()
+    incidental = INCIDENTAL | _unused_memory(config)
     return image_identity(_without(with_earlier_values(config), incidental), contents)
 
 
-def with_earlier_values(values: Mapping[str, Any], keys: Mapping[str, Key] = KEYS) -> dict[str, Any]:
+def with_earlier_values(values: Mapping[str, Json], keys: Mapping[str, Key] = KEYS) -> dict[str, Json]:
     """``values`` of an earlier version's keys, completed by those that applied before other ``keys`` were added.
 
     Keys that have been removed since, and have the value that applies now, are left out.
@@ -52,15 +53,15 @@ def with_earlier_values(values: Mapping[str, Any], keys: Mapping[str, Key] = KEY
     """
     consolidates = any(name.startswith("wsc.") for name in values)
     before = {name: key.earlier for name, key in keys.items() if consolidates or not name.startswith("wsc.")}
-    return {**plain(before), **{name: value for name, value in values.items() if not outlived(name, value)}}
+    return {**plain(before), **without_dropped(values)}
 
 
-def _unused_memory(config: Mapping[str, Any]) -> set[str]:
+def _unused_memory(config: Mapping[str, Json]) -> set[str]:
     """The memory keys without effect: the one that ``fixed_memory`` excludes, unless BiC's validation reads it."""
-    unused = {"memory_size" if config["fixed_memory"] else "memory_per_class"}
+    unused = {memory_keys(config["fixed_memory"])[0]}
     reads = {"pycil": "memory_size", "per_class": "memory_per_class"}.get(config.get("validation", ""))
     return unused - {reads}
 
 
-def _without(values: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+def _without(values: Mapping[str, Json], names: Set[str]) -> dict[str, Json]:
     return {name: value for name, value in values.items() if name not in names}

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pycil_wsc.config.options import ALL, BACKBONE_OPTION, KEYS
+from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
+from pycil_wsc.data.options import ALL, memory_keys
+from pycil_wsc.files import Json
 from pycil_wsc.keys import having
 
-MEMORY = ("memory_per_class", "memory_size", "memory_bytes")
-NAMED = {"seed", "model_name", "consolidate", *MEMORY}  # fields of an identity of their own
+NAMED = frozenset(name for name, key in KEYS.items() if key.identifies)  # in fields of an identity of their own
 # keys on which values of others depend; an adapter's learning rate goes with its rank, which the llm room declares
 LEADING = (*having(KEYS, sets_defaults=True), "llm.lora_rank")
 OF_FIRST_TASK = sorted(name for name, key in KEYS.items() if key.like)
@@ -37,11 +37,11 @@ class Identity(BaseModel):
     memory: int | float
     seed: int
     keeps_all: bool = False
-    shared: dict[str, Any]
-    own: dict[str, Any]
+    shared: dict[str, Json]
+    own: dict[str, Json]
 
     @cached_property
-    def variant(self) -> dict[str, Any]:
+    def variant(self) -> dict[str, Json]:
         """The keys that decide the result, without the method, the size of the memory and the seed."""
         return {**self.shared, **self.own}
 
@@ -51,18 +51,18 @@ class Identity(BaseModel):
         return tuple(sorted((name, json.dumps(value)) for name, value in self.variant.items()))
 
 
-def image_identity(decisive: Mapping[str, Any], contents: Mapping[str, Any]) -> Identity:
+def image_identity(decisive: Mapping[str, Json], contents: Mapping[str, Json]) -> Identity:
     """The identity of a class-incremental run, from the keys that decide the result and the result itself.
 
     Of the ``contents``, the configuration, the precision and the numbers of images, classes and tasks are read.
     """
     config = contents["config"]
     consolidated = config.get("consolidate") and config["model_name"] != "wsc"
-    active = "memory_per_class" if config["fixed_memory"] else "memory_size"
+    unused, active = memory_keys(config["fixed_memory"])
     keeps_all = config["fixed_memory"] and config["memory_per_class"] == ALL
     values = {name: value for name, value in decisive.items() if name not in NAMED}
     # a learner may also read the memory key that `fixed_memory` leaves unused
-    values |= {name: decisive[name] for name in MEMORY[:2] if name != active and name in decisive}
+    values |= {unused: decisive[unused]} if unused in decisive else {}
     values |= {"precision": contents.get("precision") or decisive["precision"]}  # the one that "auto" selected
     values |= {"max_tasks": part_of(contents).get("max_tasks")}
     own = {name for name in values if _is_own(name)}
@@ -82,7 +82,7 @@ def _is_own(name: str) -> bool:
     return own_option or name.startswith("wsc.") or name in KEYS and KEYS[name].by_method
 
 
-def language_identity(decisive: Mapping[str, Any], config: Mapping[str, Any]) -> Identity:
+def language_identity(decisive: Mapping[str, Json], config: Mapping[str, Json]) -> Identity:
     """The identity of a language model's run, from the keys that decide the result and the configuration."""
     percent = round(100 * config["llm.replay_ratio"], 6)
     named = ("seed", "llm.method", "llm.replay_ratio")
@@ -97,21 +97,23 @@ def language_identity(decisive: Mapping[str, Any], config: Mapping[str, Any]) ->
     )
 
 
-def part_of(contents: Mapping[str, Any]) -> dict[str, Any]:
+def part_of(contents: Mapping[str, Json]) -> dict[str, Json]:
     """The keys that restrict a run to a part of its data. A ``max_tasks`` above the number of tasks does not."""
-    part = {name: value for name in ("max_tasks", "classes") if (value := contents["config"].get(name))}
+    part = {name: value for name in having(KEYS, restricts=True) if (value := contents["config"].get(name))}
     if part.get("max_tasks", 0) > len(contents["curve"]):
         del part["max_tasks"]
     return part
 
 
-def _images_per_class(contents: Mapping[str, Any]) -> int:
+def _images_per_class(contents: Mapping[str, Json]) -> int:
     """The mean number of training images of a class, or ``ALL`` if it is unknown."""
     images, classes = (contents.get("data") or {}).get("train"), contents.get("class_names")
-    if not images or not classes or part_of(contents):  # of all classes, and of the learned ones
+    part = part_of(contents)
+    most = part.pop("images_per_class", ALL)
+    if not images or not classes or part:  # of all classes, and of the learned ones
         return ALL
     mean = round(images / len(classes))
     share = contents["config"].get("validation_split")
-    if not share:
-        return mean
-    return mean - min(max(1, round(share * mean)), mean - 1)  # as ``hold_out`` rounds
+    if share:
+        mean -= min(max(1, round(share * mean)), mean - 1)  # as ``hold_out`` rounds
+    return min(mean, most)

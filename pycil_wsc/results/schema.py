@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidato
 from typing_extensions import NotRequired, TypedDict
 
 from pycil_wsc.errors import UnusableRun, one_line
+from pycil_wsc.files import Json
 from pycil_wsc.results.earlier import completed
 from pycil_wsc.results.identity import Identity
 
@@ -41,7 +42,7 @@ Lists = Annotated[list[Line], Field(min_length=1), WrapValidator(_as_given)]
 Curves = Annotated[list[list[Real]], Field(min_length=1), WrapValidator(_as_given)]  # empty: learned without training
 
 if TYPE_CHECKING:  # for type checkers, these are what they are in JSON
-    ImageKeys = LanguageKeys = Fingerprint = Scores = dict[str, Any]
+    ImageKeys = LanguageKeys = Fingerprint = Scores = dict[str, Json]
 else:
 
     def keys(**declared: Any) -> Any:
@@ -91,18 +92,18 @@ class Result(BaseModel):
 
     schema_number: int = Field(SCHEMA, alias="schema")
     kind: str
-    config: dict[str, Any]  # the keys that RECORDED names, with their values
+    config: dict[str, Json]  # the keys that RECORDED names, with their values
     identity: Identity | None = None  # None only while a result of schema 1 is being read
     train_seconds: Number
     total_seconds: Number
     peak_memory_bytes: Number
-    device: Any = None
-    processes: Any = None
-    precision: Any = None
-    torch: Any = None
-    commit: Any = None
+    device: Json = None
+    processes: Json = None
+    precision: Json = None
+    torch: Json = None
+    commit: Json = None
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> dict[str, Json]:
         """The contents of ``result.json``."""
         return self.model_dump(by_alias=True)
 
@@ -117,7 +118,7 @@ class ImageResult(Result):
 
     kind: str = "class_incremental"
     config: ImageKeys
-    tested_on: Any = "test"
+    tested_on: Json = "test"
     curve: Numbers
     avg_acc: Number
     last_acc: Number
@@ -128,17 +129,17 @@ class ImageResult(Result):
     nme_curve: Numbers | None = None
     task_known_curve: Numbers | None = None
     train_loss: Curves | None = None
-    train_accuracy: Any = None
+    train_accuracy: Json = None
     confusion: Lists | None = None
     train_seconds_spent: Number | None = None
     images_trained: Number
-    train_flops: Any = None
+    train_flops: Json = None
     importance_seconds: Number | None = None
     importance_bytes: Number | None = None
     importance_passes: Number | None = None
     parameters: Number | None = None
     data: Fingerprint | None = None  # numbers of samples and a hash
-    class_order: Any = None
+    class_order: Json = None
     class_names: list[str] | None = None
 
     @pydantic.field_validator("matrix")
@@ -149,7 +150,7 @@ class ImageResult(Result):
 
     @pydantic.field_validator("top5_curve", "nme_curve", "task_known_curve", "train_loss")
     @classmethod
-    def _is_one_per_task(cls, values: list[Any] | None, info: pydantic.ValidationInfo) -> list[Any] | None:
+    def _is_one_per_task(cls, values: list[Json] | None, info: pydantic.ValidationInfo) -> list[Json] | None:
         if values is not None and len(values) != len(info.data.get("curve", values)):
             raise ValueError("one value per task is needed")
         return values
@@ -171,12 +172,12 @@ class LanguageResult(Result):
 
     kind: str = "llm"
     config: LanguageKeys
-    data: Any = None
+    data: Json = None
     tasks: list[str]
-    metrics: Any = None
+    metrics: Json = None
     avg_score: Number
     scores: Scores
-    chat_template: Any = None
+    chat_template: Json = None
     trivial: Annotated[dict[str, dict[str, dict[str, Real]]], WrapValidator(_as_given)] | None = None
     warnings: list[str] | None = None
     train_minutes: Number
@@ -187,14 +188,14 @@ class LanguageResult(Result):
     tokens_trained: Number
     padding: Number
     tokens_per_second: Number
-    sharded: Any = None
-    transformers: Any = None
+    sharded: Json = None
+    transformers: Json = None
     train_seconds: Number = 0.0
     total_seconds: Number = 0.0
 
     @pydantic.field_validator("scores")
     @classmethod
-    def _has_all_tasks(cls, scores: Mapping[str, Any], info: pydantic.ValidationInfo) -> Mapping[str, Any]:
+    def _has_all_tasks(cls, scores: Mapping[str, Json], info: pydantic.ValidationInfo) -> Mapping[str, Json]:
         for version in ("trace", "fixed"):
             _check_triangle(scores[version]["matrix"], len(info.data.get("tasks", scores[version]["matrix"])))
         return scores
@@ -208,12 +209,12 @@ def _check_triangle(rows: list[list[float]], tasks: int) -> None:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def is_language_model(contents: Any) -> bool:
+def is_language_model(contents: Json) -> bool:
     """Whether these are the contents of a language model's ``result.json``."""
     return isinstance(contents, dict) and contents.get("kind") == "llm"
 
 
-def parse(contents: Any, path: Path | str = "result.json") -> tuple[Result, list[str]]:
+def parse(contents: Json, path: Path | str = "result.json") -> tuple[Result, list[str]]:
     """The result with these contents, and a line for each malformed field that was left out.
 
     Results of earlier schemas are completed. Raises :class:`UnusableRun`, naming ``path``, if the result cannot be
@@ -242,7 +243,7 @@ def parse(contents: Any, path: Path | str = "result.json") -> tuple[Result, list
 
 
 def _malformed(
-    declaration: type[Result], error: ValidationError, contents: Mapping[str, Any], path: Path | str
+    declaration: type[Result], error: ValidationError, contents: Mapping[str, Json], path: Path | str
 ) -> list[str]:
     """The malformed fields that may be left out, in the file's order; raises ``UnusableRun`` for any other."""
     names = set()

@@ -9,20 +9,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pycil_wsc.config.options import in_file
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.files import write_json
+from pycil_wsc.files import Json, write_json
 from pycil_wsc.results.identity import NAMED, Identity, part_of
 from pycil_wsc.results.schema import HUGE, LanguageResult, Numbers, Result, parse
 
 RESULT = "result.json"  # in a run's folder
 METRICS = "metrics.jsonl"  # a line per task
+ANALYSES = "analyses.jsonl"  # likewise, of runs with analyses
 REPLACED = "result.old.json"  # a result that was set aside to do its run again
-Problem = tuple[Any, str]  # a path, and what is wrong with it
+Problem = tuple[Path | str | None, str]  # a path, and what is wrong with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +32,20 @@ class Record:
 
     result: Result
     path: Path | None = None
-    analyses: list[dict[str, Any]] = field(default_factory=list)
+    analyses: list[dict[str, Json]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, contents: Any, path: Path | None = None) -> Record:
+    def of(cls, contents: Json, path: Path | None = None) -> Record:
         """The record with these contents of a result."""
         return cls(parse(contents, path or RESULT)[0], path)
 
     @cached_property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Json]:
         """The contents of the result."""
         return self.result.contents()
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Json]:
         return self.data["config"]
 
     @property
@@ -64,13 +65,13 @@ class Record:
     def seed(self) -> int:
         return self.identity.seed
 
-    def decisive(self) -> dict[str, Any]:
+    def decisive(self) -> dict[str, Json]:
         """The keys of the configuration that decide the result, as in a JSON file that repeats the run."""
         names = self.identity.variant.keys() | NAMED
         return in_file({name: value for name, value in self.config.items() if name in names})
 
     @property
-    def part(self) -> dict[str, Any]:
+    def part(self) -> dict[str, Json]:
         """The keys that restrict the run to a part of its data."""
         return part_of(self.data)
 
@@ -112,14 +113,14 @@ class Found:
 # ---- one result ------------------------------------------------------------------------------------------------------
 
 
-def write_result(folder: Path, result: Result) -> dict[str, Any]:
+def write_result(folder: Path, result: Result) -> dict[str, Json]:
     """Write ``result.json`` into the folder of its run; returns its contents."""
     contents = result.contents()
     write_json(folder / RESULT, contents)
     return contents
 
 
-def read_result(path: str | Path) -> dict[str, Any]:
+def read_result(path: str | Path) -> dict[str, Json]:
     """The contents of a ``result.json``; raises ``UnusableRun`` if it is incomplete or of another version."""
     contents = _parsed(Path(path))
     parse(contents, path)
@@ -203,14 +204,14 @@ def _add(path: Path, found: Found) -> None:
         found.problems.append((path, str(error).removeprefix(f"{path}: ")))
         return
     found.problems += [(path, flaw) for flaw in flaws]
-    analyses_path = path.with_name("analyses.jsonl")
+    analyses_path = path.with_name(ANALYSES)
     analyses, flaws = read_analyses(analyses_path) if path.name == RESULT else ([], [])
     found.problems += [(analyses_path, flaw) for flaw in flaws]
     records = found.language if isinstance(result, LanguageResult) else found.records
     records.append(Record(result, path, analyses))
 
 
-def _parsed(path: Path) -> Any:
+def _parsed(path: Path) -> Json:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
@@ -245,35 +246,35 @@ class AnalysisLine(BaseModel):
 
     task: Value
     share_new: Value
-    gradients: dict[str, Any] = {}
-    drift: dict[str, Any] = {}
-    flatness: dict[str, Any] = {}
-    dormant: dict[str, Any] = {}
+    gradients: dict[str, Json] = {}
+    drift: dict[str, Json] = {}
+    flatness: dict[str, Json] = {}
+    dormant: dict[str, Json] = {}
 
 
-def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+def read_metrics(path: str | Path) -> tuple[list[dict[str, Json]], list[str]]:
     """The valid lines of a ``metrics.jsonl``, and the problems of the others."""
 
-    def check(line: Any) -> bool:
+    def check(line: Json) -> bool:
         found = TaskLine.model_validate(line)
         return found.cnn_top1 is not None or found.trace is not None
 
     return _read_lines(Path(path), check, "no task or cnn_top1")
 
 
-def read_analyses(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+def read_analyses(path: str | Path) -> tuple[list[dict[str, Json]], list[str]]:
     """The valid lines of an ``analyses.jsonl``, if it exists, and the problems of the others."""
     if not Path(path).exists():
         return [], []
 
-    def check(line: Any) -> bool:
+    def check(line: Json) -> bool:
         AnalysisLine.model_validate(line)
         return True
 
     return _read_lines(Path(path), check, "no task, or an analysis that is not as expected")
 
 
-def _read_lines(path: Path, check: Callable[[Any], bool], lacking: str) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_lines(path: Path, check: Callable[[Json], bool], lacking: str) -> tuple[list[dict[str, Json]], list[str]]:
     lines, flaws = [], []
     try:
         text = path.read_bytes().decode(errors="replace")

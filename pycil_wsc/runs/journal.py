@@ -3,19 +3,21 @@
 import contextlib
 import json
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import TrainingDiverged
-from pycil_wsc.files import write_atomically
+from pycil_wsc.files import Json, write_atomically
+from pycil_wsc.results.schema import HUGE
 from pycil_wsc.runs.progress import Progress, TaskBar, open_log
 from pycil_wsc.runs.tensorboard import Scalars
 from pycil_wsc.runs.weights_and_biases import WandB
+from pycil_wsc.state import State
+
+CURVES = ("train_loss", "train_accuracy")
 
 
 class Journal:
@@ -26,16 +28,26 @@ class Journal:
         on_progress: called with every :class:`pycil_wsc.runs.progress.Progress`.
         num_tasks: the number of tasks of the run.
         writes: whether this process writes files; the others only count.
+        unit: of what the run trains on.
+        curves: what is recorded for each epoch of a task.
     """
 
-    def __init__(self, folder: Path, on_progress: Callable[[Progress], None], num_tasks: int, writes: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        on_progress: Callable[[Progress], None],
+        num_tasks: int,
+        writes: bool,
+        unit: str = "images",
+        curves: Sequence[str] = CURVES,
+    ) -> None:
         self.folder = folder
         self.writes = writes
-        self.bar = TaskBar(on_progress, num_tasks)
+        self.bar = TaskBar(on_progress, num_tasks, unit)
         self.log = logging.getLogger("pycil_wsc.following")  # that of the run, once it is opened
         self.scalars: list[Scalars | WandB] = []
-        self.history: list[dict[str, Any]] = []  # the lines of metrics.jsonl: a dict per task
-        self.curves = new_curves()  # of the current task: a value per epoch
+        self.history: list[dict[str, Json]] = []  # the lines of metrics.jsonl: a dict per task
+        self.curves = new_curves(curves)  # of the current task: a value per epoch
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.mark = time.perf_counter()  # up to which the clock has counted
 
@@ -77,7 +89,7 @@ class Journal:
     def epoch_ended(self, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         """An epoch of training has ended, with this mean loss and training accuracy in percent.
 
-        Raises :class:`TrainingDiverged` if the loss is not finite.
+        Raises :class:`TrainingDiverged` if the loss is not finite, or huge.
         """
         seconds = self.tick("train_seconds")
         self.bar.epoch(epoch, loss, accuracy)
@@ -90,10 +102,7 @@ class Journal:
             loss,
             accuracy,
         )
-        if not math.isfinite(loss):
-            raise TrainingDiverged(
-                f"the loss became {loss} in {self.bar.task}, epoch {epoch + 1}; try a lower learning rate"
-            )
+        check_loss(loss, f"{self.bar.task}, epoch {epoch + 1}")
         rate = phase.optimizer.param_groups[0]["lr"]
         speed = len(phase.indices) / max(seconds, 1e-9)  # a coarse clock may not have moved
         for scalars in self.scalars:
@@ -103,7 +112,14 @@ class Journal:
         self.curves["train_loss"].append(loss)
         self.curves["train_accuracy"].append(accuracy)
 
-    def task_loaded(self, trained: Mapping[str, Any], images: int) -> None:
+    def check(self, finite: bool, what: str) -> None:
+        """Raise :class:`TrainingDiverged` unless ``what`` the task has left is ``finite``."""
+        if not finite:
+            raise TrainingDiverged(
+                f"{what} are no longer finite numbers after {self.bar.task}; try a lower learning rate"
+            )
+
+    def task_loaded(self, trained: State, images: int) -> None:
         """The task was taken from another run, whose records are ``trained``; ``images`` were trained on so far.
 
         It counts as if this run had trained it.
@@ -118,11 +134,11 @@ class Journal:
                 scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
         self.bar.loaded(images)
 
-    def task_ended(self, line: Mapping[str, Any]) -> None:
+    def task_ended(self, line: Mapping[str, Json]) -> None:
         """A task was learned and tested; ``line``: what is known of it beside its curves and times."""
         self.tick()
         self.history.append({**line, **self.curves, **self.clock})
-        self.curves = new_curves()
+        self.curves = new_curves(self.curves)
         if self.writes:
             lines = [json.dumps(each) + "\n" for each in self.history]
             write_atomically(self.folder / "metrics.jsonl", "".join(lines))
@@ -133,20 +149,26 @@ class Journal:
         """The number of epochs of all tasks so far."""
         return sum(len(curves["train_loss"]) for curves in [*self.history, self.curves])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"history": self.history, "curves": self.curves, "clock": self.clock}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.history = state["history"]
         self.curves = state["curves"]
         self.clock = state["clock"]
 
 
-def new_curves() -> dict[str, list[float]]:
-    return {"train_loss": [], "train_accuracy": []}
+def new_curves(names: Iterable[str] = CURVES) -> dict[str, list[float]]:
+    return {name: [] for name in names}
 
 
-def summary(line: Mapping[str, Any]) -> str:
+def check_loss(loss: float, where: str) -> None:
+    """Raise :class:`TrainingDiverged` unless the loss of an epoch is finite, and small enough for a result."""
+    if not abs(loss) < HUGE:
+        raise TrainingDiverged(f"the loss became {loss} in {where}; try a lower learning rate")
+
+
+def summary(line: Mapping[str, Json]) -> str:
     """A line of ``metrics.jsonl`` in words."""
     accuracy = f"loss {line['train_loss'][-1]:.3f}" if line["train_loss"] else "not trained"
     if "cnn_top1" in line:

@@ -22,9 +22,10 @@ from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import numbered, resolved_device, synchronize
 from pycil_wsc.engine.environment import deterministic
-from pycil_wsc.engine.phase import Phase
+from pycil_wsc.engine.phase import Monitor, Phase
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.runs.planning import plan_of
 
 WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA graph), then timed
@@ -34,17 +35,22 @@ def measurer(for_training: Callable[[Dataset, Config], Dataset]) -> Callable[[Co
     """A function that estimates the training time of a whole run, in seconds, from its configuration and data.
 
     ``for_training`` returns the data that the run reads, such as the copies that ``cache_images`` asks for. Runs whose
-    steps take equally long share a measurement. Testing, the choice of exemplars, resets and saving are not included.
+    steps take equally long share a measurement; with a budget in operations, those that also have the same number of
+    images. Testing, the choice of exemplars, resets and saving are not included.
     """
-    measured: dict[str, list[float]] = {}
+    measured: dict[str, Stopwatch] = {}
 
     def seconds(config: Config, dataset: Dataset) -> float:
+        plan = plan_of(config, tasks_of(dataset, config))
+        if config.task_seconds:
+            return config.task_seconds * len(plan)
         relevant = {name: value for name, value in config.to_dict().items() if _is_relevant(name, config)}
-        key = json.dumps(relevant, sort_keys=True)
+        key = json.dumps([relevant, plan if config.operations_like else []], sort_keys=True)
         if key not in measured:
             measured[key] = _measured(config, for_training(dataset, config))
-        plan = plan_of(config, tasks_of(dataset, config))
-        return sum(images * each for images, each in zip(plan, measured[key], strict=True))
+        if config.operations_like:
+            return sum(map(measured[key].seconds, range(len(plan))))
+        return sum(images * each for images, each in zip(plan, measured[key].seconds_per_image(), strict=True))
 
     return seconds
 
@@ -54,8 +60,8 @@ def _is_relevant(name: str, config: Config) -> bool:
     return key.affects == "time" and key.decides not in ("name", "files")
 
 
-def _measured(config: Config, dataset: Dataset) -> list[float]:
-    """Measure and print the speed; returns seconds per training image for each task."""
+def _measured(config: Config, dataset: Dataset) -> Stopwatch:
+    """Measure and print the speed."""
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(config.threads or threads)
@@ -68,7 +74,7 @@ def _measured(config: Config, dataset: Dataset) -> list[float]:
     finally:
         torch.set_num_threads(threads)
     print(f"measured {config.method}: {watch}", flush=True)
-    return watch.seconds_per_image()
+    return watch
 
 
 def measure(config: Config, dataset: Dataset) -> Stopwatch:
@@ -84,7 +90,7 @@ def measure(config: Config, dataset: Dataset) -> Stopwatch:
     keep_freed_memory(device)
     manager = tasks_of(dataset, config)
     source = open_source(dataset.info, dataset.train, device, config.num_workers)
-    learner = truncated(config.learner)(config, manager, source, device)
+    learner = truncated(configured_learner(config))(config, manager, source, device)
     decoded_ahead = 0 if dataset.train.in_memory else 2 * config.num_workers  # batches ready before the first step
     watch = Stopwatch(learner, WARM_UP + decoded_ahead)
     for task in manager.tasks:
@@ -95,7 +101,7 @@ def measure(config: Config, dataset: Dataset) -> Stopwatch:
 
 
 @functools.cache
-def truncated(learner: type[BaseLearner]) -> Any:
+def truncated(learner: type[BaseLearner]) -> type[Truncated]:
     """A subclass of ``learner`` whose phases end after ``most_steps`` steps."""
     return type(f"Truncated{learner.__name__}", (Truncated, learner), {})
 
@@ -104,48 +110,58 @@ class Truncated(BaseLearner):
     """A mixin for learners that shortens each phase to ``most_steps`` steps.
 
     If an epoch has fewer batches, a phase has as many whole epochs as reach that number of steps. ``planned``: task ->
-    the number of images that each of its phases would train on.
+    the number of images that each of its phases would train on, within the budget if there is one.
     """
 
     most_steps = 0
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.planned: dict[int, list[int]] = {}
+        self.planned: dict[int, list[float]] = {}
 
     def phases(self, task: Task) -> Iterator[Phase]:
         self.planned[task.index] = []  # also of a task that trains nothing
-        for phase in super().phases(task):
-            self.planned[task.index].append(phase.epochs * len(phase.indices))
-            phase.epochs = min(phase.epochs, -(-self.most_steps // self.num_batches(len(phase.indices))))
+        for number, phase in enumerate(super().phases(task)):
+            self.spending.fit(self, task, number, phase)
+            batches = self.batches_of(phase)
+            epochs = phase.epochs if phase.steps is None else phase.steps / batches
+            self.planned[task.index].append(epochs * phase.counted_images)
+            phase.epochs, phase.steps = min(phase.epochs, -(-self.most_steps // batches)), None
+            before = self.train_flops
             yield phase
+            self.train_flops = before + epochs * len(phase.indices) * (self.step_cost or 0)  # as if it were all done
 
-    def training_batches(self, indices: np.ndarray, *address: Any, **options: Any) -> Iterator[Any]:
-        return islice(super().training_batches(indices, *address, **options), self.most_steps)
+    def training_batches(self, indices: np.ndarray, *address: int, **options: Any) -> Iterator[Any]:
+        steps = max(1, self.most_steps)  # the operations of one are counted also where none is taken
+        return islice(super().training_batches(indices, *address, **options), steps)
 
-    def steps_of(self, phase: Phase) -> int:
-        """Optimiser steps that the phase takes."""
-        return phase.epochs * min(self.num_batches(len(phase.indices)), self.most_steps)
+    def batches_of(self, phase: Phase) -> int:
+        """The batches of an epoch."""
+        return self.num_batches(len(phase.indices), phase.batch_size)
 
     def end_task(self, task: Task) -> None:
         """Do nothing: the task is not trained to its end."""
 
 
-class Stopwatch:
-    """Receives the events of a :class:`Truncated` learner and times the steps of each phase after ``warm_up``."""
+class Stopwatch(Monitor):
+    """Times the steps of each phase of a :class:`Truncated` learner after ``warm_up`` steps."""
 
     def __init__(self, learner: Truncated, warm_up: int) -> None:
-        self.learner, self.warm_up = learner, warm_up
+        self.learner = learner
+        self.warm_up = warm_up
         self.speeds: dict[tuple[int, int], float] = {}  # (task, number of its phase) -> seconds per image
         self.names: dict[tuple[int, int], str] = {}
-
-    def task_started(self, task: Task) -> None: ...
-
-    def task_trained(self, task: Task) -> None: ...
+        self.steps = 0  # of the phase
+        self.untimed = 0  # of these
+        self.images = 0.0  # of the timed steps
+        self.started = 0.0
 
     def phase_started(self, task: Task, phase: Phase, first: int) -> None:
-        self.steps, self.images, self.started = 0, 0, self._now()
-        self.untimed = min(self.warm_up, self.learner.steps_of(phase) - 1)
+        steps = phase.epochs * min(self.learner.batches_of(phase), self.learner.most_steps)
+        self.untimed = min(self.warm_up, steps - 1)
+        self.steps = 0
+        self.images = 0.0
+        self.started = self._now()
 
     def step(self, images: int) -> None:
         self.steps += 1
@@ -156,15 +172,17 @@ class Stopwatch:
 
     def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         if self.images:
-            self.speeds[task.index, number] = (self._now() - self.started) / self.images
+            images = self.images * phase.counted_images / len(phase.indices)
+            self.speeds[task.index, number] = (self._now() - self.started) / images
             self.names[task.index, number] = phase.name
 
+    def seconds(self, task: int) -> float:
+        """The seconds of all phases of a task; interpolated linearly between measured tasks."""
+        return sum(images * self._speed(task, number) for number, images in enumerate(self.learner.planned[task]))
+
     def seconds_per_image(self) -> list[float]:
-        """Seconds per image for each task, over all its phases; interpolated linearly between measured tasks."""
-        return [
-            sum(images * self._speed(task, number) for number, images in enumerate(phases)) / max(1, sum(phases))
-            for task, phases in self.learner.planned.items()
-        ]
+        """The seconds of each task over its images."""
+        return [self.seconds(task) / max(1, sum(images)) for task, images in self.learner.planned.items()]
 
     def _speed(self, task: int, number: int) -> float:
         measured = {t: speed for (t, phase), speed in self.speeds.items() if phase == number and bool(t) == bool(task)}

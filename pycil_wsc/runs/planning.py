@@ -1,23 +1,25 @@
 """Computes the cost of a run in advance: the number of training images of each task."""
 
+import functools
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from pycil_wsc import registry
 from pycil_wsc.config.options import KEYS, Config
-from pycil_wsc.data.exemplars import ALL
 from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.options import ALL
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.toolbox import configured_backbone
 from pycil_wsc.networks.nets import check_features
 from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.seeding import derived_seed
+from pycil_wsc.state import State
 
 
 def planned_images(config: Config, manager: TaskSequence) -> int:
@@ -25,13 +27,14 @@ def planned_images(config: Config, manager: TaskSequence) -> int:
     return sum(plan_of(config, manager))
 
 
-def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | None = None) -> list[int]:
+def plan_of(config: Config, manager: TaskSequence, start: State | None = None) -> list[int]:
     """The number of training images of each task.
 
     ``start``: as in :class:`pycil_wsc.runs.run.Run`; images of earlier tasks count as planned. Raises a
     :class:`UserError` if the method cannot learn a task.
     """
-    learner, plan = config.learner, []
+    learner = configured_learner(config)
+    plan: list[int] = []
     by_class = registry.exemplars[config.exemplars].by_class
     strategy = "random" if by_class else config.exemplars  # as many, but needs no network
     memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
@@ -44,14 +47,19 @@ def plan_of(config: Config, manager: TaskSequence, start: Mapping[str, Any] | No
                 f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
                 "use another method, such as 'replay' or 'wsc'"
             )
-        if learner.needs_exemplars and task.index and not len(memory):
+        rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
+        update = functools.partial(memory.update, task, manager.train_targets, None, rng, map)
+        if learner.chooses_first:
+            update(learner.quotas(config, task, manager))
+        number, place = (task.num_seen, "of") if learner.chooses_first else (task.num_old, "before")
+        if learner.needs_exemplars and len(memory) < number:
             raise UserError(
                 f"model_name: '{config.model_name}' needs exemplars, but the memory cannot hold one of each of the "
-                f"{task.num_old} classes before task {task.index + 1}; give a larger memory"
+                f"{number} classes {place} task {task.index + 1}; give a larger memory"
             )
-        plan.append(learner.planned_images(config, task, memory))
-        rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
-        memory.update(task, manager.train_targets, None, rng, map, learner.quotas(config, task))
+        plan.append(learner.planned_images(config, task, memory, manager.train_targets))
+        if not learner.chooses_first:
+            update(learner.quotas(config, task, manager))
     return plan
 
 
@@ -61,12 +69,13 @@ def check_backbone(config: Config, image_size: int) -> None:
     It is built once for all runs of a process that share it, without downloading weights.
     """
     values = {name: getattr(config, name) for name in ("convnet_options", *declared(BackboneOptions))}
-    wanted = config.learner, image_size, json.dumps(values, sort_keys=True)
+    learner = configured_learner(config)
+    wanted = learner, image_size, json.dumps(values, sort_keys=True)
     if wanted not in _buildable:
         with torch.random.fork_rng(devices=[]):
             weights = config.pretrained if isinstance(config.pretrained, str) else False
             backbone = configured_backbone(config, image_size, weights)
-            config.learner.check_backbone(backbone, config)
+            learner.check_backbone(backbone, config)
             check_features(backbone, image_size, config.convnet_type)
         _buildable.add(wanted)
 
@@ -74,11 +83,12 @@ def check_backbone(config: Config, image_size: int) -> None:
 def remarks(config: Config, targets: np.ndarray) -> list[str]:
     """Settings of the memory without effect, a line each. ``targets``: the classes of the training images."""
     lines = []
-    if not config.learner.uses_memory or config.memory_bytes is not None:
+    learner = configured_learner(config)
+    if not learner.uses_memory or config.memory_bytes is not None:
         return lines
     unused, used = config.memory_keys
     default = KEYS[unused].default
-    if getattr(config, unused) != default and unused not in config.learner.also_reads(config):
+    if getattr(config, unused) != default and unused not in learner.also_reads(config):
         because, value = json.dumps(config.fixed_memory), getattr(config, used)
         lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} counts, which is {value}")
     largest = int(np.bincount(targets, minlength=1).max())
@@ -90,11 +100,13 @@ def remarks(config: Config, targets: np.ndarray) -> list[str]:
     return lines
 
 
-_buildable: set[tuple[Any, ...]] = set()
+_buildable: set[tuple[type[BaseLearner], int, str]] = set()
 
 
-def check_plan(plan: list[int], learner: Any, task: Task) -> None:
+def check_plan(plan: list[int], learner: BaseLearner, task: Task) -> None:
     """Raise a :class:`WrongPlan` unless ``learner`` has trained on as many images as planned up to ``task``."""
+    if learner.config.operations_like or learner.config.task_seconds:
+        return  # the plan is that of the epochs, and the budget decides
     plan = plan[: task.index + 1]
     if learner.images_trained != sum(plan):
         trained = learner.images_trained - sum(plan[:-1])

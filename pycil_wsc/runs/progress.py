@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,9 +36,10 @@ class TaskBar:
     Calls ``on_progress`` with a :class:`Progress` at the start of each phase, at intervals, and for each line to print.
     """
 
-    def __init__(self, on_progress: Callable[[Progress], None], num_tasks: int):
+    def __init__(self, on_progress: Callable[[Progress], None], num_tasks: int, unit: str = "images"):
         self.on_progress = on_progress
         self.num_tasks = num_tasks
+        self.unit = unit
         self.task = ""  # such as "task 2/10"
         self.phase = ""
         self.epochs = 0  # of the phase
@@ -49,9 +49,9 @@ class TaskBar:
         self.started = time.monotonic()  # when the phase began
         self.reported = 0.0
 
-    def begin(self, task: Any) -> None:
-        """A task begins."""
-        self.task = self.position = f"task {task.index + 1}/{self.num_tasks}"
+    def begin(self, index: int) -> None:
+        """Task ``index`` begins."""
+        self.task = self.position = f"task {index + 1}/{self.num_tasks}"
         self.images = self.fresh = 0
 
     def start(self, phase: str, first: int, epochs: int, images: int) -> None:
@@ -70,6 +70,16 @@ class TaskBar:
         if time.monotonic() - self.reported > INTERVAL:
             self._send()
 
+    def at(self, position: str, images: int = 0) -> None:
+        """The run is at this position of the task, after so many images more."""
+        self.position = f"{self.task} {position}"
+        self.step(images)
+
+    @property
+    def speed(self) -> float:
+        """Images per second since the phase began."""
+        return self.fresh / max(time.monotonic() - self.started, 1e-9)
+
     def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
         """Epoch ``epoch`` has ended with this mean loss and training accuracy in percent."""
         self.position = f"{self._position(min(epoch + 1, self.epochs - 1))}, loss {loss:.3f}, accuracy {accuracy:.1f}%"
@@ -87,8 +97,7 @@ class TaskBar:
 
     def _send(self, line="", loaded=False):
         self.reported = time.monotonic()
-        speed = self.fresh / max(self.reported - self.started, 1e-9)
-        self.on_progress(Progress(self.position, self.images, speed, line, loaded))
+        self.on_progress(Progress(self.position, self.images, self.speed, line, loaded, self.unit))
 
 
 def print_task(progress: Progress) -> None:

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from pycil_wsc import registry
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
 from pycil_wsc.engine.environment import commit
+from pycil_wsc.files import Json
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.results import metrics
 from pycil_wsc.results.identity import image_identity
 from pycil_wsc.results.schema import ImageResult
-from pycil_wsc.runs import metrics
-
-if TYPE_CHECKING:
-    from pycil_wsc.runs.run import Run
+from pycil_wsc.runs.journal import Journal
 
 
-def result_of(run: Run) -> ImageResult:
-    """The result of a finished run, from the lines of its ``metrics.jsonl``, its times and its data."""
-    rows, last = run.journal.history, run.journal.history[-1]
+def result_of(
+    config: Config,
+    dataset: Dataset,
+    data: dict[str, Json],
+    learner: BaseLearner,
+    journal: Journal,
+    confusion: list[list[float]] | None,
+    peak_memory: int,
+) -> ImageResult:
+    """The result of a finished run, from the lines of its ``metrics.jsonl``, its times and its data.
+
+    ``data``: the fingerprint of the ``dataset``; ``peak_memory``: in bytes.
+    """
+    rows = journal.history
+    last = rows[-1]
+    clock = journal.clock
     matrix = [row["cnn_tasks"] for row in rows]
     curve = [row["cnn_top1"] for row in rows]
     nme = [row["nme_top1"] for row in rows if row.get("nme_top1") is not None]
-    config, precision = run.config.recorded(), run.learner.precision
-    known = {"config": config, "precision": precision, "curve": curve, "data": run.data, "class_names": run.class_names}
+    order = learner.manager.class_order
+    class_names = [dataset.info.classes[label] for label in order]
+    recorded = config.recorded()
+    known = {"config": recorded, "precision": learner.precision, "curve": curve, "data": data}
     return ImageResult(
-        config=config,
-        identity=image_identity(run.config.identity(), known),
-        tested_on="validation" if run.dataset.validation_share else "test",
+        config=recorded,
+        identity=image_identity(config.identity(), {**known, "class_names": class_names}),
+        tested_on="validation" if dataset.validation_share else "test",
         curve=curve,
         avg_acc=metrics.average_accuracy(curve),
         last_acc=curve[-1],
@@ -39,23 +54,23 @@ def result_of(run: Run) -> ImageResult:
         nme_curve=nme if len(nme) == len(rows) else None,
         train_loss=[row["train_loss"] for row in rows],
         train_accuracy=[row["train_accuracy"] for row in rows],
-        confusion=run.confusion,
-        train_seconds=run.journal.clock["train_seconds"],
-        train_seconds_spent=run.journal.clock["train_seconds"] - run.journal.clock["saved_seconds"],
-        total_seconds=run.journal.clock["total_seconds"],
+        confusion=confusion,
+        train_seconds=clock["train_seconds"],
+        train_seconds_spent=clock["train_seconds"] - clock["saved_seconds"],
+        total_seconds=clock["total_seconds"],
         images_trained=last["images_trained"],
         train_flops=last["train_flops"],
-        peak_memory_bytes=run.peak_memory,
+        peak_memory_bytes=peak_memory,
         parameters=last["parameters"],
-        data=run.data,
-        class_order=run.manager.class_order,
-        class_names=run.class_names,
-        device=device_name(run.device),
-        processes=run.processes.count,
-        precision=precision,
+        data=data,
+        class_order=order,
+        class_names=class_names,
+        device=device_name(learner.device),
+        processes=learner.processes.count,
+        precision=learner.precision,
         torch=torch.__version__,
         commit=commit(),
         **{name: measure(rows) for name, measure in registry.metrics.items()},
-        **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in run.learner.also_tested()},
-        **{name: last[name] for name in run.learner.costs()},
+        **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in learner.also_tested()},
+        **{name: last[name] for name in learner.costs()},
     )

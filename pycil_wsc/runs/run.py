@@ -5,11 +5,11 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pycil_wsc.allocator import keep_freed_memory
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.fingerprint import fingerprint
@@ -18,12 +18,13 @@ from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.environment import deterministic
-from pycil_wsc.engine.phase import Phase, Resume
+from pycil_wsc.engine.phase import Monitor, Phase, Resume
 from pycil_wsc.engine.processes import Processes, backend_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
-from pycil_wsc.files import write_json
-from pycil_wsc.results import write_result
-from pycil_wsc.runs import first_task, metrics, weights
+from pycil_wsc.files import Json, write_json
+from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.results import metrics, write_result
+from pycil_wsc.runs import first_task, weights
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.planning import check_plan, plan_of, remarks
@@ -31,18 +32,18 @@ from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.rehearsal import rehearse
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import accuracy_of, predictions
-from pycil_wsc.state import save_state
+from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
 
 
-class Run:
+class Run(Monitor):
     """One run of a sweep, in its own folder. Resumes from a checkpoint if there is one, and writes ``result.json``.
 
     Args:
         config: the configuration.
         dataset: the data set, with the held-out part that ``config`` specifies.
         on_progress: called with every :class:`pycil_wsc.runs.progress.Progress`.
-        folder: folder of the run's files; None: the configuration's ``run_folder``.
+        folder: folder of the run's files; None: that of the configuration.
         start: the :meth:`state` after earlier tasks. ``dataset`` must then have the exemplars of these tasks, but no
             other samples of them.
     """
@@ -53,7 +54,7 @@ class Run:
         dataset: Dataset,
         on_progress: Callable[[Progress], None] = print_task,
         folder: Path | None = None,
-        start: Mapping[str, Any] | None = None,
+        start: State | None = None,
     ):
         if dataset.validation_share != config.validation_split:
             raise ValueError(
@@ -63,30 +64,31 @@ class Run:
         self.config = config
         self.dataset = dataset
         self.start = start
-        self.folder = folder or config.run_folder
+        self.folder = folder or run_folder(config)
         self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)
         self.processes = Processes(config.timeout_minutes)
         self.device = self.processes.device(resolved_device(config.device))
         self.manager = tasks_of(dataset, config)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
-        self.learner = config.learner(config, self.manager, self.train_source, self.device, self.processes)
+        self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
-        self.records = Records(config, self.learner, self.folder)
-        self.class_names = [dataset.info.classes[label] for label in self.manager.class_order]
-        self.confusion = None  # the confusion matrix after the last task
+        self.records = Records(config.analyse, self.learner, self.folder)
+        self.confusion: list[list[float]] | None = None  # after the last task
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         self.remarks = remarks(config, self.manager.train_targets)  # to be said once
         self.peak_memory = 0
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
         self.saved_at = time.perf_counter()
 
-    def execute(self) -> dict[str, Any]:
+    def execute(self) -> dict[str, Json]:
         """Train and test every task; returns the contents of ``result.json``."""
         self.learn()
         if self.config.save_weights is True and self.processes.first:
-            weights.save(self.folder, self.learner)
-        result = result_of(self)
+            weights.save(self.folder, self.learner, self.config)
+        result = result_of(
+            self.config, self.dataset, self.data, self.learner, self.journal, self.confusion, self.peak_memory
+        )
         if self.processes.first:
             write_result(self.folder, result)
         if self.processes.first and not self.config.tasks:  # a longer list of tasks resumes from it
@@ -107,8 +109,9 @@ class Run:
                 self.journal.tick()
                 self.journal.task_ended(self._test(task))
                 if self.config.save_weights == "every" and self.processes.first:
-                    weights.save(self.folder, self.learner, task.index)
+                    weights.save(self.folder, self.learner, self.config, task.index)
                 self._checkpoint(end_of(task), None)
+                self._renew_plan(self.state(end_of(task)))
                 self.journal.say(summary(self.journal.history[-1]))
 
     def _begin(self):
@@ -132,7 +135,7 @@ class Run:
 
     def _learn(self, task, resume):
         """Learn a task, on as many images as planned."""
-        self.journal.bar.begin(task)
+        self.journal.bar.begin(task.index)
         while self.remarks:
             self.journal.say(self.remarks.pop(0))
         try:
@@ -146,24 +149,32 @@ class Run:
 
     def _learn_shared(self, task, resume):
         """Learn the first task, or load it if another run has trained it and this run has not started it."""
-        with first_task.shared(self, self.dataset) as entry:
+        with first_task.shared(self.first_task_file(), self.processes, self.journal.bar.say) as path:
             self.journal.tick()
-            taken = None if resume or self.records.watch_epochs else entry.load()
-            trained = self.processes.broadcast(taken)
+            usable = not resume and not self.records.watch_epochs
+            trained = self.processes.broadcast(first_task.load(path) if path and usable else None)
             self.learner.learn(task, self, resume, trained=trained and trained["learner"])
             if trained:
                 self.peak_memory = max(self.peak_memory, trained["peak_memory"])
                 self.journal.task_loaded(trained, self.learner.images_trained)
                 return
             self.journal.tick()
-            entry.save(
-                {
-                    "learner": self.learner.trained_state(),
-                    "clock": self.journal.clock,
-                    "curves": self.journal.curves,
-                    "peak_memory": max(self.peak_memory, peak_memory(self.device)),
-                }
-            )
+            state = self._first_task()
+            if path:
+                save_state(path, state)
+
+    def first_task_file(self) -> Path:
+        """Where the first task is, or will be, before the learner has learned anything."""
+        return first_task.file_of(self.config, self.dataset, self.data, self.learner)
+
+    def _first_task(self):
+        """What other runs take from this one. All processes call this together."""
+        return {
+            "learner": self.learner.trained_state(),
+            "clock": self.journal.clock,
+            "curves": self.journal.curves,
+            "peak_memory": max(self.peak_memory, peak_memory(self.device)),
+        }
 
     # ---- events reported by the learner ------------------------------------------------------------------------------
 
@@ -197,10 +208,7 @@ class Run:
 
         The loss is not enough: that of the last step is computed before its update.
         """
-        if not self.processes.all(finite):
-            raise TrainingDiverged(
-                f"{what} are no longer finite numbers after {self.journal.bar.task}; try a lower learning rate"
-            )
+        self.journal.check(self.processes.all(finite), what)
 
     # ---- saving and resuming -----------------------------------------------------------------------------------------
 
@@ -210,7 +218,7 @@ class Run:
         self.journal.tick()  # saving does not count as training
         self.saved_at = self.journal.mark
 
-    def state(self, position: Mapping[str, int], optimizer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state(self, position: Mapping[str, int], optimizer: State | None = None) -> State:
         """The state to resume from: tensors, numbers, strings, and lists and dicts of these.
 
         ``position``: the next task, phase and epoch; ``optimizer``: the optimiser's state, within a task.
@@ -227,6 +235,11 @@ class Run:
             "identity": self.config.identity(),
             "data": self.data,
         }
+
+    def _renew_plan(self, state):
+        """Plan the tasks that are left with the exemplars that there are, if their number could not be planned."""
+        if self.learner.measures_quotas:
+            self.plan = plan_of(self.config, self.manager, state)
 
     def _write(self, write, name, content):
         """Call ``write(path, content)`` for a file in the run's folder, in the first process only."""
@@ -247,6 +260,7 @@ class Run:
         self.records.load_state_dict(copy.deepcopy(state["records"]))
         self.confusion = state["confusion"]
         self.peak_memory = state["peak_memory"]
+        self._renew_plan(state)
         position = state["position"]
         self.resumes = found is not None
         for task in self.manager.tasks[: position["task"]]:
@@ -283,7 +297,7 @@ class Run:
         for name, network in self.learner.also_tested().items():
             line[f"{name}_top1"], finite = accuracy_of(network, self.learner, self.test_source, task)
             self._check(finite, "the test logits")
-        if task.num_seen == len(self.class_names):
+        if task.num_seen == len(self.manager.class_order):
             self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
         return line
 
@@ -293,6 +307,6 @@ def end_of(task: Task) -> dict[str, int]:
     return {"task": task.index + 1, "phase": 0, "epoch": 0}
 
 
-def losses(history: Sequence[Mapping[str, Any]]) -> list[Any]:
+def losses(history: Sequence[Mapping[str, Json]]) -> list[list[float]]:
     """The training losses of each task, which tell learners of the same images and settings apart."""
     return [line["train_loss"] for line in history]

@@ -1,9 +1,9 @@
 """Writes a run's scalars for TensorBoard."""
 
 from pathlib import Path
-from typing import Any
 
-from pycil_wsc.runs import metrics
+from pycil_wsc.files import Json
+from pycil_wsc.results import metrics
 
 
 class Scalars:
@@ -23,7 +23,7 @@ class Scalars:
         """``values``: loss and accuracy and, if this run trained the epoch, learning rate and speed."""
         _write(self.epochs, epoch, "train", values)
 
-    def task_ended(self, history: list[dict[str, Any]]) -> None:
+    def task_ended(self, history: list[dict[str, Json]]) -> None:
         """``history``: the lines of ``metrics.jsonl`` so far."""
         _write(self.tasks, history[-1]["task"], "test", metrics.task_scalars(history))
 

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pycil_wsc.data.loader import Source
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.prediction import best_classes, nearest_means
-from pycil_wsc.runs import metrics
+from pycil_wsc.files import Json
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.results import metrics
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Predictions:
     nme: np.ndarray | None  # by the nearest mean of exemplars
     finite: Tensor  # flag on the device: whether all logits computed by this process are finite
 
-    def accuracies(self, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Any]:
+    def accuracies(self, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Json]:
         """The entries of ``metrics.jsonl`` for images of these ``targets``, first seen in these ``tasks``."""
         line = {f"cnn_{name}": value for name, value in scores(self.cnn, targets, tasks).items()}
         line["cnn_known"] = metrics.accuracy(self.known, targets)
@@ -31,10 +33,10 @@ class Predictions:
         return line
 
 
-def predictions(learner: Any, source: Any, task: Task) -> Predictions:
+def predictions(learner: BaseLearner, source: Source, task: Task) -> Predictions:
     """The predictions of ``learner`` after ``task`` for the test images ``source``, divided among the processes."""
     manager, device, number = learner.manager, learner.device, len(task.test_indices)
-    means = learner.class_means(task.num_seen) if learner.config.nme and len(learner.memory) else None
+    means = learner.class_means(task.num_seen) if learner.config.nme else None
     means = None if means is None else torch.from_numpy(means).to(device)
     cnn, known, nme, finite = [], [], [], torch.ones((), dtype=torch.bool, device=device)
     others = other_tasks(learner, task)
@@ -50,7 +52,7 @@ def predictions(learner: Any, source: Any, task: Task) -> Predictions:
     return Predictions(cnn, known, None if means is None else learner.gathered(nme, number).numpy(), finite)
 
 
-def other_tasks(learner: Any, task: Task) -> Iterator[Tensor]:
+def other_tasks(learner: BaseLearner, task: Task) -> Iterator[Tensor]:
     """For each of this process's test batches, the classes that are not in the image's task: bool (B, classes)."""
     manager, processes = learner.manager, learner.processes
     targets, tasks = (of[task.test_indices] for of in (manager.test_targets, manager.test_tasks))
@@ -60,7 +62,7 @@ def other_tasks(learner: Any, task: Task) -> Iterator[Tensor]:
         yield others[batch]
 
 
-def accuracy_of(network: Any, learner: Any, source: Any, task: Task) -> tuple[float, Tensor]:
+def accuracy_of(network: nn.Module, learner: BaseLearner, source: Source, task: Task) -> tuple[float, Tensor]:
     """Test an additional network: (top-1 accuracy in percent, whether this process's logits are finite)."""
     network.eval()
     best, finite = [], torch.ones((), dtype=torch.bool, device=learner.device)
@@ -74,7 +76,7 @@ def accuracy_of(network: Any, learner: Any, source: Any, task: Task) -> tuple[fl
     return metrics.accuracy(predicted, targets[task.test_indices]), finite
 
 
-def scores(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Any]:
+def scores(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Json]:
     """``top1``, ``top5`` and the accuracy on each task's samples, in percent."""
     return {
         "top1": metrics.accuracy(predictions, targets),

@@ -4,20 +4,20 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Any
 
+from pycil_wsc.config.options import Config
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.old_formats import load_state
-from pycil_wsc.state import save_state
+from pycil_wsc.state import State, save_state
 
 
-def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
+def save(folder: Path, learner: BaseLearner, config: Config, task: int | None = None) -> None:
     """Save the weights after ``task`` (None: the last one), with everything that :func:`pycil_wsc.load` needs."""
     manager = learner.manager
     state = {
         "learner": learner.state_dict(),
-        "config": learner.config.to_dict(),
+        "config": config.to_dict(),
         "info": dataclasses.asdict(learner.train_source.info),  # class names, image size, mean, std, crop
         "class_order": manager.class_order,
         "boundaries": manager.boundaries,
@@ -28,7 +28,7 @@ def save(folder: Path, learner: BaseLearner, task: int | None = None) -> None:
         _path(folder, None).unlink(missing_ok=True)  # of the same run with fewer tasks
 
 
-def read(path: Path, remedy: str) -> Any:
+def read(path: Path, remedy: str) -> State:
     """What :func:`save` wrote. Raises a :class:`UserError`, which ends with ``remedy``, if the file is damaged."""
     try:
         return load_state(path)

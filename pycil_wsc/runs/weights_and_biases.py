@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from pycil_wsc.runs import metrics
+from pycil_wsc.files import Json
+from pycil_wsc.results import metrics
 
 
 class WandB:
@@ -21,9 +22,9 @@ class WandB:
     def __init__(
         self,
         folder: Path,
-        config: Mapping[str, Any],
+        config: Mapping[str, Json],
         name: str,
-        history: Sequence[Mapping[str, Any]],
+        history: Sequence[Mapping[str, Json]],
         curves: Mapping[str, Sequence[float]],
     ) -> None:
         import wandb  # optional dependency
@@ -56,7 +57,7 @@ class WandB:
         """``values``: loss and accuracy and, if this run trained the epoch, learning rate and speed."""
         self.run.log({"epoch": epoch} | {f"train/{name}": value for name, value in values.items()})
 
-    def task_ended(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def task_ended(self, history: Sequence[Mapping[str, Json]]) -> None:
         """``history``: the lines of ``metrics.jsonl`` so far."""
         values = metrics.task_scalars(history)
         self.run.log({"task": history[-1]["task"]} | {f"test/{name}": value for name, value in values.items()})

@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from pycil_wsc.consolidation.trackers import wide
 from pycil_wsc.registry import register_reset
+from pycil_wsc.state import State
 from pycil_wsc.studies.resets import Training
 
 
@@ -65,7 +66,7 @@ class ContinualBackprop:
         rate: float = 1e-5,
         maturity: int = 1000,
         decay: float = 0.99,
-        sum_: Callable[[Tensor], Any] | None = None,
+        sum_: Callable[[Tensor], object] | None = None,
     ):
         if not 0 <= rate <= 1 or maturity < 0 or not 0 <= decay < 1:
             raise ValueError(
@@ -74,7 +75,7 @@ class ContinualBackprop:
             )
         self.fresh, self.rate, self.maturity, self.decay, self.sum_ = fresh, rate, maturity, decay, sum_
         self.steps = self.replaced = 0
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
         self._layers = [_Layer(model, *names) for names in units]
 
     @staticmethod
@@ -116,7 +117,7 @@ class ContinualBackprop:
                 layer.replace(number, self.steps, self.maturity, fresh, optimizer)
                 self.replaced += number
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The state to resume from, for ``torch.load(weights_only=True)``. As in torch, tensors are not copied."""
         layers = [
             {"utility": layer.utility, "born": layer.born, "births": list(layer.births), "due": layer.due}
@@ -124,7 +125,7 @@ class ContinualBackprop:
         ]
         return {"steps": self.steps, "replaced": self.replaced, "layers": layers}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Resume from a saved state; load those of the model and the optimiser too.
 
         Raises ValueError if the state is of other layers of units; nothing is then loaded.

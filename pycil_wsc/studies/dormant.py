@@ -1,13 +1,13 @@
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
-from pycil_wsc.studies.observer import Observer
+from pycil_wsc.studies.observer import Observer, Record
 
 Part = tuple[list[Tensor], int]  # the sums over images for each layer, and the number of images
 RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
@@ -25,7 +25,7 @@ class Dormant(Observer):
     threshold = 0.025
     samples = 2000
 
-    def task_trained(self, task: Any) -> dict[str, Any]:
+    def task_trained(self, task: Task) -> Record:
         processes, batches = self.learner.processes, self.shared_batches(self.sample(task, self.samples))
         layers = mean_activations(
             self.learner.predict,
@@ -45,7 +45,7 @@ class Dormant(Observer):
 
 @torch.no_grad()
 def mean_activations(
-    network: Callable[[Tensor], Any],
+    network: Callable[[Tensor], object],
     batches: Iterable[Tensor],
     gathered: Callable[[Part], list[Part]] = lambda part: [part],
 ) -> list[Tensor]:
@@ -72,7 +72,9 @@ class Activations(TorchDispatchMode):
         super().__init__()
         self.sums = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         output = function(*args, **(kwargs or {}))
         if function in RELU:
             wide = output.to(widest_float(output.device))

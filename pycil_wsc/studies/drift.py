@@ -1,11 +1,11 @@
 from collections import defaultdict
-from typing import Any
 
 from torch import Tensor
 
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
-from pycil_wsc.studies.observer import Observer
+from pycil_wsc.studies.observer import Observer, Record
 
 Weights = dict[str, Tensor]
 
@@ -22,17 +22,17 @@ class Drift(Observer):
 
     watches_epochs = True
 
-    def task_started(self, task: Any) -> None:
+    def task_started(self, task: Task) -> None:
         self.state |= {"last": self.weights(), "epochs": [], "path": {}}
 
-    def epoch_ended(self, task: Any) -> None:
+    def epoch_ended(self, task: Task) -> None:
         weights = self.weights()
         layers = layer_norms(differences(weights, self.state["last"]))
         self.state["epochs"].append(total_norm(layers))
         self.state["path"] = {name: self.state["path"].get(name, 0.0) + distance for name, distance in layers.items()}
         self.state["last"] = weights
 
-    def task_trained(self, task: Any) -> dict[str, Any]:
+    def task_trained(self, task: Task) -> Record:
         weights, previous = self.weights(), self.state.get("previous")
         record = {
             "between": between(weights, previous) if previous else None,
@@ -45,7 +45,7 @@ class Drift(Observer):
         return {name: parameter.detach().clone() for name, parameter in self.learner.network.named_parameters()}
 
 
-def between(weights: Weights, previous: Weights) -> dict[str, Any]:
+def between(weights: Weights, previous: Weights) -> dict[str, object]:
     layers, before = layer_norms(differences(weights, previous)), layer_norms(previous)
     relative = {name: distance / before[name] if before[name] else None for name, distance in layers.items()}
     return {"norm": total_norm(layers), "layers": layers, "relative": relative}

@@ -1,13 +1,13 @@
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pycil_wsc import seeding
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.registry import register_analysis
-from pycil_wsc.studies.observer import Observer, finite
+from pycil_wsc.studies.observer import Observer, Record, finite
 
 
 @register_analysis("flatness")
@@ -26,7 +26,7 @@ class Flatness(Observer):
     distances = (-1.0, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0)
     samples = 2000
 
-    def task_trained(self, task: Any) -> dict[str, Any]:
+    def task_trained(self, task: Task) -> Record:
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         solution = [p.detach().clone() for p in parameters]
         indices, seed, losses = self.sample(task, self.samples), self.learner.config.seed, []
@@ -42,7 +42,7 @@ class Flatness(Observer):
 
     def loss_at(
         self,
-        parameters: list[Tensor],
+        parameters: Sequence[Tensor],
         solution: list[Tensor],
         direction: list[Tensor],
         distance: float,

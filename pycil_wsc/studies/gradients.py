@@ -1,12 +1,11 @@
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from pycil_wsc.data.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
-from pycil_wsc.studies.observer import Observer, finite
+from pycil_wsc.studies.observer import Observer, Record, finite
 
 
 @register_analysis("gradients")
@@ -21,7 +20,7 @@ class Gradients(Observer):
     samples).
     """
 
-    def task_started(self, task: Any) -> None:
+    def task_started(self, task: Task) -> None:
         past, share = self.learner.memory.indices, self.share_of_new(task)
         new, old = self.mean_gradient(task.train_indices), self.mean_gradient(past) if len(past) else None
         record = {
@@ -39,7 +38,7 @@ class Gradients(Observer):
             }
         self.state["record"] = record
 
-    def task_trained(self, task: Any) -> dict[str, Any]:
+    def task_trained(self, task: Task) -> Record:
         return self.state["record"]
 
     def mean_gradient(self, indices: np.ndarray) -> Tensor:

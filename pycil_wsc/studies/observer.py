@@ -1,13 +1,50 @@
 """The base class of analyses."""
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from pycil_wsc.data.loader import WHOLE, Share, Source
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.tasks import Task, TaskSequence
+from pycil_wsc.engine.processes import Processes
+from pycil_wsc.state import State
+
+Record = dict[str, object]  # of JSON values
+
+
+class Settings(Protocol):
+    """The keys that analyses read."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def replay_ratio(self) -> float | None: ...
+    @property
+    def seed(self) -> int: ...
+
+
+class Observed(Protocol):
+    """What analyses use of a learner (:class:`pycil_wsc.learners.base.BaseLearner`)."""
+
+    network: nn.Module
+    manager: TaskSequence
+    train_source: Source
+    memory: ExemplarMemory
+    processes: Processes
+    device: torch.device
+
+    @property
+    def config(self) -> Settings: ...
+    def predict(self, images: Tensor) -> Tensor: ...
+    def training_indices(self, task: Task) -> np.ndarray: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def eval(self) -> object: ...
 
 
 class Observer:
@@ -19,35 +56,32 @@ class Observer:
 
     watches_epochs = False  # if true, the run trains the first task itself rather than load it from another run
 
-    def __init__(self, learner: Any):
+    def __init__(self, learner: Observed):
         self.learner = learner
-        self.state: dict[str, Any] = {}
+        self.state: State = {}
 
-    def task_started(self, task: Any) -> None:
+    def task_started(self, task: Task) -> None:
         """Called when the head has grown, before training."""
 
-    def epoch_ended(self, task: Any) -> None:
+    def epoch_ended(self, task: Task) -> None:
         """Called after each epoch of each phase."""
 
-    def task_trained(self, task: Any) -> dict[str, Any]:
+    def task_trained(self, task: Task) -> Record:
         """Called after training, before exemplars are chosen. Returns the task's record, of JSON values."""
         raise NotImplementedError
 
-    def batches(self, indices: np.ndarray, **options: Any) -> Iterable[tuple[Tensor, Tensor]]:
-        """Batches (images, targets) of these training samples, with the test transform.
-
-        ``options`` are those of :meth:`pycil_wsc.data.loader.Source.batches`.
-        """
+    def batches(self, indices: np.ndarray, share: Share = WHOLE) -> Iterable[tuple[Tensor, Tensor]]:
+        """Batches (images, targets) of these training samples, with the test transform."""
         learner = self.learner
         return learner.train_source.batches(
-            indices, learner.manager.train_targets, learner.config.batch_size, **options
+            indices, learner.manager.train_targets, learner.config.batch_size, share=share
         )
 
     def shared_batches(self, indices: np.ndarray) -> Iterable[tuple[Tensor, Tensor]]:
         """This process's share of :meth:`batches`, which may be empty. ``learner.processes.sum`` adds up results."""
         return self.batches(indices, share=self.learner.processes.share_of_batches)
 
-    def sample(self, task: Any, number: int) -> np.ndarray:
+    def sample(self, task: Task, number: int) -> np.ndarray:
         """At most ``number`` of the task's samples and the exemplars, evenly spaced over all of these: indices (n,).
 
         They are sorted by class, so each class has about its share of them.
@@ -55,7 +89,7 @@ class Observer:
         indices = self.learner.training_indices(task)
         return indices[np.linspace(0, len(indices) - 1, min(number, len(indices))).astype(int)]
 
-    def share_of_new(self, task: Any) -> float:
+    def share_of_new(self, task: Task) -> float:
         """The paper's lambda: the share of new samples in the task's training data."""
         past, ratio = len(self.learner.memory), self.learner.config.replay_ratio
         return ratio if past and ratio is not None else len(task.train_indices) / (len(task.train_indices) + past)

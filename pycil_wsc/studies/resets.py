@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class Training:
     fresh: Fresh
     every: int | None
     options: RivalOptions
-    sum_: Callable[[Tensor], Any] | None = None
+    sum_: Callable[[Tensor], object] | None = None
 
 
 @dataclass(frozen=True)

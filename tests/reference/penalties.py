@@ -46,9 +46,12 @@ def sensitivity(network, batches):
 
 
 def path_importance(steps, xi):
-    """Synaptic Intelligence of one weight: ``steps`` are (gradient of the loss, weight before, weight after)."""
+    """Synaptic Intelligence of one weight in a task: ``steps`` are (gradient of the loss, weight before, weight after).
+
+    Of several tasks, the sum counts, and 0 if it is negative.
+    """
     path = sum(-gradient * (after - before) for gradient, before, after in steps)
-    return max(0.0, path) / ((steps[-1][2] - steps[0][1]) ** 2 + xi)
+    return path / ((steps[-1][2] - steps[0][1]) ** 2 + xi)
 
 
 def penalty(importance, anchor, weights, columns):

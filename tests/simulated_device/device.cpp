@@ -22,6 +22,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <utility>
 
 namespace {
 
@@ -39,7 +40,16 @@ Counts counts;
 std::array<std::atomic<int64_t>, DEVICES> in_use{}, peak{};  // bytes
 thread_local c10::DeviceIndex current = 0;
 bool has_float64 = true;
-std::set<std::string> missing;  // names of operators that the device lacks
+std::set<std::string> missing;   // names of operators that the device lacks
+std::set<std::string> launched;  // names of operators since they were last asked for
+std::mutex launching;
+
+void launch(const std::string& name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(missing.count(name) == 0, "the simulated device has no '", name, "'");
+  counts.operators++;
+  std::lock_guard<std::mutex> lock(launching);
+  launched.insert(name);
+}
 
 // ---- memory -------------------------------------------------------------------------------------------------------
 
@@ -286,8 +296,9 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   if (upload) {
     counts.uploads++;
   }
-  if ((upload && !non_blocking) || (download && !(non_blocking && is_pinned(to.storage().data())))) {
-    counts.waits++;
+  const at::Tensor& of_host = upload ? from : to;
+  if ((upload || download) && !(non_blocking && is_pinned(of_host.storage().data()))) {
+    counts.waits++;  // the host's memory may be moved or used again, unless it is pinned
   }
   host(to).copy_(host(from));
   return to;
@@ -397,8 +408,7 @@ bool waits(const c10::OperatorHandle& op, const torch::jit::Stack& stack, size_t
 
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
-  TORCH_CHECK_NOT_IMPLEMENTED(missing.count(schema.name()) == 0, "the simulated device has no '", schema.name(), "'");
-  counts.operators++;
+  launch(schema.name());
   size_t first = stack->size() - schema.arguments().size();
   if (waits(op, *stack, first)) {
     counts.waits++;
@@ -457,7 +467,7 @@ void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        at::SymIntArrayRef stride, at::SymIntArrayRef padding, at::SymIntArrayRef dilation,
                        bool transposed, at::SymIntArrayRef output_padding, c10::SymInt groups) {
-  counts.operators++;
+  launch("aten::convolution");
   Operands operands{"aten::convolution"};
   at::Tensor x = operands.down(input), w = operands.down(weight);
   std::optional<at::Tensor> b;
@@ -473,7 +483,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, at::SymIntArrayRef stride,
     at::SymIntArrayRef padding, at::SymIntArrayRef dilation, bool transposed, at::SymIntArrayRef output_padding,
     c10::SymInt groups, std::array<bool, 3> mask) {
-  counts.operators++;
+  launch("aten::convolution_backward");
   Operands operands{"aten::convolution_backward"};
   at::Tensor g = operands.down(gradient), x = operands.down(input), w = operands.down(weight);
   operands.check_host();
@@ -499,6 +509,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", at::native::resize_);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
+  for (const char* name : {"native_layer_norm", "native_group_norm", "silu_backward"}) {
+    // torch would compose them of others, which round otherwise
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
@@ -528,6 +542,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("wait", [] { counts.waits++; });
   m.def("counts", [] {
     return std::make_tuple(counts.waits.load(), counts.uploads.load(), counts.operators.load());
+  });
+  m.def("take_launched", [] {
+    std::lock_guard<std::mutex> lock(launching);
+    return std::exchange(launched, {});
   });
   m.def("memory_allocated", [](int index) { return in_use[index].load(); });
   m.def("max_memory_allocated", [](int index) { return peak[index].load(); });

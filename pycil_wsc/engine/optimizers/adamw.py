@@ -1,7 +1,7 @@
-from typing import Any
-
 import torch
 
+from pycil_wsc.engine.optimization import Group
+from pycil_wsc.engine.options import OptimizerOptions
 from pycil_wsc.registry import register_optimizer
 
 
@@ -12,6 +12,7 @@ from pycil_wsc.registry import register_optimizer
     **dict.fromkeys(("init_weight_decay", "weight_decay"), 0.01),
     **{"wsc.average_lr": None},
 )
-def adamw(groups: list[dict[str, Any]], config: Any) -> torch.optim.Optimizer:
+def adamw(groups: list[Group], config: OptimizerOptions) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, 2019) with the key ``betas``."""
-    return torch.optim.AdamW(groups, betas=tuple(config.betas), fused=True)
+    first, second = config.betas
+    return torch.optim.AdamW(groups, betas=(first, second), fused=True)

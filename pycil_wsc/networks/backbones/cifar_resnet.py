@@ -9,6 +9,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pycil_wsc.networks.backbones.staged import GlobalAverage, StagedBackbone
 from pycil_wsc.registry import register_backbone
 
 
@@ -41,18 +42,13 @@ def stage(
     return nn.Sequential(first, *(block(out_channels, out_channels, 1) for _ in range(blocks - 1)))
 
 
-class GlobalAverage(nn.Module):
-    """(B, d, H, W) -> (B, d)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
-class CifarResNet(nn.Module):
+class CifarResNet(StagedBackbone):
     """(B, 3, H, W) normalised images -> (B, 4 * width) features; H and W at least 4 (32 for CIFAR).
 
     ``depth`` is 6 n + 2 for n blocks in each stage. ``width`` is the number of channels of the first stage, at least 1;
     the second has twice and the third four times as many. Raises ValueError if it is below 1.
+
+    The last stage has 351,488 of ResNet-32's 463,504 parameters.
     """
 
     def __init__(self, depth: int, width: int = 16, block: type[nn.Module] = BasicBlock):
@@ -71,13 +67,6 @@ class CifarResNet(nn.Module):
             if isinstance(module, nn.Conv2d):  # He et al., fan out
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
                 nn.init.normal_(module.weight, 0, math.sqrt(2 / fan_out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pool(self.stage3(self.stage2(self.stage1(self.stem(x)))))
-
-    def split(self) -> tuple[nn.Module, nn.Module]:
-        """(shared trunk, block of one task), as in MEMO: 112,016 and 351,488 of ResNet-32's parameters."""
-        return nn.Sequential(self.stem, self.stage1, self.stage2), nn.Sequential(self.stage3, self.pool)
 
 
 @register_backbone("resnet8")

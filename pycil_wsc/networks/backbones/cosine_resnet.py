@@ -1,7 +1,5 @@
 """The CIFAR ResNet for cosine classifiers (Hou et al., 2019): features that may be negative, and learned shortcuts."""
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -31,7 +29,8 @@ class CosineResNet(CifarResNet):
 
     def __init__(self, depth: int, width: int = 16):
         super().__init__(depth, width, LearnedShortcutBlock)
-        last: Any = self.stage3[-1]
+        last = self.stage3[-1]
+        assert isinstance(last, LearnedShortcutBlock)
         last.rectify = False
 
 

@@ -1,0 +1,192 @@
+"""The study for plentiful memory: each method's value, chosen by its trials; the table and figure of docs/abundant.md.
+
+python docs/scripts/abundant.py    # writes the chosen values into exps/abundant.json
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+RECORDS = ROOT / "results" / "abundant"
+TRIALS, STUDY = ROOT / "exps" / "abundant_tune.json", ROOT / "exps" / "abundant.json"
+SIZES = {1: "4 %", 10: "40 %", 25: "100 %"}  # exemplars per class, of 25 images
+RESETS = {"shrink_perturb": "Shrink and perturb", "continual_backprop": "Continual backprop"}
+WITHOUT_MEMORY = ("LwF", "EWC", "SI", "MAS")  # far below the others: not in the figure
+MEASURES = ("train_flops", "avg_acc")
+FIGURE = "![Difference from Replay of each method at Replay's operations, at three memory sizes](images/abundant.svg)"
+Run = dict[str, Any]
+
+
+class Difference(NamedTuple):
+    """The mean difference from Replay over equal seeds, and how far its 95 % interval reaches to each side."""
+
+    mean: float
+    reach: float
+
+    def __str__(self) -> str:
+        text = f"{self.mean:+.2f} ± {self.reach:.2f}"
+        return f"**{text}**" if abs(self.mean) > self.reach else text
+
+
+def packed(name: str) -> list[Run]:
+    """The results in results/abundant/``name``.jsonl, which `python -m pycil_wsc.results pack` has written."""
+    path = RECORDS / f"{name}.jsonl"
+    return [json.loads(line)["result"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def method(keys: Mapping[str, Any]) -> str:
+    """The name of a row, from the keys of a run or of an entry of ``runs``."""
+    from pycil_wsc.report.names import method_name
+
+    name = method_name(keys["model_name"])
+    if keys["model_name"] == "wsc":
+        name = RESETS.get(keys.get("wsc.reset", "blend"), name)
+    return f"{name}, reservoir" if keys.get("exemplars") == "reservoir" else name
+
+
+# ---- the trials ------------------------------------------------------------------------------------------------------
+
+
+def trials() -> dict[str, tuple[str, dict[Any, float]]]:
+    """{method: (its key, {value: accuracy on held-out training images})}, in the order of the study."""
+    entries, found = json.loads(TRIALS.read_text())["runs"], {}
+    for entry in entries:
+        (key,) = (name for name, value in entry.items() if isinstance(value, list))
+        found[method(entry)] = key, {}
+    for run in packed("trials"):
+        key, values = found[method(run["config"])]
+        values[run["config"][key]] = run["avg_acc"]
+    return found
+
+
+def choose() -> None:
+    """Write the value of each method's best trial into the study's file."""
+    text = STUDY.read_text()
+    for line in text.splitlines():
+        if '"model_name"' in line:
+            entry = json.loads(line.strip().rstrip(","))
+            key, values = trials()[method(entry)]
+            best = max(values, key=lambda value: values[value], default=entry[key])
+            text = text.replace(json.dumps(entry), json.dumps(entry | {key: best}))
+    STUDY.write_text(text)
+
+
+# ---- the study -------------------------------------------------------------------------------------------------------
+
+
+def runs() -> dict[str, dict[int, dict[int, Run]]]:
+    """{method: {exemplars per class: {seed: run}}}; a method without memory is at every size."""
+    found: dict[str, dict[int, dict[int, Run]]] = {}
+    for run in packed("runs"):
+        memory, seed = run["config"]["memory_per_class"], run["config"]["seed"]
+        for size in [memory] if memory else SIZES:
+            seeds = found.setdefault(method(run["config"]), {}).setdefault(size, {})
+            assert seed not in seeds, f"two runs of {method(run['config'])} at {size} exemplars with seed {seed}"
+            seeds[seed] = run
+    return found
+
+
+def differences() -> dict[str, dict[int, Difference]]:
+    """{method: {exemplars per class: its difference from Replay}}, the best at full memory first."""
+    from pycil_wsc.report.stats import reach
+
+    every = runs()
+    replay, found = every.pop("Replay", {}), {}
+    for name, sizes in every.items():
+        for size, mine in sizes.items():
+            pairs = [mine[seed]["avg_acc"] - replay[size][seed]["avg_acc"] for seed in mine if seed in replay[size]]
+            if len(pairs) > 1:
+                half = reach(len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
+                found.setdefault(name, {})[size] = Difference(statistics.mean(pairs), half)
+    return dict(sorted(found.items(), key=lambda item: -item[1][25].mean if 25 in item[1] else 1e9))
+
+
+def over_replay(name: str) -> float:
+    """The operations of a method's runs over those of Replay's, at all sizes together."""
+    every, total = runs(), [0, 0]
+    for size, seeds in every[name].items():
+        for seed, run in seeds.items():
+            total[0] += run["train_flops"]
+            total[1] += every["Replay"][size][seed]["train_flops"]
+    return total[0] / total[1]
+
+
+def rows() -> list[tuple[str, ...]]:
+    """The header and the rows of the page's table; empty without records."""
+    found = differences()
+    if not found:
+        return []
+    chosen = {name: f"`{key}` {json.dumps(value)}" for name, key, value in settings()}
+    replay = runs()["Replay"]
+    means = [f"{statistics.mean(run['avg_acc'] for run in replay[size].values()):.2f}" for size in SIZES]
+    lines = [("method", "chosen", *SIZES.values(), "operations"), ("Replay", chosen["Replay"], *means, "1.00")]
+    for name, sizes in found.items():
+        cells = [str(sizes[size]) if size in sizes else "–" for size in SIZES]
+        lines.append((name, chosen[name], *cells, f"{over_replay(name):.2f}"))
+    return lines
+
+
+def settings() -> Iterator[tuple[str, str, Any]]:
+    """(method, its key, the value that the study's runs have)."""
+    keys = {name: key for name, (key, _) in trials().items()}
+    for name, sizes in runs().items():
+        config = next(iter(next(iter(sizes.values())).values()))["config"]
+        yield name, keys[name], config[keys[name]]
+
+
+def sentences() -> str:
+    """What the intervals say, one line for each memory size."""
+    text, found = "", differences()
+    for size, share in SIZES.items():
+        here = {name: sizes[size] for name, sizes in found.items() if size in sizes}
+        ahead = [name for name, each in here.items() if each.mean > each.reach]
+        behind = [name for name, each in here.items() if -each.mean > each.reach]
+        reach = statistics.median(each.reach for each in here.values())
+        text += (
+            f"- At {share} of the images, ahead of Replay: {', '.join(ahead) or 'none'}; behind: "
+            f"{', '.join(behind) or 'none'}. The median interval reaches {reach:.2f} points to each side.\n"
+        )
+    return text
+
+
+def points() -> dict[int, dict[str, Any]]:
+    """{exemplars per class: operations and accuracy of Replay, and each method's difference}: what the figure shows."""
+    every, found = runs(), differences()
+    shown: dict[int, dict[str, Any]] = {}
+    for size, seeds in every["Replay"].items():
+        means = {measure: statistics.mean(run[measure] for run in seeds.values()) for measure in MEASURES}
+        with_memory = {
+            name: sizes[size] for name, sizes in found.items() if name not in WITHOUT_MEMORY and size in sizes
+        }
+        shown[size] = means | {"differences": with_memory}
+    return shown
+
+
+def draw(path: Path) -> None:
+    """Write the figure: a panel for each memory size, with the differences from Replay at its operations."""
+    from figure import OTHER, TEXT, WSC, pyplot, save
+
+    plt, shown = pyplot(), points()
+    names = list(shown[25]["differences"])[::-1]
+    figure, axes = plt.subplots(1, len(shown), figsize=(9.6, 5.4), sharex=True, sharey=True, layout="constrained")
+    for axis, (size, panel) in zip(axes, sorted(shown.items()), strict=True):
+        for name, (mean, reach) in panel["differences"].items():
+            color = WSC if name == "WSC" else OTHER
+            axis.errorbar(mean, names.index(name), xerr=reach, color=color, marker="o", markersize=5, capsize=2)
+        axis.axvline(0, color=TEXT, linewidth=0.8)
+        operations = panel["train_flops"] / 1e12
+        axis.set_title(f"{SIZES[size]}\nReplay {panel['avg_acc']:.1f} %, {operations:.2g}·10¹² operations", fontsize=10)
+        axis.tick_params(colors=TEXT, labelcolor=OTHER)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+    axes[0].set_yticks(range(len(names)), names)
+    figure.supxlabel("average accuracy minus Replay's, points, with 95 % intervals", fontsize=12, color=OTHER)
+    save(figure, path, shown)
+
+
+if __name__ == "__main__":
+    choose()

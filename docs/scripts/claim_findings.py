@@ -1,0 +1,244 @@
+"""What the runs of exps/night say about a claim of the paper: a table of runs, paired differences, their intervals."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from math import factorial, inf, prod
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import kendalltau
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from pycil_wsc.report.curves import alignment, drift  # noqa: E402
+from pycil_wsc.report.names import STUDIED, studied_value  # noqa: E402
+from pycil_wsc.report.paper import PAPER  # noqa: E402
+from pycil_wsc.report.stats import reach  # noqa: E402
+from pycil_wsc.results import Record  # noqa: E402
+from pycil_wsc.results.packed import lines  # noqa: E402
+
+SEEDS = 5
+SHARES = (4, 8, 16, 20, 40, 60, 80, 100)  # of a class's images that the memory keeps, in percent
+Group = Sequence[str]  # rows whose mean, or whose best, counts
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The mean over ``shares`` of a difference: the sum of the means of the groups ``plus`` less that of ``minus``.
+
+    Args:
+        text: what is claimed, in a few words.
+        accepts: the values between which the difference is, if the claim is true.
+        against: the shares of memory of ``minus``; None: those of ``plus``.
+        best: each group stands for its best row at each share, by the mean over the seeds, instead of its mean.
+        measure: the column of the table of runs.
+        study: the paper's table; its main table has what this one lacks.
+        stated: the paper's number, of claims without a table.
+    """
+
+    text: str
+    plus: Sequence[Group]
+    minus: Sequence[Group]
+    shares: Sequence[int] = SHARES
+    accepts: tuple[float, float] = (0, inf)
+    against: Sequence[int] | None = None
+    best: bool = False
+    measure: str = "average"
+    study: str = "accuracy"
+    stated: str = "figure"
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The shares of memory of ``plus`` and of ``minus`` that are compared."""
+        return list(zip(self.shares, self.against or self.shares, strict=True))
+
+    def cells(self) -> list[str]:
+        """All cells that the claim is about: rows at a share of memory, as ``wsc@40``."""
+        found = []
+        for ours, theirs in self.pairs():
+            for group in self.plus:
+                found += cells(group, ours)
+            for group in self.minus:
+                found += cells(group, theirs)
+        return list(dict.fromkeys(found))
+
+
+def cells(rows: Iterable[str], share: int) -> list[str]:
+    """The columns of the rows at a share of memory."""
+    return [f"{row}@{share}" for row in rows]
+
+
+# ---- the table of runs -----------------------------------------------------------------------------------------------
+
+
+def recorded(file: Path) -> list[Record]:
+    """The runs of the small protocol in a packed ``file``; none if it does not exist."""
+    packed = lines(file) if file.exists() else ()
+    found = [replace(Record.of(run.result), analyses=run.analyses) for run in packed]
+    return [record for record in found if record.config["dataset"] == "cifar100_16"]
+
+
+def table_of(found: Sequence[Record]) -> pd.DataFrame:
+    """A line per run: its row, the share of the images that its memory keeps, its seed and its measures."""
+    table = []
+    for record in found:
+        share = round(100 * record.memory / record.config["images_per_class"])
+        table.append({"row": row_name(record), "share": share, "seed": record.seed, **measures(record)})
+    return pd.DataFrame(table, columns=["row", "share", "seed", *MEASURES])
+
+
+def row_name(record: Record) -> str:
+    """The method, and in what the run differs from those of the main table: ``wsc retain=0.1 average=False``."""
+    parts = [record.method]
+    for name, usual in STUDIED.items():
+        value = studied_value(record, name)
+        if value != usual:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            parts.append(f"{name.removeprefix('wsc.')}={text}")
+    if len(record.curve) != 10:
+        parts.append(f"tasks={len(record.curve)}")
+    if record.config.get("operations_like"):
+        parts.append("equal operations")
+    return " ".join(parts)
+
+
+MEASURES = ("average", "newest", "forgetting", "seconds", "loss", "cosine", "drift")
+
+
+def measures(record: Record) -> dict[str, float]:
+    """The ``MEASURES`` of a run. Losses, cosines and drifts are means over all tasks but the first."""
+    data = record.data
+    losses = [curve[-1] for curve in (data.get("train_loss") or [])[1:] if curve]
+    cosines = [line["cosine"] for line in alignment(record)]
+    drifts = [line["norm"] for line in drift(record)]
+    values = (data["avg_acc"], data["new_acc"], data["forgetting"], data["train_seconds"])
+    return dict(zip(MEASURES, (*values, *map(_mean, (losses, cosines, drifts))), strict=True))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def by_seed(table: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """A line per seed with a column for each cell. ``time`` is in multiples of Replay's with the same memory."""
+    if measure == "time":
+        replay = table.loc[table["row"].eq("replay"), ["seed", "share", "seconds"]]
+        both = table.merge(replay, on=["seed", "share"], how="left", suffixes=("", "_of_replay"))
+        table = both.assign(time=both["seconds"] / both["seconds_of_replay"])
+    return table.assign(cell=table["row"] + "@" + table["share"].astype(str)).pivot(
+        index="seed", columns="cell", values=measure
+    )
+
+
+SAME_ROW = dict.fromkeys(("moment", "blend", "once"), "wsc") | {"wsc without reset": "wsc reset=none"}
+SAME_ROW |= dict.fromkeys(("wsc without averaging", "blend without averaging"), "wsc average=False")
+ROWS = {
+    "importance": "wsc importance={}",
+    "reset-rule": "wsc reset={}",
+    "reset-frequency": "wsc reset_every={}",
+    "reservoir": "{} exemplars=reservoir",
+    "twenty": "{} tasks=20",
+}
+
+
+def papers_table(study: str) -> pd.DataFrame:
+    """The paper's averages as :func:`by_seed` has ours, in one line: of a study, and of the main table for the rest."""
+    tables = PAPER["tables"]["cifar100-b10-inc10"] | {"twenty": PAPER["tables"]["cifar100-b5-inc5"]["accuracy"]}
+    values = {}
+    for each in ("accuracy", study):
+        for row, by_memory in tables[each].items():
+            name = SAME_ROW.get(row) or ROWS.get(each, "{}").format(row)
+            for memory, value in by_memory.items():
+                values[f"{name}@{int(memory) // 5}"] = value["mean"]
+    return pd.DataFrame([values])
+
+
+# ---- what it says ----------------------------------------------------------------------------------------------------
+
+NOT_RUN = "not run yet"
+VERDICTS = ("the opposite", "not seen", "seen", NOT_RUN)  # unflattering ones first
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, the difference in the paper, and ours: a line per seed and a column per share of memory."""
+
+    claim: Claim
+    paper: pd.DataFrame
+    ours: pd.DataFrame
+    runs: int  # that there are
+    all_runs: int
+
+    @property
+    def seeds(self) -> pd.Series:
+        """The mean over the shares, for each seed that has all runs."""
+        return self.ours.mean(axis=1, skipna=False).dropna()
+
+    @property
+    def verdict(self) -> str:
+        """Whether the interval lies inside the values that the claim accepts, outside, or across."""
+        if len(self.seeds) < 2:
+            return NOT_RUN
+        mean, half = interval(self.seeds)
+        low, high = self.claim.accepts
+        if low < mean - half and mean + half < high:
+            return "seen"
+        return "the opposite" if mean + half < low or mean - half > high else "not seen"
+
+
+def interval(seeds: pd.Series) -> tuple[float, float]:
+    """The mean over seeds, and the half-width of its 95 % interval by Student's t."""
+    return float(seeds.mean()), float(reach(len(seeds) - 1) * seeds.sem())
+
+
+def differences(claim: Claim, wide: pd.DataFrame) -> pd.DataFrame:
+    """The claim's difference at each share of memory (columns), for each seed (index); NaN where a run is missing."""
+    found = {}
+    for ours, theirs in claim.pairs():
+        plus = sum(_of_group(wide, group, ours, claim.best) for group in claim.plus)
+        found[ours] = plus - sum(_of_group(wide, group, theirs, claim.best) for group in claim.minus)
+    return pd.DataFrame(found)
+
+
+def _of_group(wide: pd.DataFrame, group: Group, share: int, best: bool) -> pd.Series:
+    own = wide.reindex(columns=cells(group, share))
+    complete = own.dropna()
+    if best and len(complete):
+        return complete[complete.mean().idxmax()].reindex(own.index)
+    return own.mean(axis=1, skipna=False)
+
+
+def finding(claim: Claim, table: pd.DataFrame) -> Finding:
+    """What the table of runs says about a claim."""
+    wide = by_seed(table, claim.measure)
+    runs = int(wide.reindex(columns=claim.cells()).count().sum())
+    paper = differences(claim, papers_table(claim.study)) if claim.measure == "average" else pd.DataFrame()
+    return Finding(claim, paper, differences(claim, wide), runs, SEEDS * len(claim.cells()))
+
+
+def correlation(wide: pd.DataFrame, methods: Sequence[str], share: int) -> tuple[float, float, float] | None:
+    """Kendall's tau between our averages of the methods and the paper's, with its 95 % interval.
+
+    The interval is that of the bootstrap over seeds, of all resamples. None with fewer than two seeds.
+    """
+    columns = cells(methods, share)
+    ours = wide.reindex(columns=columns).dropna()
+    count = len(ours)
+    if count < 2:
+        return None
+    paper = papers_table("accuracy")[columns].iloc[0]
+    taus, weights = [], []
+    for chosen in combinations_with_replacement(range(count), count):
+        taus.append(_tau(ours.iloc[list(chosen)].mean(), paper))
+        weights.append(factorial(count) // prod(map(factorial, Counter(chosen).values())))
+    low, high = np.quantile(np.repeat(taus, weights), [0.025, 0.975])
+    return _tau(ours.mean(), paper), float(low), float(high)
+
+
+def _tau(ours: pd.Series, paper: pd.Series) -> float:
+    tau = np.asarray(kendalltau(ours.to_numpy(), paper.to_numpy()))[0]
+    return float(tau)

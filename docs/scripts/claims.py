@@ -1,0 +1,229 @@
+"""Write docs/claims.md: each claim of the paper beside the runs of exps/night, from their record in results/.
+
+python docs/scripts/claims.py
+"""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+import pandas as pd
+from claim_findings import (  # beside this file, as is
+    NOT_RUN,
+    ROOT,
+    SEEDS,
+    SHARES,
+    VERDICTS,
+    Claim,
+    Finding,
+    Group,
+    by_seed,
+    correlation,
+    finding,
+    interval,
+    recorded,
+    table_of,
+)
+
+from pycil_wsc.results import Record
+
+RUNS, PAGE = ROOT / "results" / "night" / "runs.jsonl", ROOT / "docs" / "claims.md"
+MARGIN = 1.0  # points of accuracy that count as no difference
+ESTIMATE: tuple[int, float] | None = None  # all runs, and the hours of two cores that they take by the estimate
+THREE = (4, 40, 100)  # of the shares of memory
+DISTILLING, EXPANDING = ("icarl", "bic", "wa"), ("der", "foster", "memo")
+OTHERS = (*DISTILLING, *EXPANDING)
+EIGHT = ("replay", "wsc", *OTHERS)
+
+
+def with_(rows: Group, setting: str) -> Group:
+    """The rows of the same methods in another setting."""
+    return tuple(f"{row} {setting}" for row in rows)
+
+
+NEARLY, NO_WORSE = (-MARGIN, MARGIN), (-MARGIN, inf)
+R, W = ("replay",), ("wsc",)
+CLAIMS = (
+    Claim("Replay is behind the other methods with a small memory", [OTHERS], [R], (4,)),
+    Claim("Replay is ahead of distillation with a large memory", [R], [DISTILLING], (80, 100)),
+    Claim("Replay is ahead of expansion with a large memory", [R], [EXPANDING], (80, 100)),
+    Claim("WSC is ahead of the best that does not expand, from 20 %", [W], [(*R, *DISTILLING)], SHARES[3:], best=True),
+    Claim("WSC takes Replay's time", [W], [R], accepts=(-0.1, 0.1), measure="time", stated="the same"),
+    Claim("Expansion takes three times Replay's or more", [EXPANDING], [R], accepts=(2, inf), measure="time"),
+    Claim("WSC is ahead of averaging alone", [W], [("wsc reset=none",)], study="ablation"),
+    Claim("Reset alone gains nothing over Replay", [("wsc average=False",)], [R], accepts=NEARLY, study="ablation"),
+    Claim(
+        "The product of moments ranks as well as Fisher and Hessian",
+        [W],
+        [("wsc importance=fisher", "wsc importance=hessian")],
+        THREE,
+        NO_WORSE,
+        study="importance",
+    ),
+    Claim(
+        "The product ranks better than one moment",
+        [W],
+        [("wsc importance=first_moment", "wsc importance=second_moment")],
+        THREE,
+        study="importance",
+    ),
+    Claim(
+        "Blending is ahead of the best other rule",
+        [W],
+        [("wsc reset=revert", "wsc reset=random", "wsc reset=shrink_perturb", "wsc reset=continual_backprop")],
+        THREE,
+        best=True,
+        study="reset-rule",
+    ),
+    Claim(
+        "One reset does as well as one each epoch",
+        [W],
+        [("wsc reset_every=epoch",)],
+        THREE,
+        NO_WORSE,
+        study="reset-frequency",
+    ),
+    Claim("A reset each iteration harms", [W], [("wsc reset_every=iteration",)], THREE, study="reset-frequency"),
+    Claim(
+        "With averaging, retaining 10 or 20 % does as well as all",
+        [(*W, "wsc retain=0.1")],
+        [("wsc retain=1",)],
+        THREE,
+        NO_WORSE,
+    ),
+    Claim("Full retraining is ahead of WSC with a large memory", [("joint",)], [W], (60, 80), study="retraining"),
+    Claim("Full retraining is behind Replay with a medium memory", [R], [("joint",)], (20, 40), study="retraining"),
+    Claim("Full retraining takes longer than Replay", [("joint",)], [R], (60, 80), measure="time", stated="no number"),
+    Claim("Memory aligns the gradients of new and past data", [R], [R], (100,), against=(4,), measure="cosine"),
+    Claim("Memory shortens the way between tasks", [R], [R], (4,), against=(100,), measure="drift"),
+    Claim("Memory lowers the accuracy on the newest task", [R], [R], (4,), against=(100,), measure="newest"),
+    Claim("Memory reduces forgetting", [R], [R], (4,), against=(100,), measure="forgetting"),
+    Claim("Full memory: training loss stays above fresh weights'", [R], [("joint",)], (100,), measure="loss"),
+    Claim("WSC is ahead of Replay without memory", [W], [R], (0,), study="zero-memory"),
+    Claim(
+        "Reservoir sampling does as well as the default",
+        [with_(EIGHT, "exemplars=reservoir")],
+        [EIGHT],
+        (4, 40),
+        NEARLY,
+        study="reservoir",
+    ),
+    Claim(
+        "WSC loses less than the others by twenty tasks",
+        [("wsc tasks=20",), (*R, *OTHERS)],
+        [W, with_((*R, *OTHERS), "tasks=20")],
+        (4, 40),
+        study="twenty",
+    ),
+)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = """\
+# The paper's claims, one by one
+
+What becomes of the paper's claims in a protocol that is complete and small enough for a laptop:
+[the night files](paper.md#a-night-on-a-laptop), with five seeds. It is not the paper's protocol: 50 classes with 25
+images of 16 pixels each, a small network, and a fraction of the epochs. A claim that is not seen here may hold there,
+and the other way round.
+
+Each claim is a difference that should be above 0, or inside the limits in brackets. It is in points of average
+accuracy unless the text names another measure; times are those of training, in multiples of Replay's. *Ours*: the mean
+over seeds of the difference between runs of the same seed, and the half-width of its 95 % interval (Student's t), which
+is the smallest difference that these seeds could have told from none. *Seen*: the interval is inside the limits. *The
+opposite*: it is outside. *Not seen*: it is across, so these seeds cannot tell. Of twenty such intervals, one misses the
+truth by chance. *The best* of several rows is the one with the best mean over seeds.
+
+"""
+AT_EACH_SIZE = """\
+## At each memory size
+
+The paper's difference; ours, with the half-width of its interval.
+"""
+RANKS = """\
+## Ranks of the eight methods
+
+Kendall's tau between our order of the eight methods and the paper's (1: the same, -1: reversed), with the 95 % interval
+of the bootstrap over seeds.
+"""
+
+
+def page(found: Sequence[Record]) -> str:
+    """The page docs/claims.md."""
+    table = table_of(found)
+    findings = sorted((finding(claim, table) for claim in CLAIMS), key=lambda each: VERDICTS.index(each.verdict))
+    wide = [by_share(each) for each in findings if len(each.claim.shares) > 1]
+    parts = (
+        markdown(("claim", "memory, %", "the paper", "ours", "verdict"), map(summary, findings)),
+        AT_EACH_SIZE,
+        markdown(("claim", *(f"{share} %" for share in SHARES)), wide),
+        RANKS,
+        markdown(("memory, %", *map(str, SHARES)), [correlations(table)]),
+        "## Hours\n",
+        hours(found) + "\n",
+    )
+    return INTRODUCTION + "\n".join(parts)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows])
+
+
+def summary(each: Finding) -> tuple[str, ...]:
+    """The row of a claim in the first table."""
+    claim, seeds = each.claim, each.seeds
+    low, high = claim.accepts
+    limits = "" if claim.accepts == (0, inf) else f" (above {low:g})" if high == inf else f" ({low:g} to {high:g})"
+    sizes = f"{claim.shares[0]} to {claim.shares[-1]}" if len(claim.shares) > 3 else ", ".join(map(str, claim.shares))
+    if claim.against:
+        sizes += f" against {', '.join(map(str, claim.against))}"
+    theirs = each.paper.mean(axis=1, skipna=False)
+    paper = claim.stated if theirs.isna().all() else f"{theirs.iloc[0]:+.2f}"
+    if each.verdict == NOT_RUN:
+        return claim.text + limits, sizes, paper, "", f"not run yet ({each.runs} of {each.all_runs} runs)"
+    few = f" ({len(seeds)} seeds)" if len(seeds) < SEEDS else ""
+    return claim.text + limits, sizes, paper, signed(seeds), each.verdict + few
+
+
+def signed(seeds: pd.Series) -> str:
+    """A mean difference with the half-width of its interval."""
+    mean, half = interval(seeds)
+    return f"{mean:+.2f} ± {half:.2f}"
+
+
+def by_share(each: Finding) -> tuple[str, ...]:
+    """The row of a claim in the second table."""
+    cells = [each.claim.text]
+    for share in SHARES:
+        texts = []
+        if share in each.paper and each.paper[share].notna().all():
+            texts.append(f"{each.paper[share].iloc[0]:+.2f}")
+        if share in each.ours and each.ours[share].count() > 1:
+            texts.append(signed(each.ours[share].dropna()))
+        cells.append("; ".join(texts))
+    return tuple(cells)
+
+
+def correlations(table: pd.DataFrame) -> list[str]:
+    """The row of the third table."""
+    wide, cells = by_seed(table, "average"), ["Kendall's tau"]
+    for share in SHARES:
+        tau = correlation(wide, EIGHT, share)
+        cells.append(f"{tau[0]:+.2f} ({tau[1]:+.2f} to {tau[2]:+.2f})" if tau else NOT_RUN)
+    return cells
+
+
+def hours(found: Sequence[Record]) -> str:
+    """What the runs took, and what all were estimated to take."""
+    spent = sum(record.data["total_seconds"] for record in found) / 3600 / 2
+    text = f"{len(found):,} runs are recorded, each on one core; together they took {spent:.1f} hours of two cores."
+    return text + (f" The estimate for all {ESTIMATE[0]:,} was {ESTIMATE[1]:g} hours." if ESTIMATE else "")
+
+
+def main() -> None:
+    PAGE.write_text(page(recorded(RUNS)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

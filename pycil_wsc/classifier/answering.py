@@ -1,0 +1,111 @@
+"""What a learner is asked: names, probabilities, logits, the network itself, and how accurate it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from pycil_wsc.classifier.answers import UNKNOWN, Answer, Answers, Tested
+from pycil_wsc.classifier.model import Model, Transform
+from pycil_wsc.classifier.streams import Images
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.sources import Source, read_source
+from pycil_wsc.errors import UserError
+
+
+class Evaluation(Tested):
+    """What :meth:`Answering.evaluate` returns."""
+
+    unknown: int
+
+
+class Answering:
+    """Answers questions by a state that its subclass replaces, whole, when it learns or loads another one.
+
+    Any number of threads may ask meanwhile. Every question takes :attr:`answers` once, so that it is answered by one
+    state.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._answers: Answers | None = None  # None before the first task
+
+    @property
+    def answers(self) -> Answers:
+        """What answers now. It stays as it is when the learner goes on: for several answers by one state."""
+        if self._answers is None:
+            raise UserError("nothing has been learned yet; call learn first")
+        return self._answers
+
+    @property
+    def version(self) -> int | None:
+        """The number of the version that it was loaded from or saved as; None if it has changed since."""
+        answers = self._answers
+        return answers.version if answers else None
+
+    @property
+    def model(self) -> Model:
+        """The network by itself: (B, 3, side, side) normalised images -> (B, classes) float32 logits.
+
+        It has the weights that :meth:`predict` uses, and the next task leaves it as it is. Copy it before you change
+        it. :attr:`transform` makes its images.
+        """
+        answers = self.answers
+        return Model(answers.classifier.learner, answers.classes)
+
+    @property
+    def transform(self) -> Transform:
+        """What is done to an image before :attr:`model` sees it, as ``transform`` of a torchvision data set."""
+        return Transform(self.answers.classifier.info)
+
+    def predict(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> np.ndarray:
+        """The most likely class of each image: names, numpy (B,).
+
+        Args:
+            images: a list or generator of file names, PIL images or uint8 arrays (H, W, 3) of any size; a folder; or
+                uint8 (B, side, side, 3), or (B, side, side) if greyscale, of the training images' side. They are read
+                batch by batch.
+            threshold: answer ``otherwise`` if the probability is lower.
+            otherwise: the name of the answer "none of these"; not that of a class.
+
+        Raises:
+            UserError: if an image cannot be read; names it. :meth:`each` goes on with the next one.
+        """
+        return self.answers.predict(images, threshold, otherwise)
+
+    def predict_proba(self, images: Images) -> np.ndarray:
+        """The probability of each class, float64 (B, classes), a column for each of :attr:`classes`."""
+        return self.answers.predict_proba(images)
+
+    def logits(self, images: Images) -> torch.Tensor:
+        """The logits before they are calibrated, float32 (B, classes), on the device."""
+        return self.answers.logits(images)
+
+    def top(self, images: Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+        """The ``k`` most likely classes of each image, best first: names (B, k) and probabilities (B, k)."""
+        return self.answers.top(images, k)
+
+    def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
+        """The answers one by one, in constant memory; a file that cannot be read has a ``problem`` and no name."""
+        return self.answers.each(images, threshold, otherwise)
+
+    def evaluate(self, source: Source) -> Evaluation:
+        """Test on ``source``, in any form that :meth:`learn` accepts; if it has a test part, only that is used.
+
+        Returns:
+            ``accuracy``: top-1 accuracy in percent over the ``images`` whose class is known; ``classes``: the accuracy
+            on each class by name; ``unknown``: the number of images left out because their class was never learned;
+            ``ece``: the expected calibration error in percent, ``before`` and ``after`` the logits are divided by the
+            ``temperature``.
+        """
+        answers = self.answers
+        data = read_source(source, self.config.data_root)
+        split = data.test if len(data.test) else data.train
+        number = {name: label for label, name in enumerate(answers.classes)}
+        labels = np.array([number.get(data.info.classes[label], -1) for label in split.targets])
+        known = labels >= 0
+        if not known.any():
+            raise UserError(f"{data.info.name}: has no image of a learned class")
+        return {**answers.tested(split.images[known], labels[known]), "unknown": int((~known).sum())}

@@ -1,0 +1,159 @@
+"""What a learner answers about images: names, probabilities and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import torch
+
+from pycil_wsc.classifier.calibration import calibration_error
+from pycil_wsc.classifier.inference import Classifier
+from pycil_wsc.classifier.settings import probability
+from pycil_wsc.classifier.streams import Images, Key
+from pycil_wsc.engine.prediction import best_classes
+from pycil_wsc.errors import UserError
+
+UNKNOWN = "unknown"
+
+
+class Answer(NamedTuple):
+    """The answer about one image.
+
+    ``image``: its file's name, or its number. ``name``: its class, or None if it cannot be read; ``problem`` then says
+    why. ``probability``: that of its most likely class.
+    """
+
+    image: Key
+    name: str | None
+    probability: float
+    problem: str = ""
+
+
+class Tested(TypedDict):
+    """How good answers are: see ``Learner.evaluate``."""
+
+    accuracy: float
+    images: int
+    classes: dict[str, float]
+    ece: dict[str, float]
+    temperature: float
+
+
+class Answers:
+    """Answers by one state of a learner, which does not change: a later task makes another object.
+
+    Any number of threads may ask at the same time. Images are read and classified in batches; of a batch, only the
+    answers are kept.
+
+    Args:
+        classifier: the network and its transform.
+        classes: the name of each column of its logits.
+        temperature: by which logits are divided before they become probabilities.
+        version: the number of the saved version; None if it is not saved.
+    """
+
+    def __init__(
+        self, classifier: Classifier, classes: Sequence[str], temperature: float = 1.0, version: int | None = None
+    ) -> None:
+        self.classifier = classifier
+        self.classes = list(classes)
+        self.temperature = temperature
+        self.version = version
+
+    def with_version(self, version: int) -> Answers:
+        """These answers as those of a saved version."""
+        return Answers(self.classifier, self.classes, self.temperature, version)
+
+    def logits(self, images: Images) -> torch.Tensor:
+        """Logits, float32 (B, classes), on the device, without gradients; not divided by the temperature."""
+        return self.classifier.logits(images)
+
+    def predict_proba(self, images: Images) -> np.ndarray:
+        """The probability of each class, float64 (B, classes); rows sum to 1."""
+        parts = [np.empty((0, len(self.classes)))]
+        parts += [self.probabilities(logits).numpy() for logits in self.classifier.batches(images)]
+        return np.concatenate(parts)
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (B, classes) -> probabilities, float64, on the CPU."""
+        return (logits.cpu().double() / self.temperature).softmax(1)
+
+    def predict(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> np.ndarray:
+        """The most likely class of each image, or ``otherwise`` below ``threshold``: names, (B,)."""
+        self._check(threshold, otherwise)
+        names = np.array([*self.classes, otherwise])
+        parts = [names[:0]]
+        for logits in self.classifier.batches(images):
+            best = best_classes(logits)[:, 0].cpu()
+            if threshold is not None:
+                reached = self.probabilities(logits)[torch.arange(len(best)), best] >= threshold
+                best = torch.where(reached, best, len(self.classes))
+            parts.append(names[best.numpy()])
+        return np.concatenate(parts)
+
+    def top(self, images: Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+        """The ``k`` most likely classes of each image, best first: names (B, k) and probabilities (B, k)."""
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self.classes):
+            raise UserError(f"k: {k!r} is not a whole number from 1 to the {len(self.classes)} learned classes")
+        names = np.array(self.classes)
+        found = [np.empty((0, k), names.dtype)]
+        values = [np.empty((0, k))]
+        for logits in self.classifier.batches(images):
+            best = self.probabilities(logits).topk(int(k))
+            found.append(names[best.indices.numpy()])
+            values.append(best.values.numpy())
+        return np.concatenate(found), np.concatenate(values)
+
+    def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
+        """The :class:`Answer` about each image, as soon as there is one. One that cannot be read stops nothing."""
+        self._check(threshold, otherwise)
+        return self._each(images, threshold, otherwise)
+
+    def _each(self, images: Images, threshold: float | None, otherwise: str) -> Iterator[Answer]:
+        for chunk in self.classifier.chunks(images):
+            logits = self.classifier.logits(chunk.pixels)
+            best = best_classes(logits)[:, 0].tolist()
+            found = zip(best, self.probabilities(logits).tolist(), strict=True)
+            for place, key in enumerate(chunk.keys):
+                if place in chunk.refused:
+                    yield Answer(key, None, 0.0, str(chunk.refused[place]))
+                    continue
+                label, row = next(found)
+                unsure = threshold is not None and row[label] < threshold
+                yield Answer(key, otherwise if unsure else self.classes[label], row[label])
+
+    def tested(self, images: Images, labels: np.ndarray) -> Tested:
+        """How good the answers are about images with these ``labels``, numbers of classes."""
+        best = [np.empty(0, np.int64)]
+        before = [np.empty(0)]  # the probability of the best class
+        after = [np.empty(0)]
+        for logits in self.classifier.batches(images):
+            best.append(best_classes(logits)[:, 0].cpu().numpy())
+            before.append(logits.cpu().double().softmax(1).amax(1).numpy())
+            after.append(self.probabilities(logits).amax(1).numpy())
+        correct = np.concatenate(best) == labels
+        by_class = {}
+        for label, name in enumerate(self.classes):
+            if (own := correct[labels == label]).size:
+                by_class[name] = float(100 * own.mean())
+        return {
+            "accuracy": float(100 * correct.mean()),
+            "images": len(labels),
+            "classes": by_class,
+            "ece": {
+                "before": calibration_error(np.concatenate(before), correct),
+                "after": calibration_error(np.concatenate(after), correct),
+            },
+            "temperature": self.temperature,
+        }
+
+    def _check(self, threshold: float | None, otherwise: str) -> None:
+        if threshold is None:
+            return
+        probability("threshold", threshold)
+        if not isinstance(otherwise, str):
+            raise UserError(f"otherwise: {otherwise!r} is not a name; give a string")
+        if otherwise in self.classes:
+            raise UserError(f"otherwise: '{otherwise}' is a learned class; give a name that is none")

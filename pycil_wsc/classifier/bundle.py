@@ -1,0 +1,197 @@
+"""A folder with what a learner predicts with, which the Hugging Face Hub and MLflow take as it is.
+
+=====================  =============================================================================================
+``model.safetensors``  the weights of ``Learner.model``
+``config.json``        what rebuilds the network: settings, classes, and what is done to an image before
+``README.md``          the model card; a licence that its owner has chosen stays
+``MLmodel``            what MLflow reads: its flavour ``python_function``
+=====================  =============================================================================================
+
+No image, no path and no training state is in it, and nothing in it is executed when it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+from PIL import Image
+from torch import Tensor
+
+from pycil_wsc import __version__
+from pycil_wsc.classifier.answers import Answers, Tested
+from pycil_wsc.classifier.card import Told, accuracy_matrix, card
+from pycil_wsc.classifier.export import check_logits, portable
+from pycil_wsc.classifier.inference import Classifier, Reached, checked_info, grown
+from pycil_wsc.classifier.model import Model
+from pycil_wsc.classifier.settings import OF_EXPERIMENTS, configured, folder_of, refusing
+from pycil_wsc.config.dropped import without_dropped
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.types import Dataset
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import write_atomically, write_json
+from pycil_wsc.state import State, packed, unpacked
+
+WEIGHTS, CONFIG, CARD, MLMODEL = "model.safetensors", "config.json", "README.md", "MLmodel"
+FORMAT = 1
+OF_THIS_MACHINE = {"data_root", "device", "threads", "num_workers", "pretrained", "cache_images", "compile"}
+MLFLOW = """flavors:
+  python_function:
+    loader_module: pycil_wsc.classifier.bundle
+    python_version: {python}
+"""
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_bundle(
+    folder: Path,
+    answers: Answers,
+    held: Dataset,
+    config: Config,
+    seconds: float,
+    evaluations: Sequence[Tested | None] | None = None,
+) -> None:
+    """Write the files of the folder, once a network rebuilt from them has given the logits of the learner.
+
+    Args:
+        folder: where they go; other files in it stay.
+        answers: what the learner predicts with.
+        held: its exemplars, whose numbers the card tells.
+        config: its configuration.
+        seconds: that it has been trained for.
+        evaluations: what ``Learner.evaluate`` returned after each task, None for a task that was not tested.
+
+    Raises:
+        UserError: if the evaluations do not fit, the method keeps what it predicts with elsewhere, or the files cannot
+            be written. What was there before is then intact.
+    """
+    assert held.arrivals is not None
+    seen = held.arrivals.seen
+    matrix = None if evaluations is None else accuracy_matrix(evaluations, answers.classes, seen)
+    model = portable(Model(answers.classifier.learner, answers.classes))
+    told = Told(config.method, config.convnet_type, __version__, seconds)
+    text = card(folder / CARD, held, told, matrix)
+    weights, extra = tensors_of(model)
+    content = safetensors.torch.save(weights, {"format": "pt"})
+    described = description(answers, held, config) | {"extra": extra, "sha256": hashlib.sha256(content).hexdigest()}
+    rebuilt = _answers(json.loads(json.dumps(described)), content, "cpu")
+    side = answers.classifier.info.image_size
+    check_logits(f"the folder {folder.name}", model, side, Model(rebuilt.classifier.learner, answers.classes))
+    write_atomically(folder / WEIGHTS, content)
+    write_json(folder / CONFIG, described)  # later, as it has the checksum of the weights
+    write_atomically(folder / MLMODEL, MLFLOW.format(python=platform.python_version()))
+    write_atomically(folder / CARD, text)
+
+
+def tensors_of(model: Model) -> tuple[dict[str, Tensor], State]:
+    """The model's tensors by name, and whatever else its state has as JSON, whose tensors are among them."""
+    state: State = model.state_dict()
+    tensors = {name: value.contiguous().clone() for name, value in state.items() if isinstance(value, Tensor)}
+    extra = packed({name: value for name, value in state.items() if name not in tensors}, more := {})
+    return tensors | {name: value.clone() for name, value in more.items()}, extra
+
+
+def description(answers: Answers, held: Dataset, config: Config) -> State:
+    """The content of ``config.json`` but for what describes the weights."""
+    assert held.arrivals is not None
+    omitted = (OF_EXPERIMENTS - {"model_name"}) | OF_THIS_MACHINE
+    info = dataclasses.asdict(held.info)
+    return {
+        "library": "pycil_wsc",
+        "version": __version__,
+        "format": FORMAT,
+        "method": config.method,
+        "classes": answers.classes,
+        "classes_after_task": list(held.arrivals.seen),
+        "temperature": answers.temperature,
+        "images": {name: value for name, value in info.items() if name not in ("name", "classes")},
+        "config": {name: value for name, value in config.to_dict().items() if name not in omitted},
+    }
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def load_exported(folder: str | Path, device: str = "cpu") -> Answers:
+    """Load what ``Learner.export`` wrote to ``folder``: an object that predicts, without a learner.
+
+    Args:
+        folder: the folder. Nothing in it is executed.
+        device: as in the configuration.
+
+    Raises:
+        UserError: if it is not a complete export.
+    """
+    folder = folder_of("folder", folder)
+    remedy = "name a folder that Learner.export wrote, or export the learner again"
+    with refusing(folder, "a complete export", remedy, named=True):
+        described = json.loads((folder / CONFIG).read_bytes())
+        return _answers(described, (folder / WEIGHTS).read_bytes(), device)
+
+
+def _answers(described: State, content: bytes, device: str) -> Answers:
+    if described["library"] != "pycil_wsc" or described["format"] != FORMAT:
+        raise UserError(f"was exported by another version (format {described['format']}); use that one")
+    if hashlib.sha256(content).hexdigest() != described["sha256"]:
+        raise UserError(f"{WEIGHTS} is not the file that {CONFIG} describes; export the learner again")
+    classes, seen = described["classes"], described["classes_after_task"]
+    temperature = float(described["temperature"])
+    if not seen or seen[-1] != len(classes) or not 0 < temperature < math.inf:
+        raise ValueError("its parts do not fit together")
+    values = without_dropped(described["config"]) | {"device": str(device)}
+    lists = {name: tuple(described["images"][name]) for name in ("mean", "std")}
+    info = checked_info(described["images"] | lists | {"name": "exported", "classes": tuple(classes)})
+    config = configured(values, tuple(f"task {number + 1}" for number in range(len(seen))))
+    reached = Reached.of_stream(seen)
+    learner = grown(config, info, reached)
+    tensors = safetensors.torch.load(content)
+    extra = unpacked(described["extra"], tensors.pop)
+    Model(learner, classes).load_state_dict(tensors | extra)
+    return Answers(Classifier(learner, info, reached.classes), classes, temperature)
+
+
+# ---- MLflow ----------------------------------------------------------------------------------------------------------
+
+
+class PyFunc:
+    """The folder in MLflow: images -> names of classes."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+
+    def predict(self, images: Any, params: Mapping[str, Any] | None = None) -> np.ndarray:
+        """The most likely class of each image: names, (B,).
+
+        ``images``: what :meth:`Answers.predict` takes; arrays of whole numbers from 0 to 255 of any type, as JSON
+        gives them; or a pandas data frame whose first column has file names or the bytes of image files. ``params``:
+        ``threshold`` and ``otherwise``.
+        """
+        if hasattr(images, "iloc"):
+            images = images.iloc[:, 0].tolist()
+        if isinstance(images, np.ndarray) and images.dtype.kind in "iu":
+            images = _as_bytes(images)
+        if isinstance(images, list):
+            images = [Image.open(io.BytesIO(each)) if isinstance(each, bytes) else each for each in images]
+        return self.answers.predict(images, **(params or {}))
+
+
+def _as_bytes(images: np.ndarray) -> np.ndarray:
+    if images.size and not 0 <= images.min() <= images.max() <= 255:
+        raise UserError(f"images: values from {images.min()} to {images.max()}; give pixels from 0 to 255")
+    return images.astype(np.uint8)
+
+
+def _load_pyfunc(path: str) -> PyFunc:
+    """MLflow calls this with the folder."""
+    return PyFunc(load_exported(path))

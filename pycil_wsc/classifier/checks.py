@@ -1,0 +1,173 @@
+"""Looks at images before they are learned."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pycil_wsc.classifier.answers import Answers
+from pycil_wsc.classifier.drift import Shift, compared
+from pycil_wsc.classifier.shelf import SavedLearner
+from pycil_wsc.classifier.streams import Key
+from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.stream import extended
+from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.errors import UserError
+from pycil_wsc.seeding import derived_seed
+
+MOST = 1000  # images whose features are compared
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is wrong with images that are to be learned. As text, one line for each finding.
+
+    Args:
+        images: how many there are.
+        classes: the number of readable images of each class.
+        unreadable: (file, why it cannot be read).
+        duplicates: (image, the image that it equals): among them, or one that the learner keeps. Images are called by
+            their files, or by their numbers.
+        near_empty: the classes with few readable images, and how many.
+        learned_before: the task that was learned from the very same images, counted from 1, or None.
+        shift: how unlike the held-out images of the same classes those of known classes are; None if that was not
+            tested, and ``untested`` says why.
+    """
+
+    images: int
+    classes: dict[str, int]
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    duplicates: list[tuple[Key, Key]] = field(default_factory=list)
+    near_empty: dict[str, int] = field(default_factory=dict)
+    learned_before: int | None = None
+    shift: Shift | None = None
+    untested: str = ""
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing was found."""
+        found = self.unreadable, self.duplicates, self.near_empty, self.learned_before
+        return not any(found) and not (self.shift and self.shift.alarm)
+
+    def __str__(self) -> str:
+        lines = [f"{self.images} images of {len(self.classes)} classes"]
+        lines += [f"unreadable: {why}" for _, why in self.unreadable]
+        lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
+        lines += [f"near-empty: '{name}' has {count} readable images" for name, count in self.near_empty.items()]
+        if self.learned_before:
+            lines.append(f"learned before: these images are those of task {self.learned_before}")
+        if self.shift:
+            verdict = "unlike" if self.shift.alarm else "like"
+            against = f"{self.shift.images} images of known classes, {self.shift.known} held out"
+            lines.append(f"shift: {verdict} the known images (p = {self.shift.p:.3f}, {against})")
+        elif self.untested:
+            lines.append(f"shift: not tested, {self.untested}")
+        return "\n".join(lines)
+
+
+def checked(
+    part: Dataset, present: SavedLearner | None, answers: Answers | None, fewest: int, level: float, seed: int
+) -> Findings:
+    """Look at the images of a task before it is learned; see :meth:`pycil_wsc.Learner.check`."""
+    split = part.train
+    hashes, unreadable = _hashes(split)
+    keys: list[Key] = list(range(len(split))) if split.in_memory else split.images.tolist()
+    duplicates = _duplicates(keys, hashes, _known(present))
+    readable = np.array([digest is not None for digest in hashes])
+    counts = np.bincount(split.targets[readable], minlength=len(part.info.classes)).tolist()
+    classes = dict(zip(part.info.classes, counts, strict=True))
+    twice = {image for image, _ in duplicates}
+    once = readable & np.array([key not in twice for key in keys])
+    shift, untested = _shift(part, once, present, answers, level, seed)
+    return Findings(
+        len(split),
+        classes,
+        unreadable,
+        duplicates,
+        {name: count for name, count in classes.items() if count < fewest},
+        _learned_before(part, present),
+        shift,
+        untested,
+    )
+
+
+def _hashes(split: Split) -> tuple[list[str | None], list[tuple[str, str]]]:
+    """The hash of each image, None if it cannot be read, and why these cannot."""
+    if split.in_memory:
+        return [hashlib.sha256(image.tobytes()).hexdigest() for image in split.images], []
+    found: list[str | None] = []
+    unreadable = []
+    for path in split.images.tolist():
+        try:
+            decode(path)
+            found.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
+        except (UserError, OSError) as error:
+            found.append(None)
+            unreadable.append((path, str(error)))
+    return found, unreadable
+
+
+def _known(present: SavedLearner | None) -> dict[str, str]:
+    """hash -> what it is, of the images that the learner keeps."""
+    if present is None:
+        return {}
+    names = present.held.info.classes
+    known = {}
+    parts = (present.held.train, "an exemplar"), (present.ledger.held_out, "a held-out image")
+    for split, what in parts:
+        for image, label in zip(split.images, split.targets):
+            digest = hashlib.sha256(image.tobytes()).hexdigest() if split.in_memory else present.hashes.get(str(image))
+            if digest is not None:
+                known[digest] = f"{what} of '{names[label]}'"
+    return known
+
+
+def _duplicates(keys: list[Key], hashes: list[str | None], known: dict[str, str]) -> list[tuple[Key, Key]]:
+    found = []
+    seen: dict[str, Key] = {**known}
+    for key, digest in zip(keys, hashes, strict=True):
+        if digest is None:
+            continue
+        if digest in seen:
+            found.append((key, seen[digest]))
+        else:
+            seen[digest] = key
+    return found
+
+
+def _learned_before(part: Dataset, present: SavedLearner | None) -> int | None:
+    """The task with the same images and class names, counted from 1."""
+    if present is None:
+        return None
+    own = (extended(None, part).fingerprint or {})["tasks"][0]["sha256"]
+    hashes = [task["sha256"] for task in (present.held.fingerprint or {})["tasks"]]
+    return hashes.index(own) + 1 if own in hashes else None
+
+
+def _shift(
+    part: Dataset,
+    usable: np.ndarray,
+    present: SavedLearner | None,
+    answers: Answers | None,
+    level: float,
+    seed: int,
+) -> tuple[Shift | None, str]:
+    """The test of features, or why there is none."""
+    if present is None or answers is None:
+        return None, "nothing has been learned yet"
+    held_out = present.ledger.held_out
+    if not len(held_out):
+        return None, "the learner holds out no images; start it with held_out=20"
+    rng = np.random.default_rng(derived_seed(seed, "check"))
+    number = {name: label for label, name in enumerate(answers.classes)}
+    labels = np.array([number.get(part.info.classes[label], -1) for label in part.train.targets])
+    rows = np.flatnonzero(usable & (labels >= 0))
+    rows = np.sort(rng.permutation(rows)[:MOST])
+    others = np.sort(rng.permutation(len(held_out))[:MOST])
+    new = answers.classifier.features(part.train.images[rows]), labels[rows]
+    known = answers.classifier.features(held_out.images[others]), held_out.targets[others]
+    shift = compared(new, known, level, rng)
+    return shift, "" if shift else "too few images of classes that have held-out ones"

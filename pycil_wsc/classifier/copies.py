@@ -1,0 +1,85 @@
+"""The image files of exemplars: their hashes, and the copies of them in the folder of a saved learner."""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from pycil_wsc.data.types import Split
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import write_atomically
+
+COPIES = "exemplars"
+
+
+def name_of(path: str, folder: Path, sha256: str | None, copy: bool) -> str:
+    """The name by which ``folder`` refers to the image file ``path``: within the folder, or an absolute path."""
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+    if not inside.startswith(os.pardir):
+        return inside
+    if not copy:
+        return os.path.abspath(path)
+    content = _content(path)
+    if sha256 not in (None, found := _sha256(content)):
+        raise UserError(f"{path}: is another image than the one that was learned; restore the exemplar's file")
+    name = f"{COPIES}/{found[:32]}{Path(path).suffix}"
+    if not _is_copy(folder / name):
+        write_atomically(folder / name, content, durable=False)
+    return name
+
+
+def remove_copies(folder: Path, keep: Collection[str]) -> None:
+    """Remove copies that no exemplar needs now, of an earlier learner or of a save that did not end."""
+    copies = folder / COPIES
+    if not copies.is_dir():
+        return
+    for path in list(copies.iterdir()):
+        if f"{COPIES}/{path.name}" not in keep and (_is_copy(path) or _is_unfinished_copy(path)):
+            path.unlink()
+    with contextlib.suppress(OSError):  # it has other files
+        copies.rmdir()
+
+
+def _is_copy(path: Path) -> bool:
+    """Whether a file is named by the hash of its content, as copies are."""
+    named = re.fullmatch(r"[0-9a-f]{32}", path.stem)
+    return bool(named) and path.is_file() and _sha256(path.read_bytes())[:32] == path.stem
+
+
+def _is_unfinished_copy(path: Path) -> bool:
+    return bool(re.fullmatch(r"\.[0-9a-f]{32}(\.\w+)?\.partial", path.name))
+
+
+def hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
+    """The SHA-256 of each image file: the ``known`` one, or that of its present content."""
+    return {path: known.get(path) or _sha256(_content(path)) for path in _files(splits)}
+
+
+def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:
+    """Raise a :class:`UserError` that names the first image file that is gone or has another content now."""
+    paths = _files(splits)
+    if missing := [path for path in paths if not os.path.isfile(path)]:
+        raise UserError(
+            f"{missing[0]}: no longer exists, one of {len(missing)} missing files of exemplars; restore them, or "
+            "save the learner with copy_images=True before the images are removed"
+        )
+    for path in paths:
+        if path in hashes and _sha256(_content(path)) != hashes[path]:
+            raise UserError(f"{path}: is another image than the exemplar that was learned; restore the exemplar's file")
+
+
+def _files(splits: Iterable[Split]) -> list[str]:
+    return [path for split in splits if not split.in_memory for path in split.images.tolist()]
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); restore the exemplar's file") from None
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

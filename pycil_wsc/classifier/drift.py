@@ -1,0 +1,92 @@
+"""Whether images come from where the known ones came from: a two-sample test on features."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+PERMUTATIONS = 999
+FEWEST = 8  # images on each side
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How unlike the known images some images are.
+
+    ``distance``: between their mean embeddings, 0 to about 1.4. ``p``: the share of random assignments of the images to
+    the two sides with a distance at least as large; small if the images differ. ``alarm``: whether ``p`` is at most the
+    level of the test. ``images`` and ``known``: how many were compared.
+    """
+
+    distance: float
+    p: float
+    alarm: bool
+    images: int
+    known: int
+
+
+def compared(
+    new: tuple[np.ndarray, np.ndarray],
+    known: tuple[np.ndarray, np.ndarray],
+    level: float,
+    rng: np.random.Generator,
+) -> Shift | None:
+    """Test whether two sets of images of the same classes have the same distribution of features.
+
+    The statistic is the maximum mean discrepancy with a Gaussian kernel, whose width is the median distance (A. Gretton
+    et al., *A Kernel Two-Sample Test*, JMLR 2012). Each class has the same weight on both sides, and permutations stay
+    within a class, so that other shares of the classes are no shift. If there is none, an alarm has at most the
+    probability ``level``, whatever the features are, as long as the network was trained on neither side.
+
+    Args:
+        new: features (n, d) and classes (n,).
+        known: features (m, d) and classes (m,). Classes that one side lacks are left out.
+        level: the largest ``p`` of an alarm.
+        rng: source of the permutations.
+
+    Returns:
+        None if one side has less than eight images.
+    """
+    shared = np.intersect1d(new[1], known[1])
+    rows, others = np.isin(new[1], shared), np.isin(known[1], shared)
+    count, reference = int(rows.sum()), int(others.sum())
+    if min(count, reference) < FEWEST:
+        return None
+    features = np.concatenate([new[0][rows], known[0][others]]).astype(np.float64)
+    classes = np.concatenate([new[1][rows], known[1][others]])
+    weights = _weights(classes, np.arange(len(classes)) < count)
+    drawn = np.stack([weights, *(_permuted(weights, classes, rng) for _ in range(PERMUTATIONS))], axis=1)
+    squares = np.einsum("ij,ij->j", drawn, _kernel(features) @ drawn)
+    least = squares[0] * (1 - 1e-9)  # equal up to rounding counts as equal
+    p = float((squares >= least).mean())
+    return Shift(math.sqrt(max(0.0, squares[0])), p, p <= level, count, reference)
+
+
+def _weights(classes: np.ndarray, is_new: np.ndarray) -> np.ndarray:
+    """The weight of each image in the difference of the two means: each class counts by its share of all images."""
+    weights = np.empty(len(classes))
+    for label in np.unique(classes):
+        own = classes == label
+        share = own.mean()
+        weights[own & is_new] = share / (own & is_new).sum()
+        weights[own & ~is_new] = -share / (own & ~is_new).sum()
+    return weights
+
+
+def _permuted(weights: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """``weights`` in a random order within each class."""
+    mixed = weights.copy()
+    for label in np.unique(classes):
+        own = np.flatnonzero(classes == label)
+        mixed[own] = weights[rng.permutation(own)]
+    return mixed
+
+
+def _kernel(features: np.ndarray) -> np.ndarray:
+    """The Gaussian kernel of each pair of rows, of the width of their median distance: (n, n)."""
+    lengths = (features**2).sum(1)
+    squares = np.maximum(0.0, lengths[:, None] + lengths - 2 * features @ features.T)
+    median = float(np.median(squares[np.triu_indices(len(squares), 1)]))
+    return np.exp(-squares / (median or 1.0))

@@ -1,0 +1,108 @@
+"""What a learner keeps besides its weights and exemplars: images for checking it, and a note about each task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
+
+import numpy as np
+
+from pycil_wsc.classifier.gate import Gate
+from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.seeding import derived_seed
+
+ONE_OF = 5  # at most every fifth image of a class is held out
+NO_IMAGES = Split(np.empty(0, str), np.empty(0, np.int64))
+
+
+class Data(TypedDict):
+    """The images that a task was learned from."""
+
+    name: str
+    images: int
+    sha256: str
+
+
+class Entry(TypedDict, total=False):
+    """What is noted about a task. The last three are those of :class:`~pycil_wsc.classifier.gate.Decision`."""
+
+    when: str
+    data: Data
+    classes: list[str]  # new ones
+    accuracies: dict[str, float]  # in percent, on held-out images of "known", "new" and "all" classes
+    seconds: float
+    accepted: bool
+    reason: str
+    gate: Gate
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """Belongs to one state of a learner, and is saved with it.
+
+    Args:
+        held_out: images that no task has trained on, with their classes by number, for calibration, the gate and the
+            test of drift.
+        per_class: the number of images of each class to hold out.
+        temperature: by which the logits are divided before they become probabilities.
+        entries: what was noted about each task, in order; the tasks that an earlier version learned have none.
+    """
+
+    held_out: Split = NO_IMAGES
+    per_class: int = 0
+    temperature: float = 1.0
+    entries: Sequence[Entry] = field(default=())
+
+    def counts(self, classes: Sequence[str]) -> dict[str, int]:
+        """The number of held-out images of each class."""
+        found = np.bincount(self.held_out.targets, minlength=len(classes))
+        return dict(zip(classes, found.tolist(), strict=True))
+
+    def with_images(self, images: np.ndarray, labels: np.ndarray) -> Ledger:
+        """This ledger with further held-out images."""
+        if not len(labels):
+            return self
+        before = self.held_out
+        both = [before.images, images] if len(before) else [images]
+        return replace(self, held_out=Split(np.concatenate(both), np.concatenate([before.targets, labels])))
+
+
+def set_aside(part: Dataset, counts: Mapping[str, int], per_class: int, seed: int, task: int) -> tuple[Dataset, Split]:
+    """Hold out images of a task, at random, until there are ``per_class`` of each class.
+
+    At most a fifth of a class's images are taken, so that a small class is trained on.
+
+    Args:
+        part: the task's images.
+        counts: class -> the number of its images that are held out already.
+        per_class: how many there should be.
+        seed: of the random choice, with ``task``, which is counted from 0.
+
+    Returns:
+        The task without these images, which keeps its fingerprint, and the images, with the labels of ``part``.
+    """
+    rng = np.random.default_rng(derived_seed(seed, "held out", task))
+    taken = np.zeros(len(part.train), bool)
+    for label, name in enumerate(part.info.classes):
+        rows = rng.permutation(np.flatnonzero(part.train.targets == label))
+        wanted = max(0, per_class - counts.get(name, 0))
+        taken[rows[: min(wanted, len(rows) // ONE_OF)]] = True
+    aside = Split(part.train.images[taken], part.train.targets[taken])
+    rest = Split(part.train.images[~taken], part.train.targets[~taken])
+    return replace(part, train=rest), aside
+
+
+def problem_of(ledger: Ledger, classes: int, tasks: int) -> str:
+    """What of a ledger, read from a file, does not fit a learner of so many ``classes`` and ``tasks``; "" if all do."""
+    labels = ledger.held_out.targets
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        return "held-out images"
+    if type(ledger.per_class) is not int or ledger.per_class < 0:
+        return "number of held-out images"
+    if type(ledger.temperature) is not float or not 0 < ledger.temperature < math.inf:
+        return "temperature"
+    if len(ledger.entries) > tasks or not all(isinstance(entry, dict) for entry in ledger.entries):
+        return "history"
+    return ""

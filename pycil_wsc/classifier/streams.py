@@ -1,0 +1,166 @@
+"""Images to classify, in any form, as chunks of pixels: read as they are needed, so a million need no more memory.
+
+Files are read by threads. Nothing here starts a process, so that it may run in any thread of a server.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from pycil_wsc.classifier.model import Picture, Transform
+from pycil_wsc.data.npz import three_channels
+from pycil_wsc.data.sources import as_array
+from pycil_wsc.errors import UserError
+
+Images = np.ndarray | torch.Tensor | Iterable[Picture] | str | os.PathLike[str]
+Key = str | int  # of an image: its file's name, or its number
+FORMS = "a folder, or a list or generator of file names, PIL images or uint8 (H, W, 3)"
+
+
+class Chunk(NamedTuple):
+    """Some images, in their order.
+
+    ``keys``: what each is called: its file's name, or its number. ``pixels``: uint8 (n, side, side, 3), of those that
+    can be read. ``refused``: position among ``keys`` -> why the image cannot be read.
+    """
+
+    keys: list[Key]
+    pixels: np.ndarray
+    refused: dict[int, UserError]
+
+
+def chunks(images: Images, transform: Transform, size: int, threads: int = 0) -> Iterator[Chunk]:
+    """Cut ``images`` into chunks of ``size``.
+
+    Args:
+        images: uint8 (B, side, side, 3) or (B, side, side), or as a tensor also (B, 3, side, side); the name of a
+            folder, with or without ``"folder:"``, whose image files are read, also those in its folders; or an iterable
+            of file names, PIL images and arrays of one image, which may be of any size.
+        transform: what is done to an image. Arrays of the side that it crops to are taken as they are.
+        size: images per chunk.
+        threads: that read and resize images ahead; 0: the caller does.
+
+    Raises:
+        UserError: if ``images`` is none of these. An image that cannot be read does not raise it: see :class:`Chunk`.
+    """
+    if isinstance(images, (str, os.PathLike)):
+        return _of_items(_named(_files_of(os.fspath(images), transform)), transform, size, threads)
+    if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] == 3 != images.shape[3]:
+        images = images.permute(0, 2, 3, 1)
+    if isinstance(images, torch.Tensor) or isinstance(images, np.ndarray) and images.dtype.kind not in "UO":
+        return _of_array(as_array(images), transform, size, threads)
+    if isinstance(images, Iterable) and not isinstance(images, (bytes, dict)):
+        return _of_items(_named(images), transform, size, threads)
+    raise UserError(f"images: a {type(images).__name__}; give {_wanted(transform)}, {FORMS}")
+
+
+def _wanted(transform):
+    return f"uint8 (B, {transform.crop}, {transform.crop}, 3)"
+
+
+def _of_array(images: np.ndarray, transform: Transform, size: int, threads: int) -> Iterator[Chunk]:
+    """The chunks of one array. Arrays of another size are fitted if the learner was trained on image files."""
+    side = transform.crop
+    if images.shape == (0,):
+        images = np.empty((0, side, side, 3), np.uint8)
+    grey = images.dtype == np.uint8 and images.ndim == 3 and images.shape[2] != 3
+    coloured = three_channels(images) if grey else images
+    if coloured.dtype != np.uint8 or coloured.ndim != 4 or coloured.shape[3] != 3:
+        raise UserError(_refusal(images, transform))
+    if coloured.shape[1:3] == (side, side):
+        return _slices(coloured, size)
+    if transform.arrays:
+        raise UserError(_refusal(images, transform))
+    return _of_items(enumerate(coloured), transform, size, threads)
+
+
+def _refusal(images: np.ndarray, transform: Transform) -> str:
+    return f"images: {images.dtype} of shape {images.shape}; this model takes {_wanted(transform)}, or {FORMS}"
+
+
+def _slices(images: np.ndarray, size: int) -> Iterator[Chunk]:
+    for start in range(0, len(images), size):
+        part = images[start : start + size]
+        yield Chunk(list(range(start, start + len(part))), part, {})
+
+
+# ---- one by one ------------------------------------------------------------------------------------------------------
+
+
+def _files_of(name: str, transform: Transform) -> Iterator[str]:
+    """The image files below a folder, by name; each folder is listed when its turn comes."""
+    folder = name.removeprefix("folder:")
+    if not os.path.isdir(folder):
+        if os.path.isfile(folder):
+            raise UserError(f"images: {name!r} is one file; give a list of files: [{name!r}]")
+        raise UserError(f"images: {name!r} is no folder; give {_wanted(transform)}, {FORMS}")
+    return _walk(folder)
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for directory, inner, files in os.walk(folder, onerror=_unreadable):
+        inner.sort()
+        for file in sorted(files):
+            if file.lower().endswith(IMG_EXTENSIONS):
+                yield os.path.join(directory, file)
+
+
+def _unreadable(error: OSError) -> None:
+    raise UserError(f"{error.filename}: cannot be read ({error.strerror}); make it readable, or remove it") from None
+
+
+def _named(images: Iterable[Picture]) -> Iterator[tuple[Key, Picture]]:
+    """(key, image) of each image: files are called by their names, others by their numbers."""
+    for number, image in enumerate(images):
+        yield (os.fspath(image) if isinstance(image, (str, os.PathLike)) else number), image
+
+
+def _of_items(items: Iterable[tuple[Key, Picture]], transform: Transform, size: int, threads: int) -> Iterator[Chunk]:
+    """The chunks of (key, image)."""
+    side = transform.crop
+    read = _read_by_threads(items, transform, size, threads) if threads else _read(items, transform)
+    while some := list(itertools.islice(read, size)):
+        pixels = [found for _, found in some if not isinstance(found, UserError)]
+        refused = {place: found for place, (_, found) in enumerate(some) if isinstance(found, UserError)}
+        stacked = np.stack(pixels) if pixels else np.empty((0, side, side, 3), np.uint8)
+        yield Chunk([key for key, _ in some], stacked, refused)
+
+
+def _read(items: Iterable[tuple[Key, Picture]], transform: Transform) -> Iterator[tuple[Key, np.ndarray | UserError]]:
+    for key, image in items:
+        yield key, _pixels(transform.fitted, image)
+
+
+def _read_by_threads(
+    items: Iterable[tuple[Key, Picture]], transform: Transform, size: int, threads: int
+) -> Iterator[tuple[Key, np.ndarray | UserError]]:
+    """Like :func:`_read`; while a chunk is classified, the next one is read."""
+    ahead: collections.deque[tuple[Key, Future[np.ndarray | UserError]]] = collections.deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for key, image in items:
+                ahead.append((key, pool.submit(_pixels, transform.fitted, image)))
+                if len(ahead) > 2 * size:
+                    first, future = ahead.popleft()
+                    yield first, future.result()
+            for first, future in ahead:
+                yield first, future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _pixels(fitted: Callable[[Picture], np.ndarray], image: Picture) -> np.ndarray | UserError:
+    """The pixels of an image, or why there are none."""
+    try:
+        return fitted(image)
+    except UserError as error:
+        return error

@@ -1,0 +1,325 @@
+"""One update of a learner: the images prepared, a copy trained, and the copy kept or rejected."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from filelock import Timeout
+
+from pycil_wsc import registry
+from pycil_wsc.classifier import shelf
+from pycil_wsc.classifier.answers import Answers
+from pycil_wsc.classifier.bar import Bar
+from pycil_wsc.classifier.calibration import fitted_temperature
+from pycil_wsc.classifier.copies import check_exemplars, hashes_of
+from pycil_wsc.classifier.gate import EXEMPLARS, Accept, Decision, Gate, decided
+from pycil_wsc.classifier.inference import Classifier, Reached, rebuilt
+from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
+from pycil_wsc.classifier.settings import configured, refusing, values_of
+from pycil_wsc.classifier.shelf import SavedLearner
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.fingerprint import changed
+from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.sources import Source, read_source
+from pycil_wsc.data.stored import renumbered
+from pycil_wsc.data.stream import extended, kept
+from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import locked, write_json
+from pycil_wsc.keys import LARGEST_NUMBER
+from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.runs.checkpoint import CHECKPOINT
+from pycil_wsc.runs.class_incremental import as_configured, for_training, with_memory_size
+from pycil_wsc.runs.planning import check_backbone
+from pycil_wsc.runs.progress import log_closed_after
+from pycil_wsc.runs.run import Run, end_of, losses
+
+ONE_AT_A_TIME = threading.RLock()  # training draws from the random generators of the process
+REJECTED = "rejected"  # the folder in ``out`` with a file for each rejected update
+
+
+class Outcome(NamedTuple):
+    """``state`` and ``answers`` of the updated learner, None if the update was rejected.
+
+    ``decision``: that of the gate, None without one.
+    """
+
+    state: SavedLearner | None
+    answers: Answers | None
+    decision: Decision | None
+
+
+class Update:
+    """Updates a learner by one task, and leaves what it is given as it is.
+
+    Args:
+        config: the learner's configuration.
+        present: its state, or None before the first task.
+        answers: its answers, likewise.
+        per_class: images of each class to hold out.
+        out: folder of the work, or None.
+        bar: shows the progress.
+        accept: the condition on which the update is kept, or None.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        present: SavedLearner | None,
+        answers: Answers | None,
+        per_class: int,
+        out: Path | None,
+        bar: Bar,
+        accept: Accept | None,
+    ) -> None:
+        self.present = present
+        self.answers = answers
+        self.accept = accept
+        self.base = config
+        self.config = config  # with the task of this update, once that is known
+        self.held = present.held if present else None
+        self.ledger = dataclasses.replace(present.ledger if present else Ledger(), per_class=per_class)
+        self.known = list(self.held.info.classes) if self.held else []
+        self.out = out
+        self.bar = bar
+
+    def learn(self, source: Source) -> Outcome:
+        """Learn one more task, or load it if it was learned in ``out`` before."""
+        started = time.perf_counter()
+        if self.present:
+            splits = self.present.held.train, self.ledger.held_out
+            check_exemplars(splits, self.present.hashes)
+        stream = self._prepared(source)
+        tests = self._tests(stream)
+        with self._folder() as folder:
+            saved = folder / f"task{len(self.config.tasks)}"
+            work = folder / f".{saved.name}"
+            record = folder / REJECTED / f"{saved.name}-{self._identity(stream)}.json"
+            if record.is_file():  # rejected before; the folder may have the next update as this task
+                shutil.rmtree(work, ignore_errors=True)
+                return Outcome(None, None, read_rejection(record))
+            if shelf.exists(saved):
+                return self._restored(saved, stream)
+            trained = self._trained(work, stream)
+            learned, answers, decision = self._judged(trained, tests, started)
+            if decision and not decision["accepted"]:
+                if self.out is not None:
+                    write_json(record, decision)
+                shutil.rmtree(work, ignore_errors=True)
+                return Outcome(None, None, decision)
+            if self.out is not None:
+                shelf.write(work, learned)
+                (work / CHECKPOINT).unlink(missing_ok=True)
+            os.rename(work, saved)
+        return Outcome(learned, answers, decision)
+
+    # ---- preparing ---------------------------------------------------------------------------------------------------
+
+    def _prepared(self, source: Source) -> Dataset:
+        """The stream with the task of ``source``, without the images that are held out, which the ledger has then."""
+        config = self.config
+        part = as_configured(read_source(source, config.data_root), config)
+        part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
+        counts = self.ledger.counts(self.known)
+        rest, aside = set_aside(part, counts, self.ledger.per_class, config.seed, len(config.tasks))
+        stream = extended(self.held, rest)
+        number = {name: label for label, name in enumerate(stream.info.classes)}
+        labels = [number[part.info.classes[label]] for label in aside.targets]
+        self.ledger = self.ledger.with_images(aside.images, np.array(labels, np.int64))
+        config = dataclasses.replace(config, tasks=(*config.tasks, part.info.name))
+        self.config = with_memory_size(config, stream.train.images)
+        self._check_memory(len(stream.info.classes))
+        return stream
+
+    def _check_memory(self, classes: int) -> None:
+        """Raise a :class:`UserError` if the memory would lose all of its exemplars, as it cannot hold one per class."""
+        config = self.config
+        shared = not config.fixed_memory and registry.exemplars[config.exemplars].by_class
+        if shared and self.held is not None and len(self.held.train) and config.memory_size < classes:
+            name = "memory_size" if config.memory_bytes is None else "memory_bytes"
+            raise UserError(
+                f"{name}: the memory holds {config.memory_size} exemplars, fewer than one for each of {classes} "
+                f"classes; save the learner, and load it with a larger {name}"
+            )
+
+    def _tests(self, stream: Dataset) -> Split | None:
+        """The user's images for the gate, with classes by number; None without any."""
+        if self.accept is None or isinstance(self.accept.on, str) and self.accept.on == EXEMPLARS:
+            return None
+        data = read_source(self.accept.on, self.config.data_root)
+        split = data.test if len(data.test) else data.train
+        number = {name: label for label, name in enumerate(stream.info.classes)}
+        labels = np.array([number.get(data.info.classes[label], -1) for label in split.targets])
+        known = labels >= 0
+        if self.known and not (known & (labels < len(self.known))).any():
+            raise UserError(f"accept: {data.info.name} has no image of a class that was learned before; add some")
+        if not split.in_memory:
+            for path in split.images[known]:
+                decode(path)  # now, rather than after the training
+        return Split(split.images[known], labels[known])
+
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """``out``, locked for other processes, or a temporary folder if ``out`` is None."""
+        if self.out is None:
+            with tempfile.TemporaryDirectory(prefix="pycil_wsc-") as folder:
+                yield Path(folder)
+            return
+        try:
+            lock = locked(self.out, wait=False)
+        except Timeout:
+            raise UserError(f"{self.out}: is in use by another process; wait, or choose another folder") from None
+        with lock:
+            yield self.out
+
+    def _identity(self, stream: Dataset) -> str:
+        """Identifies the update: settings, images, the learner before it and the gate."""
+        before = losses(self.present.state["history"]) if self.present else []
+        gate = self.accept.settings() if self.accept else None
+        parts = [repr(self.config.identity()), stream.fingerprint, before, gate, self.ledger.per_class]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+
+    def _trained(self, folder: Path, stream: Dataset) -> SavedLearner:
+        """Train on the last task of ``stream``, with checkpoints in ``folder``."""
+        config = self.config
+        state = self.present.state if self.present else None
+        if self.out is None:
+            config = dataclasses.replace(config, checkpoint_seconds=LARGEST_NUMBER)
+        config = dataclasses.replace(config, cache_first_task=False)
+        if state and not configured_learner(config).starts_anew:
+            config = dataclasses.replace(config, pretrained=False)  # the state already has the weights
+        check_backbone(config, stream.info.image_size)
+        run = Run(config, for_training(stream, config), self.bar, folder, state)
+        self.bar.begin(run.plan)
+        with self.bar, log_closed_after(folder):
+            run.learn()
+        held, numbers = kept(stream, run.learner.memory.indices)
+        state = run.state(end_of(run.manager.tasks[-1]))
+        extra = state["learner"]["_extra_state"]
+        classes = run.learner.memory.classes
+        extra["memory"]["classes"] = {c: numbers[indices].tolist() for c, indices in classes.items()}
+        extra["stored"] = renumbered(extra["stored"], numbers)
+        hashes = hashes_of((held.train, self.ledger.held_out), self.present.hashes if self.present else {})
+        return SavedLearner(values_of(self.base, self.config.tasks), held, state, hashes)
+
+    def _restored(self, saved: Path, stream: Dataset) -> Outcome:
+        """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``."""
+        found, _ = shelf.read(saved)
+        config = self.config
+        before = losses(self.present.state["history"]) if self.present else []
+        same = configured(found.config, tasks=config.tasks).identity() == config.identity()
+        if not same or found.ledger.per_class != self.ledger.per_class:
+            raise UserError(f"{saved}: was learned with other settings; choose another folder 'out'")
+        if losses(found.state["history"][:-1]) != before:
+            raise UserError(f"{saved}: was learned from another learner; choose another folder 'out'")
+        if difference := changed(found.held.fingerprint, stream.fingerprint):
+            raise UserError(f"{saved}: was learned from other images ({difference}); choose another folder 'out'")
+        self.bar.say(f"task {len(config.tasks)} was learned before: loaded from {saved}")
+        learned = found._replace(config={"tasks": list(config.tasks)})
+        answers = answers_of(config, learned)
+        entry = learned.ledger.entries[-1] if learned.ledger.entries else Entry()
+        if not self.accept:
+            return Outcome(learned, answers, None)
+        nothing = Gate(on="nothing", old=None, new=None)  # it was learned without a gate
+        decision = Decision(
+            accepted=True, reason=entry.get("reason", "was learned before"), gate=entry.get("gate", nothing)
+        )
+        return Outcome(learned, answers, decision)
+
+    # ---- judging -----------------------------------------------------------------------------------------------------
+
+    def _judged(
+        self, learned: SavedLearner, tests: Split | None, started: float
+    ) -> tuple[SavedLearner, Answers, Decision | None]:
+        """Calibrate the learner, compare it with the present one, and note the task."""
+        answers = answers_of(self.config, learned)
+        held_out = self.ledger.held_out
+        if len(held_out):
+            logits = answers.logits(held_out.images).cpu().numpy()
+            temperature = fitted_temperature(logits, held_out.targets)
+            answers = Answers(answers.classifier, answers.classes, temperature)
+        decision = self._decided(self.accept, answers, learned, tests) if self.accept else None
+        entry = self._noted(learned, answers)
+        entry["seconds"] = time.perf_counter() - started
+        if decision:
+            entry = {**entry, **decision}
+        ledger = dataclasses.replace(self.ledger, temperature=answers.temperature, entries=(*self._entries(), entry))
+        return learned._replace(ledger=ledger), answers, decision
+
+    def _decided(self, accept: Accept, answers: Answers, learned: SavedLearner, tests: Split | None) -> Decision:
+        """The gate's decision between the present answers and the new ones."""
+        count = len(self.known)
+        if tests is not None:
+            on, old, new = "images of your own", tests, tests
+        elif len(self.ledger.held_out):
+            on, old, new = "held-out images", self.ledger.held_out, self.ledger.held_out
+        else:  # old exemplars: both models were trained on them
+            on, new = "exemplars, which were trained on", learned.held.train
+            old = self.held.train if self.held else new
+        old = Split(old.images[old.targets < count], old.targets[old.targets < count])
+        new = Split(new.images[new.targets >= count], new.targets[new.targets >= count])
+        before = right(self.answers, old) if self.answers else np.empty(0, bool)
+        after = right(answers, old), right(answers, new)
+        return decided(accept, (before, after[0]), after[1], len(answers.classes), on)
+
+    def _noted(self, learned: SavedLearner, answers: Answers) -> Entry:
+        """What the history tells of the task."""
+        fingerprint = learned.held.fingerprint or {}
+        own = fingerprint["tasks"][-1]
+        entry: Entry = {
+            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "data": {"name": learned.config["tasks"][-1], "images": own["train"], "sha256": own["sha256"]},
+            "classes": answers.classes[len(self.known) :],
+        }
+        if len(self.ledger.held_out):
+            correct = right(answers, self.ledger.held_out)
+            old = self.ledger.held_out.targets < len(self.known)
+            parts = {"known": correct[old], "new": correct[~old], "all": correct}
+            entry["accuracies"] = {name: 100 * float(part.mean()) for name, part in parts.items() if len(part)}
+        return entry
+
+    def _entries(self) -> list[Entry]:
+        """The notes about the tasks so far; a task that an earlier version learned has an empty one."""
+        tasks = len(self.config.tasks) - 1
+        entries = list(self.ledger.entries)
+        return [Entry()] * (tasks - len(entries)) + entries
+
+
+def read_rejection(record: Path) -> Decision:
+    """The gate's decision in the ``record`` of a rejected update. Raises a :class:`UserError` if it is damaged."""
+    with refusing(record, "the record of a rejected update", "remove it to try the update again"):
+        decision = json.loads(record.read_bytes())
+        if decision["accepted"] is not False:
+            raise ValueError("it has other contents")
+        return Decision(accepted=False, reason=decision["reason"], gate=decision["gate"])
+
+
+def answers_of(config: Config, learned: SavedLearner) -> Answers:
+    """What a learner with this configuration and state answers. Raises an exception if they do not fit together."""
+    assert learned.held.arrivals is not None
+    info, seen = learned.held.info, learned.held.arrivals.seen
+    reached = Reached.of_stream(seen)
+    config = dataclasses.replace(config, tasks=tuple(learned.config["tasks"]), pretrained=False)
+    learner = rebuilt(config, info, reached, learned.state["learner"])
+    classifier = Classifier(learner, info, reached.classes, config.num_workers)
+    return Answers(classifier, info.classes, learned.ledger.temperature)
+
+
+def right(answers: Answers, split: Split) -> np.ndarray:
+    """Whether each image is classified correctly: bool (N,)."""
+    return answers.classifier.predict(split.images) == split.targets

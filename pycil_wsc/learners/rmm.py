@@ -1,0 +1,112 @@
+"""RMM on top of iCaRL and FOSTER: how much of the budget new data and exemplars get, and which class how many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc import registry
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.tasks import Task, TaskSequence
+from pycil_wsc.keys import key
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.foster import FOSTER
+from pycil_wsc.learners.icarl import ICaRL
+from pycil_wsc.learners.options import LearnerConfig
+from pycil_wsc.learners.rmm_sizes import drawn, memory_size, rate_of, shares
+from pycil_wsc.registry import register_learner
+
+M_RATES = "share of a task's images that the memory takes over, for each task; the last rate is that of all later tasks"
+C_RATES = "classes whose mean loss is above the median get this share fewer exemplars, the others more; for each task"
+OF_CLASSES = (0.0, 0.0, 0.1, 0.1, 0.1, 0.0)  # in both files of PyCIL
+
+
+class RMM(BaseLearner):
+    """Reinforced Memory Management (Liu et al., NeurIPS 2021, https://arxiv.org/abs/2301.05792) with fixed rates: a
+    mixin, placed before a learner.
+
+    Of a later task's images, some are left out, drawn once, and the memory grows by as many exemplars. In the paper a
+    policy chooses the rates.
+    """
+
+    measures_quotas = True
+
+    @classmethod
+    def check(cls, config: LearnerConfig) -> str | None:
+        for name in ("m_rate_list", "c_rate_list"):
+            if not getattr(config.options, name):
+                return f"{name}: is empty; give a rate for each task, or one for all"
+        if not registry.exemplars[config.exemplars].by_class:
+            return f"exemplars: RMM gives each class a number of its own, which '{config.exemplars}' does not follow"
+        return super().check(config)
+
+    @classmethod
+    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+        return cls.planned_epochs(config, task) * (len(drawn(config, task, targets)) + len(memory))
+
+    @classmethod
+    def quotas(cls, config: LearnerConfig, task: Task, manager: TaskSequence) -> Sequence[int]:
+        return shares(config, task, manager, np.arange(task.num_new) < task.num_new // 2)
+
+    def measured_quotas(self, task: Task) -> Sequence[int]:
+        trains = not task.index and (self.config.init_epoch - 1) % 5 != 0
+        if not task.num_new or not (trains or rate_of(self.config.options.c_rate_list, task)):
+            return self.quotas(self.config, task, self.manager)
+        means = self.mean_losses(task, trains)
+        return shares(self.config, task, self.manager, means > np.median(means))
+
+    @torch.no_grad()
+    def mean_losses(self, task: Task, training: bool) -> np.ndarray:
+        """The mean cross-entropy of each new class over its images, without augmentation: (new classes,).
+
+        PyCIL's network is in ``training`` mode after the first task, unless it was tested in the last epoch, as in each
+        fifth: so its batch norms see the images of one class after the other, and their statistics move.
+        """
+        self.eval()
+        self.network.train(training)
+        targets, means = self.manager.train_targets, torch.zeros(task.num_new, device=self.device)
+        for place, label in enumerate(range(task.num_old, task.num_seen)):
+            indices = task.train_indices[targets[task.train_indices] == label]
+            for images, labels in self.train_source.batches(indices, targets, self.config.batch_size):
+                with self.autocast():
+                    logits = self.network(images).float()
+                means[place] += cross_entropy(logits, labels, reduction="sum") / len(indices)
+        return means.cpu().numpy()
+
+    def new_samples(self, task: Task) -> np.ndarray:
+        return drawn(self.config, task, self.manager.train_targets)
+
+
+@register_learner("rmm-icarl", epochs=170, milestones=[80, 120], fixed_memory=False)
+class RMMICaRL(RMM, ICaRL):
+    """iCaRL with RMM's memory."""
+
+    @dataclass(frozen=True)
+    class Options(ICaRL.Options):
+        m_rate_list: tuple[float, ...] = key(
+            (0.8, 0.8, 0.6, 0.6, 0.6, 0.6), M_RATES, low=0, below=1, decides="later tasks"
+        )
+        c_rate_list: tuple[float, ...] = key(OF_CLASSES, C_RATES, low=0, high=1, decides="later tasks")
+
+
+@register_learner("rmm-foster", scheduler="cosine", epochs=170, weight_decay=5e-4, fixed_memory=False)
+class RMMFOSTER(RMM, FOSTER):
+    """FOSTER with RMM's memory. Its weights of the classes count all images of a new class, as in PyCIL."""
+
+    @dataclass(frozen=True)
+    class Options(FOSTER.Options):
+        beta1: float = key(
+            0.97, "boosting: re-weighting of rare classes (Cui et al., 2019)", low=0, below=1, decides="later tasks"
+        )
+        m_rate_list: tuple[float, ...] = key(
+            (0.3, 0.3, 0.3, 0.4, 0.4, 0.4), M_RATES, low=0, below=1, decides="later tasks"
+        )
+        c_rate_list: tuple[float, ...] = key(OF_CLASSES, C_RATES, low=0, high=1, decides="later tasks")
+
+    def class_counts(self, task: Task) -> np.ndarray:
+        before = self.manager.tasks[task.index - 1]
+        counts = np.bincount(self.manager.train_targets[task.train_indices], minlength=task.num_seen)
+        counts[: task.num_old] = memory_size(self.config, before, self.manager) // task.num_old
+        return counts

@@ -1,0 +1,89 @@
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.phase import Phase
+from pycil_wsc.keys import key
+from pycil_wsc.learners.prototypical import PYCIL, PrototypeLearner
+from pycil_wsc.networks.adapters import AdaptedConv2d, adapt, adapters_of
+from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.registry import register_learner
+
+
+@register_learner(
+    "ssre", **PYCIL, batch_size=128, convnet_type="resnet18_rep", init_weight_decay=5e-4, weight_decay=5e-4
+)
+class SSRE(PrototypeLearner):
+    """SSRE (Zhu et al., CVPR 2022): later tasks train only 1x1 adapters beside convolutions, and the head.
+
+    After each task the adapters are folded into the convolutions, so the network does not grow. The more similar an
+    image is to a prototype of an old class, the more its features are distilled and the less its class counts. In PyCIL
+    the similarity itself is the weight, and not, as in the paper, whether it is above a threshold.
+    """
+
+    @dataclass(frozen=True)
+    class Options(PrototypeLearner.Options):
+        lambda_fkd: float = key(1.0, "weight of the distillation of features", low=0, decides="later tasks")
+        init_batch_size: int = key(64, "images in a batch of the first task", low=1)
+        autoaugment: str = key(
+            "second",
+            "tasks whose images are augmented as by `autoaugment`: the `second` alone, as in PyCIL, the `first` alone, "
+            "which its code seems to mean, or `none`",
+            choices=("second", "first", "none"),
+        )
+
+    def build(self) -> nn.Module:
+        return IncrementalNet(adapt(self.new_backbone()))
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        if task.index == 1:
+            self.freeze_but_adapters()
+
+    def freeze_but_adapters(self) -> None:
+        """Mark all else of the backbone as frozen; batch norm keeps its statistics."""
+        adapters = [each.adapter for each in adapters_of(self.network.backbone)]
+        for module in self.network.backbone.modules():
+            if module not in adapters:
+                module.frozen = True
+                module.frozen_parameters = {name for name, _ in module.named_parameters(recurse=False)}
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        options = self.config.options
+        for phase in super().phases(task):
+            if not task.index:
+                phase.batch_size = options.init_batch_size
+            if ["first", "second"][task.index : task.index + 1] == [options.autoaugment]:
+                phase.augmentation = "autoaugment"
+            yield phase
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        options, smoothing = self.config.options, self.config.label_smoothing
+        before = self.old_features(batch.images)
+        features = self.network.extract(batch.images).float()
+        logits = self.network.classify(features).float()
+        if before is None:
+            return self.scaled_cross_entropy(logits, batch.targets), logits
+        similarity = self.similarity(features.detach())
+        errors = cross_entropy(logits / options.temp, batch.targets, reduction="none", label_smoothing=smoothing)
+        distances = (features - before).norm(dim=1)
+        loss = (errors * (1 - similarity)).mean() + options.lambda_fkd * self.sum_over(distances * similarity, batch)
+        return loss + options.lambda_proto * self.prototype_loss(*batch.drawn), logits
+
+    def similarity(self, features: Tensor) -> Tensor:
+        """The largest cosine of each row of ``features`` (B, d) with the prototype of an old class: (B,)."""
+        return (normalize(features) @ normalize(self.prototypes[: self.num_old]).T).float().amax(1)
+
+    def prototype_loss(self, chosen: Tensor) -> Tensor:
+        """The cross-entropy of the prototypes of the classes ``chosen`` (n,)."""
+        return self.scaled_cross_entropy(self.network.head(self.prototypes[chosen]), chosen)
+
+    def end_task(self, task: Task) -> None:
+        super().end_task(task)
+        each: AdaptedConv2d
+        for each in adapters_of(self.network.backbone):
+            each.fold()

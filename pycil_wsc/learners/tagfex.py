@@ -1,0 +1,130 @@
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.phase import Phase
+from pycil_wsc.engine.whole_batch import whole_batch
+from pycil_wsc.keys import key
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.losses import newest_task_targets
+from pycil_wsc.networks.stages import stages_of, tokens_of_last_stage
+from pycil_wsc.networks.task_agnostic import TaskAgnosticNet
+from pycil_wsc.registry import register_learner
+
+
+@register_learner("tagfex", epochs=170, milestones=[80, 120, 150])
+class TagFex(BaseLearner):
+    """TagFex (Zheng et al., CVPR 2025): DER, with a backbone that learns all tasks by contrast and lends to new blocks.
+
+    Each image comes in two views. The task-agnostic backbone tells the views of an image from those of others (InfoNCE)
+    and predicts its own features from before the task. Attention merges its last map with that of the newest block; a
+    head on the result teaches the block wherever it is the better of the two.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        infonce_temp: float = key(0.2, "temperature of the contrast between views", above=0)
+        contrast_factor: float = key(1.0, "weight of the contrast and of its distillation", low=0)
+        proj_hidden_dim: int = key(2048, "features of the projector's hidden layer", low=1, high=2**20)
+        proj_output_dim: int = key(1024, "features in which views are compared", low=1, high=2**20)
+        attn_num_heads: int = key(8, "heads of the attention that merges the two maps", low=1)
+        init_interpolation_factor: float = key(
+            0.95, "share of the block before in the weights of a new one", low=0, high=1, decides="later tasks"
+        )
+        infonce_kd_temp: float = key(0.2, "temperature of the contrast's distillation", above=0, decides="later tasks")
+        contrast_kd_factor: float = key(2.0, "weight of the contrast's distillation", low=0, decides="later tasks")
+        aux_factor: float = key(2.0, "weight of the auxiliary head's loss", low=0, decides="later tasks")
+        trans_cls_factor: float = key(1.0, "weight of the merged head's loss", low=0, decides="later tasks")
+        transfer_factor: float = key(
+            1.0, "weight of the merged head's distillation into the newest block", low=0, decides="later tasks"
+        )
+        kd_temp: float = key(2.0, "temperature of that distillation", above=0, decides="later tasks")
+
+    teacher: nn.Module | None
+
+    @classmethod
+    def check_backbone(cls, backbone: nn.Module, config: object) -> None:
+        stages_of(backbone)
+
+    def build(self) -> nn.Module:
+        options = self.config.options
+        side = self.train_source.info.image_size if self.train_source else 32
+        sizes = options.proj_hidden_dim, options.proj_output_dim, options.attn_num_heads
+        return TaskAgnosticNet(self.new_backbone(), self.new_backbone(), side, *sizes)
+
+    def grow(self, task: Task) -> None:
+        self.num_old, self.num_seen, network = task.num_old, task.num_seen, self.network
+        self.teacher = None
+        if task.index:
+            parts = {"backbone": network.agnostic, "projector": network.projector}
+            self.teacher = copy.deepcopy(nn.ModuleDict(parts)).requires_grad_(False)
+        network.grow_from(task.num_seen, task.num_new, self.config.options.init_interpolation_factor)
+        network.blocks[:-1].requires_grad_(False)
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        phase = self.main_phase(task)
+        phase.views = 2
+        yield phase
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        options, network = self.config.options, self.network
+        images, targets = torch.cat([batch.images, *batch.views]), batch.targets.repeat(2)
+        features, own = network.extract_with_tokens(images)
+        logits = network.classify(features).float()
+        agnostic = tokens_of_last_stage(network.agnostic, images)[1]
+        embedding = network.projector(agnostic.mean(1))
+        right = self.cross_entropy(logits, targets)
+        contrast = self.contrast(embedding, embedding, options.infonce_temp, batch.whole)
+        if self.teacher is None:
+            return right + options.contrast_factor * contrast, logits[: len(batch)]
+        newest = network.classify_newest(features).float()
+        auxiliary = self.cross_entropy(newest, newest_task_targets(targets, self.num_old))
+        kept, known = self.kept(images, agnostic, batch.whole), self.num_old / self.num_seen
+        contrast = (1 - known) * contrast + known * options.contrast_kd_factor * kept
+        loss = right + options.aux_factor * auxiliary + options.contrast_factor * contrast
+        return loss + self.transfer(agnostic, own, logits, targets, right), logits[: len(batch)]
+
+    def contrast(self, rows: Tensor, columns: Tensor, temperature: float, whole: int | None) -> Tensor:
+        """InfoNCE (van den Oord et al., 2018) by cosine: each row's positive is the column of its image's other view.
+
+        (2 B, d) twice, first views before second ones. No row is compared with the column of the same view.
+        """
+        with torch.autocast(self.device.type, enabled=False):
+            first, second = normalize(columns.float()).chunk(2)
+            both, places = whole_batch(torch.cat([first, second], 1), self.processes, whole or len(first))
+            same, other = torch.cat([places, places + len(both)]), torch.cat([places + len(both), places])
+            similarity = normalize(rows.float()) @ torch.cat(both.chunk(2, 1)).T / temperature
+            return cross_entropy(similarity.scatter(1, same[:, None], -torch.inf), other)
+
+    def kept(self, images: Tensor, agnostic: Tensor, whole: int | None) -> Tensor:
+        """The contrast between the predicted features of the task before and the true ones."""
+        assert isinstance(self.teacher, nn.ModuleDict)
+        before = tokens_of_last_stage(self.teacher["backbone"], images)[1].mean(1)
+        predicted = self.network.predictor(agnostic.mean(1))
+        projector = self.teacher["projector"]
+        return self.contrast(projector(predicted), projector(before), self.config.options.infonce_kd_temp, whole)
+
+    def transfer(self, agnostic: Tensor, own: Tensor, logits: Tensor, targets: Tensor, right: Tensor) -> Tensor:
+        """The loss of the merged head on new classes, and its distillation if it is below ``right``."""
+        options, new = self.config.options, targets >= self.num_old
+        if self.num_old == self.num_seen:
+            return right.new_zeros(())
+        merged = self.network.attention(agnostic.detach(), own).mean(1)
+        guide = self.network.merged_head(merged).float()
+        errors = cross_entropy(guide, (targets - self.num_old).clamp(min=0), reduction="none")
+        loss = self.mean_over(errors, new)
+        student = (logits[:, self.num_old :] / options.kd_temp).log_softmax(1)
+        teacher = (guide.detach() / options.kd_temp).log_softmax(1)
+        divergence = self.mean_over((teacher.exp() * (teacher - student)).sum(1), new)
+        better, usual = self.over_whole_batch(torch.stack([loss, right]), len(targets))
+        return options.trans_cls_factor * loss + options.transfer_factor * torch.where(better < usual, divergence, 0)
+
+    def end_task(self, task: Task) -> None:
+        if task.index and task.num_new:
+            self.network.head.align(task.num_old)

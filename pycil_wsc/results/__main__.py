@@ -1,0 +1,36 @@
+"""python -m pycil_wsc.results pack|unpack: keep many finished runs in one file, or take them from it."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pycil_wsc.errors import UserError
+from pycil_wsc.results.packed import pack, unpack
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Pack or unpack; returns the exit code: 0, or 2 for invalid input."""
+    parser = argparse.ArgumentParser(prog="python -m pycil_wsc.results", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack", help="write the finished runs below a folder into a file, a line each")
+    packing.add_argument("runs", metavar="FOLDER", type=Path, help="the folder of a sweep, runs/<prefix>")
+    packing.add_argument("file", metavar="FILE", type=Path, help="runs that the file already has are kept")
+    unpacking = commands.add_parser("unpack", help="write the runs of a file into a folder, where a sweep finds them")
+    unpacking.add_argument("file", metavar="FILE", type=Path)
+    unpacking.add_argument("runs", metavar="FOLDER", type=Path, help="the folder of a sweep; its own results are kept")
+    args = parser.parse_args(argv)
+    try:
+        if args.command == "pack":
+            print(f"{args.file}: {pack(args.runs, args.file)} runs")
+        else:
+            written, kept = unpack(args.file, args.runs)
+            print(f"{args.runs}: {written} runs written, {kept} were there")
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Metrics of a run, in numpy. Accuracies are percentages; tasks are the actual ones, of any size.
+
+All modules of this package are imported here, so a new file with a registered metric is found automatically.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pycil_wsc.files import Json
+
+
+def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
+    """Top-1 accuracy in percent. ``predictions``: (N, k) class numbers, best first; ``targets``: (N,)."""
+    return float(100 * np.mean(predictions[:, 0] == targets))
+
+
+def top_k_accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
+    """Share of samples with the target among their k predictions, in percent: (N, k), (N,)."""
+    return float(100 * np.mean((predictions == targets[:, None]).any(1)))
+
+
+def task_accuracies(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> list[float]:
+    """Accuracy on each task's samples; ``tasks``: (N,) the task of each sample. One percentage per task."""
+    masks = [tasks == index for index in range(tasks.max() + 1)]
+    return [accuracy(predictions[mask], targets[mask]) for mask in masks]
+
+
+def allowed_classes(targets: np.ndarray, tasks: np.ndarray, num_classes: int) -> np.ndarray:
+    """The classes of each task's samples: (N,), (N,) -> bool (tasks, num_classes)."""
+    allowed = np.zeros((tasks.max() + 1, num_classes), bool)
+    allowed[tasks, targets] = True
+    return allowed
+
+
+def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: int) -> np.ndarray:
+    """Counts of true (rows) and predicted (columns) classes: (N, k) best first, (N,) -> int64 (classes, classes)."""
+    return np.bincount(targets * num_classes + predictions[:, 0], minlength=num_classes**2).reshape(
+        num_classes, num_classes
+    )
+
+
+def average_accuracy(curve: Sequence[float]) -> float:
+    """Mean over the tasks of the accuracy on all classes seen so far: PyCIL's "Average Accuracy"."""
+    return float(np.mean(curve))
+
+
+def new_task_accuracy(matrix: Sequence[Sequence[float]]) -> float:
+    """Mean over the tasks of the accuracy on a task's classes right after learning it (plasticity)."""
+    return float(np.mean([row[-1] for row in matrix]))
+
+
+def forgetting(matrix: Sequence[Sequence[float]]) -> float:
+    """Mean over all tasks but the last of (best accuracy - final accuracy); 0 for a single task.
+
+    ``matrix[t]``: the accuracies on tasks 0..t after learning task t (lower triangular). Source: Zhou et al., PyCIL.
+    """
+    tasks = len(matrix)
+    table = np.array([[*row] + [-np.inf] * (tasks - len(row)) for row in matrix])
+    drop = table.max(0) - table[-1]
+    return float(drop[:-1].mean()) if tasks > 1 else 0.0
+
+
+def task_scalars(history: Sequence[Mapping[str, Json]]) -> dict[str, float]:
+    """Scalars of the newest task for curves over tasks. ``history``: the lines of ``metrics.jsonl`` so far."""
+    line, matrix = history[-1], [line["cnn_tasks"] for line in history]
+    values = {
+        "cnn_top1": line["cnn_top1"],
+        "newest_task": line["cnn_tasks"][-1],
+        "forgetting": forgetting(matrix),
+    }
+    return values | ({"nme_top1": line["nme_top1"]} if "nme_top1" in line else {})
+
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,14 @@
+"""Task-incremental accuracy: the task of each test image is given, and only its classes are considered."""
+
+from collections.abc import Sequence
+
+from pycil_wsc.files import Json
+from pycil_wsc.registry import register_metric
+
+History = Sequence[dict[str, Json]]
+
+
+@register_metric("task_known_curve")
+def task_known_curve(history: History) -> list[float] | None:
+    """The accuracy on the test images of all tasks so far, after each task; None if earlier versions tested some."""
+    return [line["cnn_known"] for line in history] if all("cnn_known" in line for line in history) else None

@@ -1,0 +1,80 @@
+"""Many finished runs in one file, a line of JSON each: small to keep, and a sweep goes on where the file ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.files import write_atomically, write_json
+from pycil_wsc.results.store import ANALYSES, RESULT, Record, find_runs
+
+
+class PackedRun(BaseModel):
+    """A line: the folder of a run below that of its sweep, its result, and the lines of its analyses."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    folder: str
+    result: dict[str, Any]
+    analyses: list[dict[str, Any]] = []
+
+
+def pack(runs: Path, file: Path) -> int:
+    """Write the finished runs below the folder ``runs`` into ``file``, beside those that it has; return their number.
+
+    A run that ``file`` has and that is below ``runs`` too is replaced. Raises a :class:`UserError` if there is nothing
+    to pack, or if ``file`` is not of this kind.
+    """
+    packed = {run.folder: run for run in lines(file)} if file.exists() else {}
+    found = find_runs([runs])
+    for record in [*found.records, *found.language]:
+        if record.path is not None and record.path.name == RESULT:
+            folder = record.path.parent.relative_to(runs).as_posix()
+            result = json.loads(record.path.read_bytes())
+            packed[folder] = PackedRun(folder=folder, result=result, analyses=record.analyses)
+    if not packed:
+        raise UserError(f"{runs}: no finished run found; give the folder of a sweep, runs/<prefix>")
+    kept = [packed[folder].model_dump(exclude_defaults=True) for folder in sorted(packed)]
+    write_atomically(file, "".join(json.dumps(run) + "\n" for run in kept))
+    return len(packed)
+
+
+def unpack(file: Path, runs: Path) -> tuple[int, int]:
+    """Write the runs of ``file`` into folders below ``runs``, where a sweep and a report take them for finished.
+
+    A folder that has a result keeps it. Returns the numbers of runs written and kept.
+    """
+    written = kept = 0
+    for run in lines(file):
+        folder = runs / run.folder
+        if (folder / RESULT).exists():
+            kept += 1
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        if run.analyses:
+            write_atomically(folder / ANALYSES, "".join(json.dumps(line) + "\n" for line in run.analyses))
+        write_json(folder / RESULT, run.result)  # last, since it says that the run has finished
+        written += 1
+    return written, kept
+
+
+def lines(file: Path) -> Iterator[PackedRun]:
+    """The runs of a packed ``file``; raises a :class:`UserError` that names the first line that is none."""
+    try:
+        text = file.read_text()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or 'not a text'})") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            run = PackedRun.model_validate_json(line)
+            Record.of(run.result, file)
+        except (ValidationError, UnusableRun):
+            raise UserError(f"{file}: line {number} is not a finished run; restore the file") from None
+        if Path(run.folder).is_absolute() or ".." in Path(run.folder).parts:
+            raise UserError(f"{file}: line {number} names a folder outside the sweep's ({run.folder})")
+        yield run

@@ -1,0 +1,347 @@
+"""A classifier for scikit-learn on the engine of a :class:`pycil_wsc.Learner`; ``partial_fit`` takes new labels."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+
+from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.settings import folder_of, from_python, refusing
+from pycil_wsc.data.npz import three_channels
+from pycil_wsc.data.types import normal
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import write_json
+
+FILE = "estimator.json"
+FORMAT = 1
+AS_THEY_ARE = {"flip": False, "padding": 0}  # rows are often digits or no pictures at all
+SMALLEST_SIDE = 8  # of the network's images, unless `image_size` says otherwise: the backbones halve them
+Samples = ArrayLike | Sequence[str | os.PathLike[str]]
+LABELS = {"b": "booleans", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "U": "strings"}
+
+
+class InvalidInput(UserError, ValueError):
+    """A :class:`UserError` where scikit-learn expects a ``ValueError``."""
+
+
+class ContinualClassifier(ClassifierMixin, BaseEstimator):
+    """Learns one task after another with :meth:`partial_fit`, whose labels need not be known in advance.
+
+    ``X`` is a list of names of image files; uint8 images (n, side, side, 3) or (n, side, side); or rows of pixels,
+    numbers (n, pixels). All tasks have the same form.
+
+    Args:
+        method: ``"wsc"``, ``"replay"``, ...: ``model_name`` of the configuration.
+        epochs: passes over the data and the exemplars in each task.
+        memory_per_class: exemplars of each class that are kept between tasks, or ``"all"``.
+        convnet_type: the backbone.
+        batch_size: images in a training step.
+        image_size: side of the images that the network sees; None: that of ``X``, but at least 8, or 224 for files.
+        image_shape: (side, side) or (side, side, 3) of a row; None: the smallest greyscale square that has room for it.
+        value_range: the values of black and of white in rows; None: the least and the greatest in the first ``X``.
+        device: as in the configuration.
+        random_state: an integer, a ``RandomState`` that gives one, or None for the configuration's ``seed``.
+        keys: further keys of the configuration, such as ``{"lrate": 0.05}``.
+        quiet: print no progress.
+
+    Attributes:
+        classes_: the labels so far, in ascending order: the columns of :meth:`predict_proba`.
+        learner_: the :class:`pycil_wsc.Learner` within.
+        n_features_in_: the number of pixels of a row, if ``X`` has rows.
+    """
+
+    def __init__(
+        self,
+        method: str = "wsc",
+        *,
+        epochs: int = 10,
+        memory_per_class: int | str = 200,
+        convnet_type: str = "resnet20",
+        batch_size: int = 32,
+        image_size: int | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        value_range: tuple[float, float] | None = None,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+        keys: Mapping[str, object] | None = None,
+        quiet: bool = True,
+    ) -> None:
+        self.method = method
+        self.epochs = epochs
+        self.memory_per_class = memory_per_class
+        self.convnet_type = convnet_type
+        self.batch_size = batch_size
+        self.image_size = image_size
+        self.image_shape = image_shape
+        self.value_range = value_range
+        self.device = device
+        self.random_state = random_state
+        self.keys = keys
+        self.quiet = quiet
+
+    # ---- learning ----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Samples, y: ArrayLike) -> ContinualClassifier:
+        """Learn ``X`` as the first task; what was learned before is forgotten.
+
+        Raises:
+            ValueError: if the images or labels are invalid, in one line. What was learned before stays then.
+        """
+        return self._learn(X, y, anew=True)
+
+    def partial_fit(self, X: Samples, y: ArrayLike, classes: ArrayLike | None = None) -> ContinualClassifier:
+        """Learn ``X`` as one more task, with labels of known classes, new ones or both.
+
+        The parameters are those of the first task. ``classes``: labels that ``y`` may have; None: any.
+
+        Raises:
+            ValueError: if the images or labels are invalid, in one line. What was learned before stays.
+        """
+        return self._learn(X, y, anew=not self.__sklearn_is_fitted__(), allowed=classes)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "learner_")
+
+    def _learn(self, X, y, anew, allowed=None):
+        with as_value_errors(), self._unchanged_by_errors():
+            if anew:
+                self._set_form({})
+            form = form_of(X)
+            images, labels = self._validated(X, y, anew)
+            known = np.empty(0, labels.dtype) if anew else self.classes_
+            check_labels(labels, known, allowed)
+            names = np.array([name_of(label) for label in labels.tolist()])
+            learner = Learner(self.method, quiet=self.quiet, **self._keys(images, form)) if anew else self.learner_
+            learner.learn((images, names))
+        self.learner_ = learner
+        self.classes_ = np.union1d(known, labels)
+        return self
+
+    @contextlib.contextmanager
+    def _unchanged_by_errors(self) -> Iterator[None]:
+        """Within, an error leaves what is known of the form of ``X`` as it was."""
+        before = self._form()
+        try:
+            yield
+        except BaseException:
+            self._set_form(before)
+            raise
+
+    def _form(self) -> dict[str, object]:
+        """What is known of the form of ``X``, by attribute."""
+        return {name: value for name, value in vars(self).items() if name in FITTED}
+
+    def _set_form(self, form: Mapping[str, object]) -> None:
+        for name in FITTED & vars(self).keys():
+            delattr(self, name)
+        vars(self).update(form)
+
+    def _keys(self, images: np.ndarray | list[str], form: str) -> dict[str, Any]:
+        """The configuration's keys."""
+        if not isinstance(self.keys, Mapping | None):
+            raise UserError(f"keys: {self.keys!r} are not keys with their values; give {{'lrate': 0.05}}")
+        keys: dict[str, Any] = (AS_THEY_ARE if form == "rows" else {}) | dict(self.keys or {})
+        keys |= {name: getattr(self, name) for name in ("epochs", "memory_per_class", "convnet_type", "batch_size")}
+        keys["device"] = self.device
+        if self.random_state is not None:
+            keys["seed"] = seed_of(self.random_state)
+        if self.image_size is not None:
+            keys["image_size"] = self.image_size
+        elif isinstance(images, np.ndarray) and images.shape[1] < SMALLEST_SIDE:
+            keys["image_size"] = SMALLEST_SIDE
+        return keys
+
+    # ---- prediction --------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Samples) -> np.ndarray:
+        """The most likely label of each image, (n,)."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Samples) -> np.ndarray:
+        """The probability of each label in :attr:`classes_`, float64 (n, classes)."""
+        check_is_fitted(self)
+        with as_value_errors():
+            images = self._images(X, reset=False)
+            learned = self.learner_.predict_proba(images)
+        place = {name: column for column, name in enumerate(self.learner_.classes)}
+        return learned[:, [place[name_of(label)] for label in self.classes_.tolist()]]
+
+    # ---- saving ------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path, copy_images: bool = False) -> None:
+        """Save the classifier in ``folder``, without pickle; ``copy_images`` is that of ``Learner.save``."""
+        check_is_fitted(self)
+        content = {
+            "format": FORMAT,
+            "parameters": from_python(self.get_params(deep=False) | {"random_state": self.learner_.config.seed}),
+            "fitted": from_python(self._form()),
+            "labels": {"dtype": self.classes_.dtype.str},
+            "first": first_task(self.learner_),
+        }
+        self.learner_.save(folder, copy_images)
+        write_json(folder_of("folder", folder) / FILE, content)
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | None = None) -> ContinualClassifier:
+        """Load what :meth:`save` wrote. Nothing in the folder is executed. ``device`` overrides the saved one.
+
+        Raises:
+            UserError: if it is not a complete classifier.
+        """
+        folder = folder_of("folder", folder)
+        path = folder / FILE
+        with refusing(path, "a saved classifier", "save it again"):
+            content = json.loads(path.read_bytes())
+            classifier = cls(**content["parameters"] | ({} if device is None else {"device": device}))
+            form = {name: content["fitted"][name] for name in FITTED & content["fitted"].keys()}
+            if names := form.get("feature_names_in_"):
+                form["feature_names_in_"] = np.array(names, object)
+            classifier._set_form(form)
+            learner = Learner.load(folder, quiet=classifier.quiet, device=classifier.device)
+            first = first_task(learner)
+            if content.get("first", first) != first:  # missing in earlier versions
+                raise UserError(f"{path}: is of another learner than the one beside it; save both again")
+            classifier.classes_ = labels_of(learner.classes, np.dtype(content["labels"]["dtype"]))
+            classifier.learner_ = learner
+        return classifier
+
+    # ---- images and labels -------------------------------------------------------------------------------------------
+
+    def _validated(self, X, y, reset):
+        """The images in a form that the learner takes, and the labels, (n,)."""
+        if y is None:
+            raise ValueError("ContinualClassifier requires y to be passed, but the target y is None")
+        if form_of(X) == "rows":
+            rows, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
+            images = self._pictures(rows, reset, np.asarray(X).dtype == np.uint8)
+        else:
+            images = self._images(X, reset)
+            check_consistent_length(images, y)
+            y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        return images, plain_labels(np.asarray(y))
+
+    def _images(self, X, reset):
+        """The images in a form that the learner takes."""
+        if form_of(X) == "files":
+            return [os.fspath(name) for name in X]
+        if form_of(X) == "images":
+            return in_colour(np.asarray(X))
+        rows = validate_data(self, X, reset=reset, dtype=np.float64)
+        return self._pictures(rows, reset, np.asarray(X).dtype == np.uint8)
+
+    def _pictures(self, rows, reset, bytes_given):
+        """Rows of pixels, float64 (n, pixels), as uint8 images (n, side, side, 3)."""
+        if reset:
+            first = (0, 255) if bytes_given else (rows.min(), rows.max())
+            self.value_range_ = range_of(first if self.value_range is None else self.value_range)
+            self.image_shape_ = shape_of(rows.shape[1], self.image_shape)
+        black, white = self.value_range_
+        scaled = (rows - black) / (white - black or 1.0)
+        pixels = np.round(255 * scaled.clip(0, 1)).astype(np.uint8)
+        missing = math.prod(self.image_shape_) - rows.shape[1]
+        return in_colour(np.pad(pixels, ((0, 0), (0, missing))).reshape(-1, *self.image_shape_))
+
+
+FITTED = {"value_range_", "image_shape_", "n_features_in_", "feature_names_in_"}
+
+
+@contextlib.contextmanager
+def as_value_errors() -> Iterator[None]:
+    """Within, a :class:`UserError` is a ``ValueError`` too, as scikit-learn expects."""
+    try:
+        yield
+    except UserError as error:
+        raise InvalidInput(str(error)) from None
+
+
+def form_of(images: Samples) -> str:
+    """``files``, ``images`` or ``rows``."""
+    if isinstance(images, (list, tuple, np.ndarray)) and len(images) and isinstance(images[0], (str, os.PathLike)):
+        return "files"
+    return "images" if getattr(images, "ndim", 0) > 2 else "rows"
+
+
+def in_colour(images: np.ndarray) -> np.ndarray:
+    """Greyscale images (n, side, side) with three equal channels; others as they are."""
+    return three_channels(images) if images.ndim == 3 else images
+
+
+def range_of(values: Sequence[float]) -> tuple[float, float]:
+    """The values of black and of white."""
+    try:
+        black, white = (float(value) for value in values)
+    except (TypeError, ValueError):
+        black = white = math.nan
+    if not math.isfinite(black - white):
+        raise UserError(f"value_range: {values!r} is not (black, white), two numbers")
+    return black, white
+
+
+def shape_of(pixels: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """The shape of the images of rows of so many pixels."""
+    if wanted is None:
+        side = math.isqrt(pixels - 1) + 1
+        return side, side
+    shape = [*wanted] if isinstance(wanted, Sequence) else []
+    if len(shape) not in (2, 3) or shape[0] != shape[1] or shape[2:] not in ([], [3]) or math.prod(shape) != pixels:
+        raise UserError(f"image_shape: {wanted} is not (side, side) or (side, side, 3) with {pixels} pixels in all")
+    return tuple(shape)
+
+
+def plain_labels(labels: np.ndarray) -> np.ndarray:
+    """Labels as an array of booleans, numbers or strings; strings in the Unicode form of class names."""
+    if labels.dtype.kind == "O":
+        labels = np.array(labels.tolist())
+    if labels.dtype.kind not in LABELS:
+        raise UserError(f"y: labels of the type {labels.dtype}; give whole numbers or strings")
+    return np.array([normal(label) for label in labels.tolist()]) if labels.dtype.kind == "U" else labels
+
+
+def check_labels(labels: np.ndarray, known: np.ndarray, allowed: ArrayLike | None) -> None:
+    """Raise a :class:`UserError` if the labels are of another type than the known ones, or not among ``allowed``."""
+    new, old = LABELS[labels.dtype.kind], LABELS[known.dtype.kind]
+    if new != old:
+        raise UserError(f"y: the labels are {new}, and earlier ones were {old}; give labels of one type")
+    if allowed is not None and (others := sorted(set(labels.tolist()) - set(np.ravel(allowed).tolist()))):
+        raise UserError(f"classes: {others[0]!r} is in y, but not in classes; add it, or leave out classes")
+
+
+def name_of(label: object) -> str:
+    """The name of the learner's class for a label."""
+    return normal(str(label))
+
+
+def labels_of(names: Sequence[str], kind: np.dtype) -> np.ndarray:
+    """The labels whose names these are, in ascending order: the inverse of :func:`name_of`."""
+    if kind.kind == "U":
+        return np.unique(np.array(names))
+    if kind.kind == "b":
+        return np.unique([name == "True" for name in names])
+    return np.unique(np.array(names).astype(kind))
+
+
+def first_task(learner: Learner) -> str:
+    """The fingerprint of the first task's images, by which learners are told apart; "" of one by an earlier version."""
+    noted = learner.history[0].get("data")
+    return noted["sha256"] if noted else ""
+
+
+def seed_of(random_state: int | np.random.RandomState) -> int:
+    """The seed of the configuration for scikit-learn's ``random_state``."""
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))

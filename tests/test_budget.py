@@ -1,0 +1,201 @@
+"""Budgets in operations and in seconds: what a task spends, how its schedule is stretched, and what a resume keeps."""
+
+import numpy as np
+import pytest
+import torch
+from small_runs import killed_at, without_measurements, write
+
+from main import main
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.errors import UserError
+from pycil_wsc.learners import loop, pace
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.runs.run import Run
+
+OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 15}
+
+
+def run(settings, **keys):
+    config = resolve(settings | keys)
+    return Run(config, load_dataset(config.dataset, "."), lambda progress: None)
+
+
+def operations(finished):
+    """Those of each task."""
+    return np.diff([0, *(line["train_flops"] for line in finished.journal.history)])
+
+
+@pytest.fixture
+def replay(settings):
+    finished = run(settings, model_name="replay", init_epoch=4, epochs=15, precision="fp32")
+    finished.execute()
+    return finished
+
+
+@pytest.mark.parametrize("name", ["sam", "icarl", "der", "gdumb", "gem"])
+def test_each_task_spends_replays_operations(name, settings, replay):
+    """To half of one of its steps, and to 1 % where a task has 50 steps or more."""
+    steps = {}
+
+    class Counted(Run):
+        def task_started(self, task):
+            super().task_started(task)
+            self.now = task.index
+
+        def step(self, images):
+            super().step(images)
+            steps[self.now] = steps.get(self.now, 0) + 1
+
+    config = resolve(settings | {"model_name": name, "precision": "fp32", "batch_size": 4} | OPERATIONS)
+    finished = Counted(config, load_dataset(config.dataset, "."), lambda progress: None)
+    finished.execute()
+    for task in (1, 2):
+        spent, allowed = operations(finished)[task], operations(replay)[task]
+        assert abs(spent - allowed) <= 0.51 * spent / steps[task] + 0.005 * allowed, (name, task)
+        assert steps[task] < 50 or abs(spent / allowed - 1) < 0.01
+
+
+def test_a_method_with_two_passes_has_half_the_steps_and_its_milestones_come_twice_as_early(settings, replay):
+    rates = {}
+
+    class Watched(Run):
+        def epoch_ended(self, task, number, phase, epoch, loss, accuracy):
+            super().epoch_ended(task, number, phase, epoch, loss, accuracy)
+            rates.setdefault(task.index, []).append(phase.optimizer.param_groups[0]["lr"])
+
+    keys = {"model_name": "sam", "precision": "fp32", "milestones": [5, 10]}
+    config = resolve(settings | keys | OPERATIONS)
+    Watched(config, load_dataset(config.dataset, "."), lambda progress: None).execute()
+    assert rates[1] == pytest.approx([0.1] * 3 + [0.01] * 2 + [0.001] * 3), "7.5 epochs of 15, milestones at 2.5 and 5"
+
+
+def test_replay_itself_is_not_changed_by_its_own_operations(settings, replay):
+    finished = run(settings, model_name="replay", precision="fp32", out=settings["out"] + "-like", **OPERATIONS)
+    other = finished.execute()
+    assert operations(finished).tolist() == operations(replay).tolist()
+    assert [line["train_loss"] for line in finished.journal.history] == [
+        line["train_loss"] for line in replay.journal.history
+    ]
+    assert other["images_trained"] == replay.learner.images_trained
+
+
+def test_phases_over_stored_features_keep_their_epochs(settings):
+    usual, finished = (
+        run(settings, model_name="fetril", out=f"{settings['out']}{n}", **k)
+        for n, k in enumerate(({"init_epoch": 4, "epochs": 3}, OPERATIONS | {"epochs": 3}))
+    )
+    assert [len(each) for each in finished.execute()["train_loss"]] == [len(e) for e in usual.execute()["train_loss"]]
+
+
+@pytest.mark.parametrize("name", ["sam", "foster", "wsc"])
+def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, settings, tmp_path):
+    keys = {"model_name": name, **OPERATIONS, "epochs": 6}
+    whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
+    for stop in (2, 4):
+        with killed_at(lambda calls, stop=stop: sum(optimizer is not None for _, optimizer in calls) == stop):
+            run(settings, **keys).execute()
+    assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
+
+
+def test_counting_the_operations_of_a_step_leaves_no_trace(settings):
+    learner = run(settings, model_name="icarl", precision="fp32", **OPERATIONS).learner
+    task = learner.manager.tasks[0]
+    learner.grow_for(task)
+    (phase,) = learner.phases(task)
+    before = {name: value.clone() for name, value in learner.state_dict().items() if isinstance(value, torch.Tensor)}
+    generator = torch.get_rng_state()
+    learner.spending.fit(learner, task, 0, phase)
+    assert phase.steps == phase.epochs * learner.num_batches(len(phase.indices)), "the first task is plain"
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(learner.state_dict()[name], value) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in learner.parameters())
+
+
+# ---- seconds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock by which every step takes a second, and nothing else any time; and the steps of each task."""
+    times, steps, step = [1000.0], {}, BaseLearner.before_step
+
+    def counted(learner, batch):
+        times[0] += 1
+        steps.setdefault(learner.memory.tasks, []).append(None)
+        return step(learner, batch)
+
+    monkeypatch.setattr(BaseLearner, "before_step", counted)
+    monkeypatch.setattr(pace, "now", lambda: times[0])
+    return times, steps
+
+
+@pytest.mark.parametrize("name", ["replay", "foster", "wsc"])
+def test_each_task_is_trained_for_its_seconds(name, settings, clock):
+    """A task of two phases, too, and one whose consolidation begins after a share of them."""
+    _, steps = clock
+    finished = run(settings, model_name=name, budget={"seconds": 40}, **{"wsc.warmup": 0.25, "wsc.average_every": 1})
+    result = finished.execute()
+    assert {task: len(each) for task, each in steps.items()} == {0: 40, 1: 40, 2: 40}
+    if name == "wsc":
+        assert all(line["importance_seconds"] >= 0 for line in finished.journal.history)
+        epochs = [len(losses) for losses in result["train_loss"]]
+        assert epochs[1] == 10, "40 steps of 4 an epoch"
+        assert finished.learner.warmups == [1, 1], "of the four epochs of the schedule"
+
+
+def test_the_schedule_is_stretched_to_the_seconds(settings, clock):
+    rates, step = [], loop.Backward.__call__
+
+    def watched(backward, batch, loss=None):
+        rates.append(backward.phase.optimizer.param_groups[0]["lr"])
+        return step(backward, batch, loss)
+
+    keys = {"epochs": 10, "milestones": [4, 8], "max_tasks": 2, "init_epoch": 1, "cache_first_task": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Backward, "__call__", watched)
+        run(settings, model_name="replay", budget={"seconds": 50}, **keys).execute()
+    assert rates[50:] == pytest.approx([0.1] * 20 + [0.01] * 20 + [0.001] * 10)
+
+
+@pytest.mark.parametrize("name", ["replay", "foster", "wsc"])
+def test_seconds_are_counted_on_after_a_resume(name, settings, clock, tmp_path):
+    times, _ = clock
+    keys = {"model_name": name, "budget": {"seconds": 20}, "wsc.average_every": 1}
+    whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
+    for stop in (2, 3):
+        with killed_at(lambda calls, stop=stop: sum(optimizer is not None for _, optimizer in calls) == stop):
+            run(settings, **keys).execute()
+        times[0] += 12345.0
+    assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
+
+
+def test_a_budget_and_what_it_sets_are_not_both_given():
+    for budget, keys in (
+        ({"flops_like": "replay"}, {"operations_like": "replay"}),
+        ({"seconds": 5}, {"task_seconds": 3}),
+    ):
+        (name,) = keys
+        with pytest.raises(UserError, match=f"^{name}: is set by 'budget'; leave one of the two out"):
+            resolve({"model_name": "sam", "budget": budget} | keys)
+    for budget in ({"seconds": 0}, {"seconds": -1}, {"seconds": "long"}, {"seconds": float("inf")}, {"flops_like": 3}):
+        with pytest.raises(UserError, match="^budget: expected "):
+            resolve({"model_name": "sam", "budget": budget})
+    set_by_it = resolve({"model_name": "sam", "budget": {"flops_like": "replay"}})
+    assert set_by_it.operations_like == "replay" and resolve(set_by_it.to_dict()) == set_by_it
+
+
+def test_a_dry_run_says_what_decides_and_not_the_images_of_the_schedule(settings, tmp_path, capsys):
+    budgets = [{"seconds": 90}, {"flops_like": "replay"}, {"epochs_times": 0.5}]
+    images = []
+    for budget in budgets:
+        assert main(["--config", write(tmp_path, settings | {"model_name": "sam", "budget": budget}), "--dry-run"]) == 0
+        line, sum_ = capsys.readouterr().out.splitlines()
+        images.append((line.split("  ")[1], sum_))
+    assert images[0] == (
+        "3 tasks of 90 s of training each",
+        "1 run, 0 training images to go, and 1 run whose budgets decide",
+    )
+    assert images[1][0] == "the operations of replay in its schedule"
+    planned = run(settings, model_name="sam", budget=budgets[2]).plan
+    assert images[2] == (f"{sum(planned):,} images", f"1 run, {sum(planned):,} training images to go")

@@ -1,0 +1,281 @@
+"""`Learner.export` of a folder: safetensors and a model card, which the Hugging Face Hub and MLflow take."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from small_learners import FILES, QUICK, arrays, learned, months
+from test_task_lists import MONTHS, month, photos
+
+import pycil_wsc
+from pycil_wsc import registry
+from pycil_wsc.classifier.bundle import _load_pyfunc
+from pycil_wsc.errors import UserError
+
+__all__ = ["months"]
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def exported(months, tmp_path_factory):
+    """(a learner of three tasks, what evaluate returned after each, its exported folder, the last test images)."""
+    folder = tmp_path_factory.mktemp("months") / "exported"
+    learner, evaluations = learned(name="replay", **QUICK), []
+    for source in months:
+        learner.learn(source)
+        evaluations.append(learner.evaluate(arrays(source, "test")))
+    learner.export(folder, evaluations=evaluations)
+    return learner, evaluations, folder, arrays(months[-1], "test")[0]
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """The test's own copy of the exported folder."""
+    return shutil.copytree(exported[2], tmp_path / "exported")
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_every_learner_predicts_the_same_when_its_folder_is_loaded(name, months, tmp_path):
+    """After two tasks; to the bit, as it is the same network."""
+    learner, images = learned(*months[:2], name=name, **QUICK), arrays(months[1], "test")[0]
+    learner.export(tmp_path / "exported")
+    found = pycil_wsc.load_exported(tmp_path / "exported")
+    assert found.classes == learner.classes
+    assert torch.equal(found.logits(images), learner.logits(images))
+    assert np.array_equal(found.predict_proba(images), learner.predict_proba(images))
+
+
+def test_a_method_that_keeps_what_it_predicts_with_beside_its_network_is_exported_with_it(tmp_path, monkeypatch):
+    class Shifted(registry.learners["replay"]):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.register_buffer("shift", torch.zeros(2))
+
+        def end_task(self, task):
+            self.shift += torch.tensor([1.0, -1.0])
+
+        def classify(self, features):
+            return super().classify(features) + self.shift
+
+    monkeypatch.setitem(registry.learners, "replay", Shifted)
+    source = month(tmp_path / "0.npz", MONTHS[0], 0)
+    learner = learned(source, name="replay", **QUICK)
+    learner.export(tmp_path / "exported")
+    images = arrays(source, "test")[0]
+    assert torch.equal(pycil_wsc.load_exported(tmp_path / "exported").logits(images), learner.logits(images))
+
+
+def test_a_method_that_keeps_it_where_its_state_does_not_have_it_is_refused(tmp_path, monkeypatch):
+    class Hidden(registry.learners["replay"]):
+        shift = 0
+
+        def end_task(self, task):
+            self.network.shift = 1.0
+
+        def classify(self, features):
+            return super().classify(features) + getattr(self.network, "shift", 0)
+
+    monkeypatch.setitem(registry.learners, "replay", Hidden)
+    learner = learned(month(tmp_path / "0.npz", MONTHS[0], 0), name="replay", **QUICK)
+    learner.answers.classifier.learner.network.shift = 1.0
+    with pytest.raises(UserError, match="^export: the logits of the folder exported differ by 1 from those of the"):
+        learner.export(tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_the_weights_are_those_of_the_model_by_name_and_no_exemplar_is_with_them(exported):
+    learner, _, folder, _ = exported
+    weights, expected = load_file(folder / "model.safetensors"), learner.model.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "MLmodel",
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_no_name_of_a_file_or_folder_is_in_it(tmp_path):
+    learner = learned(photos(tmp_path / "secret", ["cat", "ant"], 1), **FILES, data_root=str(tmp_path / "hidden"))
+    learner.export(tmp_path / "exported")
+    for path in (tmp_path / "exported").iterdir():
+        content = path.read_bytes()
+        assert not [word for word in (b"secret", b"hidden", bytes(tmp_path)) if word in content], path.name
+    found = pycil_wsc.load_exported(tmp_path / "exported")
+    files = sorted(map(str, (tmp_path / "secret").rglob("*.png")))
+    assert found.predict(files).tolist() == learner.predict(files).tolist()
+
+
+# ---- the model card --------------------------------------------------------------------------------------------------
+
+
+def rows(card, heading):
+    """The rows of the table below a heading, as lists of cells."""
+    lines = card.split(f"## {heading}\n")[1].split("\n## ")[0].splitlines()
+    table = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in table[2:]]
+
+
+def test_the_card_tells_the_tasks_their_data_the_memory_and_the_accuracies(exported):
+    learner, evaluations, folder, _ = exported
+    card = (folder / "README.md").read_text()
+    data = learner._held.fingerprint["tasks"]
+    assert rows(card, "What it learned") == [
+        ["1", "cat, ant", "20", data[0]["sha256"]],
+        ["2", "bee", "20", data[1]["sha256"]],  # and cat again
+        ["3", "dog", "20", data[2]["sha256"]],
+    ]
+    assert "The learner keeps 16 exemplars, 4 of each class, as pixels." in card
+    first, second, third = (found["classes"] for found in evaluations)
+    expected = [
+        [(first["cat"] + first["ant"]) / 2, None, None],
+        [second["cat"], second["bee"], None],
+        [third["ant"], None, third["dog"]],
+    ]
+    cells = [["" if value is None else f"{value:.1f}" for value in row] for row in expected]
+    assert rows(card, "Accuracy") == [[str(number), *row] for number, row in enumerate(cells, 1)]
+
+
+def test_the_hubs_own_reader_takes_the_card_and_its_loader_the_weights(exported):
+    """Offline."""
+    hub = pytest.importorskip("huggingface_hub")
+    learner, _, folder, _ = exported
+    data = hub.ModelCard.load(folder / "README.md").data.to_dict()
+    assert data["library_name"] == "pycil_wsc" and data["pipeline_tag"] == "image-classification"
+    assert "replay" in data["tags"] and data.get("license") is None
+    other = learned(name="replay", **QUICK)
+    other.learn((np.zeros((4, 8, 8, 3), np.uint8), ["cat", "ant", "bee", "dog"]))
+    model = other.model
+    hub.load_torch_model(model, folder)
+    images = torch.randn(3, 3, 8, 8)
+    assert torch.equal(model(images), learner.model(images))
+
+
+def test_the_licence_is_left_to_the_owner_and_stays(exported, folder):
+    learner = exported[0]
+    card = folder / "README.md"
+    text = card.read_text()
+    assert "\n# license: for the owner to choose" in text and "\nlicense:" not in text
+    card.write_text(text.replace("# license: for the owner to choose; the next export keeps it", "license: mit"))
+    (folder / "notes.txt").write_text("the owner's")
+    learner.export(folder)
+    assert "\nlicense: mit\n---\n" in card.read_text() and "# license" not in card.read_text()
+    assert (folder / "notes.txt").read_text() == "the owner's"
+
+
+def test_names_of_classes_are_text_in_the_card(tmp_path):
+    """Neither columns, markup nor lines."""
+    names = ["a|b", "<script>", "new\nline", "[x](y)", "---"]
+    images = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 3), np.uint8)
+    learner = learned((images, names * 2), name="replay", **QUICK)
+    learner.export(tmp_path / "exported")
+    (line,) = [line for line in (tmp_path / "exported/README.md").read_text().splitlines() if "script" in line]
+    assert r"a\|b" in line and "&lt;script&gt;" in line and r"\[x\](y)" in line and r"new\\nline" in line
+    assert pycil_wsc.load_exported(tmp_path / "exported").classes == learner.classes
+
+
+# ---- MLflow ----------------------------------------------------------------------------------------------------------
+
+
+def test_mlflow_loads_the_folder_and_predicts(exported, tmp_path):
+    mlflow = pytest.importorskip("mlflow.pyfunc")
+    learner, _, folder, images = exported
+    model = mlflow.load_model(str(folder))
+    assert model.predict(images).tolist() == learner.predict(images).tolist()
+
+
+def test_its_model_takes_what_mlflow_hands_it(exported, tmp_path):
+    """Arrays of whole numbers, as JSON gives them; data frames of names and of the bytes of files; lists."""
+    pandas = pytest.importorskip("pandas")
+    learner, _, folder, images = exported
+    model, expected = _load_pyfunc(str(folder)), learner.predict(images).tolist()
+    files = [tmp_path / f"{number}.png" for number in range(len(images))]
+    for file, image in zip(files, images):
+        Image.fromarray(image).save(file)
+    names, contents = list(map(str, files)), [file.read_bytes() for file in files]
+    forms = [images, images.astype(np.int64), names, contents]
+    forms += [pandas.DataFrame({"image": names}), pandas.DataFrame({"image": contents})]
+    for form in forms:
+        assert model.predict(form).tolist() == expected
+    assert set(model.predict(images, {"threshold": 1.0, "otherwise": "none"})) == {"none"}
+    with pytest.raises(UserError, match="^images: values from -1 to 7; give pixels from 0 to 255"):
+        model.predict(np.array([-1, 7]))
+
+
+# ---- what it refuses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "evaluations, line",
+    [
+        ({}, "evaluations: a dict; give a list with one for each of the 3 tasks"),
+        ([None], "evaluations: 1; give a list with one for each of the 3 tasks"),
+        ([None, 3, None], "evaluations: item 2 is not what evaluate returns; give that, or None"),
+        ([{"classes": {"dog": 1.0}}, None, None], "evaluations: item 1 has 'dog', which was not learned by then"),
+    ],
+)
+def test_evaluations_that_do_not_fit_are_one_line(evaluations, line, exported, tmp_path):
+    with pytest.raises(UserError, match=f"^{line}$"):
+        exported[0].export(tmp_path / "exported", evaluations=evaluations)
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluations_are_of_folders_and_versions_of_operators_of_onnx(exported, tmp_path):
+    with pytest.raises(UserError, match=r"^evaluations: belong to the card of a folder, and model.onnx is none; leave"):
+        exported[0].export(tmp_path / "model.onnx", evaluations=[None] * 3)
+    with pytest.raises(UserError, match=r"^opset: is of ONNX files, and exported is a folder; leave it out"):
+        exported[0].export(tmp_path / "exported", opset=18)
+
+
+def without_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def other_weights(folder):
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def broken_json(folder):
+    (folder / "config.json").write_text("{")
+
+
+def other_json(folder):
+    (folder / "config.json").write_text("[]")
+
+
+def changed(**values):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage, line",
+    [
+        (without_weights, "cannot be read .No such file or directory.; name a folder that Learner.export wrote"),
+        (other_weights, "model.safetensors is not the file that config.json describes; export the learner again"),
+        (broken_json, "is not a complete export .JSONDecodeError: .*; name a folder .* or export the learner again"),
+        (other_json, "is not a complete export .*; name a folder .* or export the learner again"),
+        (changed(format=9), "was exported by another version .format 9.; use that one"),
+        (changed(classes=["a"]), "is not a complete export .ValueError: its parts do not fit together"),
+        (changed(classes_after_task=[]), "is not a complete export .ValueError: its parts do not fit together"),
+        (changed(classes=["a", "b"], classes_after_task=[1, 2]), "is not a complete export .RuntimeError: Error.s. in"),
+        (changed(classes_after_task=[5, 4]), "is not a complete export"),
+        (changed(images={}), "is not a complete export .KeyError"),
+        (changed(temperature="hot"), "is not a complete export .ValueError"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_one_line(damage, line, folder):
+    damage(folder)
+    with pytest.raises(UserError, match=f"exported: {line}") as error:
+        pycil_wsc.load_exported(folder)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,258 @@
+"""docs/claims.md: verdicts on made-up runs of which the truth is known, and the page of the committed runs."""
+
+import importlib
+import itertools
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from scipy.stats import kendalltau, ttest_1samp
+from test_records import rows_after
+
+from pycil_wsc.config.loading import load
+from pycil_wsc.results import Record
+
+ROOT = Path(__file__).parent.parent
+NIGHT, PAPER_PAGE = ROOT / "exps" / "night", ROOT / "docs" / "paper.md"
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "path", [str(ROOT / "docs" / "scripts"), *sys.path])
+    claims = importlib.import_module("claims")
+    findings = importlib.import_module("claim_findings")
+A_OVER_B = findings.Claim("A is ahead of B", [("a",)], [("b",)], (4, 40))
+
+
+def table(values, **columns):
+    """A table of runs from {row: {share: the average of each seed}}; None is a missing run."""
+    lines = []
+    for row, by_share in values.items():
+        for share, seeds in by_share.items():
+            for seed, value in enumerate(seeds):
+                if value is not None:
+                    lines.append({"row": row, "share": share, "seed": seed, "average": float(value)} | columns)
+    return pd.DataFrame(lines)
+
+
+def shifted(differences, share_40=0.0):
+    """Runs of A and B whose seeds differ by tens of points, and A from B by ``differences`` at each share."""
+    b = [10.0 * seed for seed in range(len(differences))]
+    a = [value + difference for value, difference in zip(b, differences)]
+    return {"a": {4: a, 40: [value + share_40 for value in a]}, "b": {4: b, 40: b}}
+
+
+@pytest.mark.parametrize(
+    "differences, accepts, verdict",
+    [
+        ([1, 2, 3, 2, 2], (0, inf), "seen"),
+        ([-1, -2, -3, -2, -2], (0, inf), "the opposite"),
+        ([1, -2, 3, -2, 1], (0, inf), "not seen"),
+        ([0.1, -0.2, 0.1, 0, 0.2], (-1, 1), "seen"),
+        ([2, -3, 2, 0.5, -1], (-1, 1), "not seen"),
+        ([5, 6, 5, 6, 5], (-1, 1), "the opposite"),
+        ([5, 6, 5, 6, 5], (-1, inf), "seen"),
+        ([-5, -6, -5, -6, -5], (-1, inf), "the opposite"),
+        ([3], (0, inf), "not run yet"),
+    ],
+)
+def test_the_verdict_is_that_of_the_interval_of_paired_differences(differences, accepts, verdict):
+    found = findings.finding(replace(A_OVER_B, accepts=accepts), table(shifted(differences)))
+    assert found.verdict == verdict
+    if len(differences) > 1:
+        mean, half = findings.interval(found.seeds)
+        expected = ttest_1samp(differences, 0).confidence_interval(0.95)
+        assert (mean - half, mean + half) == pytest.approx((expected.low, expected.high))
+
+
+def test_the_difference_is_the_mean_over_the_sizes_of_the_memory():
+    found = findings.finding(A_OVER_B, table(shifted([1, 2, 3], share_40=10)))
+    assert found.seeds.tolist() == [6, 7, 8]
+    assert found.ours.to_numpy().tolist() == [[1, 11], [2, 12], [3, 13]]
+
+
+def test_a_seed_counts_once_all_its_runs_are_there():
+    values = shifted([4, 5, 6, 4, 5])
+    values["a"][40][3:] = [None, None]
+    found = findings.finding(A_OVER_B, table(values))
+    assert found.seeds.index.tolist() == [0, 1, 2] and (found.runs, found.all_runs) == (18, 20)
+    assert claims.summary(found)[-1] == "seen (3 seeds)"
+    assert found.ours[4].count() == 5, "the table of sizes uses all"
+    values["a"][40][1:] = [None] * 4
+    found = findings.finding(A_OVER_B, table(values))
+    assert claims.summary(found)[3:] == ("", "not run yet (16 of 20 runs)")
+
+
+def test_groups_stand_for_their_mean_or_for_their_best_at_each_size():
+    values = {"a": {4: [5, 5], 40: [5, 5]}, "b": {4: [1, 3], 40: [4, 4]}, "c": {4: [3, 2], 40: [2, 0]}}
+    both = replace(A_OVER_B, minus=[("b", "c")])
+    assert findings.finding(both, table(values)).ours.to_numpy().tolist() == [[3, 2], [2.5, 3]]
+    best = replace(both, best=True)  # c at 4, whose mean is 2.5, and b at 40
+    assert findings.finding(best, table(values)).ours.to_numpy().tolist() == [[2, 1], [3, 1]]
+    values["b"][4][1] = None  # it is not known which would be best in this seed
+    assert findings.finding(best, table(values)).ours[4].isna().tolist() == [False, True]
+
+
+def test_a_claim_may_compare_memory_sizes_and_sums_of_groups():
+    trend = replace(A_OVER_B, plus=[("a",)], minus=[("a",)], shares=(40,), against=(4,))
+    assert findings.finding(trend, table({"a": {4: [1, 2], 40: [5, 8]}})).seeds.tolist() == [4, 6]
+    twice = replace(A_OVER_B, plus=[("a",), ("d",)], minus=[("b",), ("c",)], shares=(4,))
+    values = {"a": {4: [8, 9]}, "b": {4: [1, 1]}, "c": {4: [2, 2]}, "d": {4: [4, 5]}}
+    assert findings.finding(twice, table(values)).seeds.tolist() == [9, 11]
+
+
+def test_time_is_in_multiples_of_replays_of_the_same_seed_and_memory():
+    runs = table({"replay": {4: [0, 0], 40: [0, 0]}, "wsc": {4: [0, 0], 40: [0, None]}})
+    runs["seconds"] = [10.0, 20.0, 100.0, 200.0, 15.0, 22.0, 300.0]
+    wide = findings.by_seed(runs, "time")
+    assert wide["wsc@4"].tolist() == [1.5, 1.1] and wide["wsc@40"].iloc[0] == 3 and wide["wsc@40"].isna().iloc[1]
+    assert (wide[["replay@4", "replay@40"]] == 1).all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "text, differences",  # by hand, from the tables of the paper
+    [
+        ("Replay is behind", {4: (66.22 + 63.95 + 61.99 + 49.95 + 53.65 + 61.32) / 6 - 48.63}),
+        ("WSC is ahead of the best", {20: 67.25 - 66.90, 40: 74.49 - 72.69, 80: 77.71 - 75.71, 100: 78.16 - 77.02}),
+        ("WSC is ahead of averaging", {4: 52.00 - 50.23, 100: 78.25 - 77.92}),
+        ("Reset alone", {4: 48.73 - 48.92}),
+        ("The product of moments", {40: 73.57 - (73.49 + 73.63) / 2}),
+        ("The product ranks better", {4: 52.00 - (50.10 + 47.29) / 2}),
+        ("Blending", {4: 52.00 - 50.93, 100: 78.25 - 76.52}),
+        ("One reset", {4: 52.00 - 53.36}),
+        ("Full retraining is ahead", {80: 78.94 - 77.71}),
+        ("WSC is ahead of Replay without", {0: 29.83 - 26.07}),
+        ("Reservoir", {40: (0.19 + 0.18 - 0.31 + 0.06 + 0.20 + 0.12 + 0.23 + 0.14) / 8}),
+        ("WSC loses less", {4: -2.39 + (8.53 + 10.28 + 7.38 + 3.90 + 4.67 + 8.50 + 8.96) / 7}),
+    ],
+)
+def test_the_papers_differences_are_those_of_its_tables(text, differences):
+    (claim,) = [claim for claim in claims.CLAIMS if claim.text.startswith(text)]
+    paper = findings.finding(claim, pd.DataFrame(columns=["row", "share", "seed", "average"])).paper.iloc[0]
+    assert {share: paper[share] for share in differences} == pytest.approx(differences, abs=0.011)
+
+
+def runs_in_the_papers_order(seeds, sign=1):
+    paper = findings.papers_table("accuracy")
+    return table(
+        {name: {4: [sign * paper[f"{name}@4"].iloc[0] + seed for seed in range(seeds)]} for name in claims.EIGHT}
+    )
+
+
+def test_the_correlation_of_ranks_is_kendalls_with_all_resamples_of_seeds():
+    for sign in (1, -1):
+        wide = findings.by_seed(runs_in_the_papers_order(3, sign), "average")
+        assert findings.correlation(wide, claims.EIGHT, 4) == pytest.approx((sign, sign, sign))
+    assert findings.correlation(wide.iloc[:1], claims.EIGHT, 4) is None, "one seed has no interval"
+    wide = wide + np.random.default_rng(0).normal(0, 10, wide.shape)
+    tau, low, high = findings.correlation(wide, claims.EIGHT, 4)
+    columns = [f"{name}@4" for name in claims.EIGHT]
+    paper = findings.papers_table("accuracy")[columns].iloc[0]
+    resamples = [wide.iloc[list(chosen)][columns].mean() for chosen in itertools.product(range(3), repeat=3)]
+    taus = [kendalltau(ours, paper)[0] for ours in resamples]
+    assert tau == pytest.approx(kendalltau(wide[columns].mean(), paper)[0])
+    assert (low, high) == pytest.approx(tuple(np.quantile(taus, [0.025, 0.975]))) and low < high
+
+
+def record(method="wsc", memory=5, analyses=(), **keys):
+    keys = {"dataset": "cifar100_16", "images_per_class": 25, "classes": 50, "increment": 5} | keys
+    return replace(Record.of(synthetic.result(method, memory, **keys)), analyses=list(analyses))
+
+
+@pytest.mark.parametrize(
+    "keys, name",
+    [
+        ({}, "wsc"),
+        ({"method": "replay", "exemplars": "reservoir"}, "replay exemplars=reservoir"),
+        ({"wsc__retain": 1.0, "wsc__average": False}, "wsc average=False retain=1"),
+        ({"wsc__importance": "fisher"}, "wsc importance=fisher"),
+        ({"increment": 2, "classes": 40}, "wsc tasks=20"),
+        ({"method": "der", "operations_like": "replay"}, "der equal operations"),
+    ],
+)
+def test_a_run_is_named_by_what_differs_from_the_main_table(keys, name):
+    line = findings.table_of([record(**keys)]).iloc[0]
+    assert (line["row"], line["share"]) == (name, 20)
+
+
+def test_the_measures_of_a_run_are_means_over_the_later_tasks():
+    norms = [None, *range(1, 10)]
+    analyses = [
+        {
+            "task": task,
+            "share_new": 0.5,
+            "gradients": {"cosine": None if task == 0 else 0.1 * task, "norm": 1.0, "norm_new": 1.0},
+            "drift": {"between": None if task == 0 else {"norm": norms[task]}},
+        }
+        for task in range(10)
+    ]
+    found = record(analyses=analyses)
+    line = findings.table_of([found]).iloc[0]
+    assert (line["cosine"], line["drift"]) == pytest.approx((0.5, 5))
+    assert line["loss"] == pytest.approx(np.mean([losses[-1] for losses in found.data["train_loss"][1:]]))
+    assert [line[name] for name in ("average", "newest", "forgetting", "seconds")] == [
+        found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_seconds")
+    ]
+    assert findings.table_of([record()])[["cosine", "drift"]].isna().all(axis=None), "a run without analyses has none"
+
+
+def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
+    levels = {"replay": 50, "icarl": 40, "bic": 40, "wa": 40, "der": 60, "foster": 60, "memo": 60}
+    runs = []
+    for method, memory, seed in itertools.product(levels, (1, 20, 25), range(5)):
+        average = levels[method] + (seed / 10 if method == "wa" else 0)
+        runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": float(average)}))
+    text = claims.page(runs)
+    verdicts = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")][2:27]
+    kinds = [verdict.partition(" (")[0] for verdict in verdicts]
+    assert kinds == sorted(kinds, key=findings.VERDICTS.index) and len(kinds) == len(claims.CLAIMS)
+    assert (
+        "| Replay is ahead of expansion with a large memory | 80, 100 | -0.02 | -10.00 ± 0.00 | the opposite |" in text
+    )
+    assert "| Replay is ahead of distillation with a large memory | 80, 100 | +2.21 | +9.93 ± 0.07 | seen |" in text
+    assert kinds[-1] == "not run yet"
+
+
+def test_without_runs_every_claim_is_not_run_yet(tmp_path):
+    text = claims.page(findings.recorded(tmp_path / "runs.jsonl"))
+    assert text.count("not run yet (0 of ") == len(claims.CLAIMS)
+
+
+def test_the_page_is_that_of_the_recorded_runs():
+    text = claims.page(findings.recorded(claims.RUNS))
+    assert claims.PAGE.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
+
+
+def test_the_night_files_are_complete():
+    """``all.json`` has the runs of the others, with the paper's shares of memory, and every claim has its runs."""
+    second = {"equal_operations", "imagenet100"}  # tables of their own
+    files = {path.stem: path for path in NIGHT.glob("*.json") if not path.stem.startswith("trials")}
+    runs = {name: load(path) for name, path in files.items() if name not in second}
+    folders = {
+        name: Counter(json.dumps(config.to_dict(), sort_keys=True) for config in found) for name, found in runs.items()
+    }
+    everything = folders.pop("all")
+    assert set(everything) == set().union(*folders.values())
+    assert set(everything.values()) == {1}, "runs that tables share are done once"
+    assert {100 * config.memory_per_class / 25 for config in runs["main"]} == set(findings.SHARES)
+    cells = Counter(f"{findings.row_name(planned(config))}@{4 * config.memory_per_class}" for config in runs["all"])
+    assert set(cells.values()) == {findings.SEEDS}
+    assert {cell for claim in claims.CLAIMS for cell in claim.cells()} <= cells.keys()
+    _, papers = rows_after(PAPER_PAGE, "# The paper's tables and figures")
+    _, small = rows_after(PAPER_PAGE, "## A night on a laptop")
+    not_in_the_paper = {"`exps/table_t50.json`", "`exps/wsc_literal.json`", "`exps/paper_text.json`"}
+    assert {row[1] for row in papers} - not_in_the_paper == {row[1] for row in small} - {""}
+    counts = {Path(file.strip("`")).stem: int(count.replace(",", "")) for _, _, file, count in small}
+    runs |= {name: load(files[name]) for name in second}
+    assert counts == {name: len(found) for name, found in runs.items()}
+
+
+def planned(config):
+    """What :func:`row_name` reads of a record, of a run that is yet to come."""
+    tasks = min(config.max_tasks, 100 // config.increment)
+    return SimpleNamespace(method=config.model_name, config=config.to_dict(), curve=range(tasks))

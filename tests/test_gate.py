@@ -1,0 +1,398 @@
+"""An update is kept or rejected; the images held out for that, the calibration on them, and the notes of each task."""
+
+import copy
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from scipy.optimize import minimize_scalar
+from scipy.special import softmax
+from scipy.stats import binomtest, chi2, multinomial, norm
+from small_learners import FILES, QUICK, SMALL, arrays, assert_same, learned, months
+from test_task_lists import photos
+
+import pycil_wsc
+from pycil_wsc import Learner
+from pycil_wsc.classifier.calibration import calibration_error, fitted_temperature
+from pycil_wsc.classifier.gate import decided, drop_interval, drop_score, wilson_interval
+from pycil_wsc.errors import UserError
+
+__all__ = ["months"]
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def january(months):
+    """A learner of the first month, which holds out two images of each class; not to be changed."""
+    return learned(months[0], name="replay", held_out=2, epochs=8, init_epoch=6)
+
+
+def again(learner):
+    """A learner of its own in the same state, whose states are not shared."""
+    other = copy.copy(learner)
+    other._saved = learner._saved._replace(state=copy.deepcopy(learner._saved.state))
+    return other
+
+
+def bytes_of(learner):
+    """Everything of the state, as bytes."""
+    tensors = {k: v.numpy().tobytes() for k, v in learner._state["learner"].items() if isinstance(v, torch.Tensor)}
+    rest = {k: v for k, v in learner._state.items() if k != "learner"}
+    extra = learner._state["learner"]["_extra_state"]["memory"]
+    return tensors, json.dumps([rest["history"], rest["position"], rest["clock"], extra], sort_keys=True)
+
+
+def checksum(folder):
+    """That of all that is saved in ``folder``."""
+    with safe_open(folder / "learner.safetensors", "pt") as file:
+        return file.metadata()["sha256"]
+
+
+# ---- the images held out ---------------------------------------------------------------------------------------------
+
+
+def test_held_out_images_are_at_most_a_fifth_of_a_class_and_no_task_trains_on_them(months):
+    learner = learned(*months, held_out=3, memory_per_class="all", **QUICK)
+    held_out, kept = learner._saved.ledger.held_out, learner._held.train
+    everything = np.concatenate([arrays(source)[0] for source in months])
+    names = np.concatenate([arrays(source)[1] for source in months])
+    shares = {name: 0 for name in learner.classes}
+    for source in months:
+        _, of_month = arrays(source)
+        for name in set(of_month):
+            shares[name] += min(3 - shares[name], (of_month == name).sum() // 5)
+    found = {name: (held_out.targets == label).sum() for label, name in enumerate(learner.classes)}
+    assert found == shares and set(shares.values()) <= {2, 3}
+    content = {image.tobytes() for image in held_out.images}
+    assert not content & {image.tobytes() for image in kept.images} and len(content) == len(held_out)
+    whole = {image.tobytes(): name for image, name in zip(everything, names)}
+    assert {whole[i.tobytes()] for i in held_out.images} == set(learner.classes)
+    for image, label in zip(held_out.images, held_out.targets):
+        assert whole[image.tobytes()] == learner.classes[label]
+    assert len(kept) + len(held_out) == len(everything)
+
+
+def test_what_is_held_out_is_saved_with_the_learner_and_copied(tmp_path):
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1, 10), held_out=2, **FILES)
+    learner.save(tmp_path / "shelf", copy_images=True)
+    other = Learner.load(tmp_path / "shelf", quiet=True)
+    mine, theirs = learner._saved.ledger, other._saved.ledger
+    assert other.held_out == theirs.per_class == 2 and mine.temperature == theirs.temperature != 1
+    assert mine.held_out.targets.tolist() == theirs.held_out.targets.tolist() == [0, 0, 1, 1]
+    assert all(path.startswith(str(tmp_path / "shelf/exemplars")) for path in theirs.held_out.images)
+    assert np.array_equal(learner.predict_proba(theirs.held_out.images), other.predict_proba(mine.held_out.images))
+    assert other.history == learner.history
+    assert Learner.load(tmp_path / "shelf", held_out=5).held_out == 5
+
+
+def test_a_restarted_script_holds_out_the_same_images_and_refuses_another_number(months, tmp_path):
+    first = learned(*months[:2], held_out=2, out=tmp_path, **QUICK)
+    second = learned(*months[:2], held_out=2, out=tmp_path, **QUICK)
+    assert_same(first, second)
+    assert first.history == second.history, "also when it was learned, which was the first time"
+    images = [learner._saved.ledger.held_out.images for learner in (first, second)]
+    assert np.array_equal(*images)
+    with pytest.raises(UserError, match="task1: was learned with other settings"):
+        learned(months[0], held_out=1, out=tmp_path, **QUICK)
+
+
+# ---- calibration -----------------------------------------------------------------------------------------------------
+
+
+def test_the_temperature_of_many_images_is_that_of_the_logits_they_were_drawn_from():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (20_000, 5))
+    for true in (0.5, 1.0, 3.0):
+        chances = softmax(logits / true, axis=1)
+        labels = (chances.cumsum(1) > rng.random((len(logits), 1))).argmax(1)
+        assert fitted_temperature(logits, labels) == pytest.approx(true, rel=0.05)
+        assert fitted_temperature(7 * logits, labels) == pytest.approx(7 * true, rel=0.05)
+
+
+def test_the_temperature_minimises_the_likelihood_and_one_pseudo_image_keeps_it_above_zero():
+    rng = np.random.default_rng(1)
+    logits, labels = rng.normal(0, 2, (40, 3)), rng.integers(0, 3, 40)
+
+    def loss(temperature):
+        """40 images and a 41st, of a mean logit of its own, that belongs to all classes."""
+        chances = torch.log_softmax(torch.from_numpy(logits) / temperature, 1)
+        return float(-40 / 41 * chances[range(40), labels].sum() - chances.mean(1).sum() / 41)
+
+    best = minimize_scalar(loss, bounds=(0.01, 100), method="bounded").x
+    assert fitted_temperature(logits, labels) == pytest.approx(best, rel=1e-3)
+    right = logits.argmax(1)
+    few, many = (fitted_temperature(np.tile(logits, (n, 1)), np.tile(right, n)) for n in (1, 50))
+    assert 0.001 < many < few < 1
+    assert fitted_temperature(logits[:0], labels[:0]) == fitted_temperature(logits[:, :1], 0 * labels) == 1
+
+
+def test_the_calibration_error_is_a_mean_over_bins():
+    """Four images in two bins: (0.9, 0.9 | one right), (0.6, 0.6 | both right)."""
+    correct = np.array([True, False, True, True])
+    assert calibration_error(np.array([0.9, 0.9, 0.6, 0.6]), correct) == pytest.approx(50 * 0.4 + 50 * 0.4)
+    assert calibration_error(np.ones(2), np.array([True, True])) == 0
+    assert calibration_error(np.ones(2), np.array([False, False])) == 100
+
+
+def test_evaluate_tells_the_error_before_and_after_by_the_temperature_of_the_held_out_images(january, months):
+    images, names = arrays(months[0], "test")
+    found = january.evaluate((images, names))
+    labels = np.array([january.classes.index(name) for name in names])
+    held_out = january._saved.ledger.held_out
+    temperature = fitted_temperature(january.logits(held_out.images).numpy(), held_out.targets)
+    logits = january.logits(images).numpy().astype(float)
+    correct = logits.argmax(1) == labels
+    before, after = (calibration_error(softmax(logits / t, axis=1).max(1), correct) for t in (1, temperature))
+    assert found["temperature"] == pytest.approx(temperature) != 1
+    assert (found["ece"]["before"], found["ece"]["after"]) == pytest.approx((before, after))
+    np.testing.assert_allclose(january.predict_proba(images), softmax(logits / temperature, axis=1))
+    plain = learned(months[0], **QUICK).evaluate((images, names))
+    assert plain["temperature"] == 1 and plain["ece"]["before"] == plain["ece"]["after"]
+
+
+# ---- the statistics of the gate --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost, gained, number", [(10, 2, 100), (0, 3, 20), (5, 5, 40), (7, 0, 30), (1, 1, 2)])
+@pytest.mark.parametrize("drop", [-0.1, 0.02, 0.2])
+def test_tangos_statistic_is_the_score_at_the_most_likely_multinomial_with_this_drop(lost, gained, number, drop):
+    """Found by search; at a drop of 0 the statistic is McNemar's."""
+
+    def unlikely(second):
+        first, same = second + drop, 1 - 2 * second - drop
+        parts = zip((lost, gained, number - lost - gained), (first, second, same))
+        return -sum(count * np.log(max(share, 1e-300)) for count, share in parts if count)
+
+    low, high = max(0, -drop), (1 - drop) / 2
+    grid = np.linspace(low, high, 200_001)
+    second = grid[np.argmin([unlikely(value) for value in grid[::100]]) * 100]
+    near = (max(low, second - 2e-3), min(high, second + 2e-3))
+    second = minimize_scalar(unlikely, bounds=near, method="bounded", options={"xatol": 1e-12}).x
+    variance = number * (2 * second + drop - drop**2)
+    expected = (lost - gained - number * drop) / np.sqrt(variance)
+    assert drop_score(lost, gained, number, drop) == pytest.approx(expected, rel=1e-3)
+    mcnemar = (lost - gained) / np.sqrt(lost + gained)
+    assert drop_score(lost, gained, number, 0) == pytest.approx(mcnemar)
+    assert 2 * norm.sf(abs(mcnemar)) == pytest.approx(chi2.sf(mcnemar**2, 1))
+
+
+@pytest.mark.parametrize("lost, gained, number", [(10, 2, 100), (0, 0, 20), (5, 0, 5), (0, 5, 5), (3, 9, 50)])
+def test_the_interval_of_the_drop_has_the_drops_that_are_not_rejected(lost, gained, number):
+    low, high = drop_interval(lost, gained, number, 0.95)
+    limit = norm.ppf(0.95)
+    assert low <= (lost - gained) / number <= high
+    for value in np.linspace(-0.99, 0.99, 199):
+        score = drop_score(lost, gained, number, value)
+        assert (abs(score) < limit) == (low < value < high) or abs(abs(score) - limit) < 1e-3
+
+
+def test_at_the_margin_a_good_update_is_rejected_in_about_one_of_twenty():
+    """The exact level: all outcomes of 150 images whose accuracy really drops by ``max_drop``, by their chances."""
+    number, drop, limit = 150, 0.05, norm.isf(0.05)
+    outcomes = np.array([(lost, gained) for lost in range(number + 1) for gained in range(number + 1 - lost)])
+    scores = np.array([drop_score(int(lost), int(gained), number, drop) for lost, gained in outcomes])
+    counts = np.column_stack([outcomes, number - outcomes.sum(1)])
+    for second in (0.02, 0.05, 0.1):
+        chances = multinomial.pmf(counts, number, [second + drop, second, 1 - 2 * second - drop])
+        assert chances.sum() == pytest.approx(1) and 0.045 < chances[scores > limit].sum() < 0.06
+
+
+def test_with_few_images_the_level_is_that_of_the_page():
+    """3 to 9 % at 60 images and 5 to 8 % at 150, whatever share of the images only the second model gets right."""
+    for number, low, high in ((60, 0.03, 0.09), (150, 0.045, 0.085)):
+        for drop in (0.02, 0.05):
+            outcomes = [(lost, gained) for lost in range(40) for gained in range(40)]  # the rest has a chance of 1e-4
+            outcomes = np.array([each for each in outcomes if sum(each) <= number])
+            scores = np.array([drop_score(int(lost), int(gained), number, drop) for lost, gained in outcomes])
+            counts = np.column_stack([outcomes, number - outcomes.sum(1)])[scores > norm.isf(0.05)]
+            for second in (0, 0.01, 0.02, 0.05, 0.1):
+                chances = multinomial.pmf(counts, number, [second + drop, second, 1 - 2 * second - drop])
+                assert low < chances.sum() < high
+
+
+@pytest.mark.parametrize("right, number", [(0, 10), (3, 10), (10, 10), (41, 60)])
+def test_wilsons_interval_is_scipys(right, number):
+    expected = binomtest(right, number).proportion_ci(0.9, "wilson")
+    assert wilson_interval(right, number, 0.95) == pytest.approx((expected.low, expected.high))
+
+
+def flags(right, number):
+    return np.arange(number) < right
+
+
+@pytest.mark.parametrize(
+    "keys, before, after, new, accepted, reason",
+    [
+        ({}, 90, 60, (8, 10), False, "90.0 before, 60.0 after; the drop is at least"),
+        ({}, 90, 88, (8, 10), True, "accuracy 90.0 before and 88.0 after on 100 images of known classes, 80.0 on 10"),
+        ({"strict": True}, 90, 88, (8, 10), False, "the drop may be"),
+        ({"strict": True}, 90, 97, (8, 10), True, "90.0 before and 97.0 after"),
+        ({"max_drop": 0.5}, 90, 60, (8, 10), True, "90.0 before and 60.0 after"),
+        ({}, 90, 90, (2, 10), False, "accuracy on 10 images of new classes: 20.0, no better than guessing one of 5"),
+        ({"min_new": 0.9}, 90, 90, (30, 60), False, "50.0, at most"),
+        ({"min_new": 0.9}, 90, 90, (8, 10), True, "80.0 on 10 images of new classes"),
+        ({}, 90, 90, (0, 0), True, "accuracy 90.0 before and 90.0 after on 100 images of known classes"),
+    ],
+)
+def test_what_is_accepted_and_why_not(keys, before, after, new, accepted, reason):
+    found = decided(pycil_wsc.Accept(**keys), (flags(before, 100), flags(after, 100)), flags(*new), 5)
+    assert found["accepted"] == accepted and reason in found["reason"]
+    gate = found["gate"]
+    assert gate["old"]["drop"] == before - after and (gate["new"] is None) == (new[1] == 0)
+
+
+# ---- the gate --------------------------------------------------------------------------------------------------------
+
+
+def ruined(source):
+    """The month's images with labels of other classes: an update on it makes the old ones worse."""
+    images, names = arrays(source)
+    distinct = sorted(set(names))
+    return images, [distinct[(distinct.index(name) + 1) % len(distinct)] for name in names]
+
+
+def test_a_rejected_update_leaves_every_byte_and_says_why(months, january, tmp_path):
+    learner, images = again(january), arrays(months[0], "test")[0]
+    learner.save(tmp_path / "shelf")
+    before, file = bytes_of(learner), checksum(tmp_path / "shelf")
+    answers, history = learner.predict_proba(images), learner.history
+    weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    tests = arrays(months[0], "test")
+    found = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0.02, on=tests))
+    assert found["accepted"] is False and "the drop is at least" in found["reason"]
+    old = found["gate"]["old"]
+    assert old["before"] == january.evaluate(tests)["accuracy"] > old["after"] and old["images"] == len(tests[0])
+    assert bytes_of(learner) == before and learner.history == history
+    assert np.array_equal(learner.predict_proba(images), answers)
+    assert all(torch.equal(value, weights[name]) for name, value in learner.model.state_dict().items())
+    learner.save(tmp_path / "again")
+    assert checksum(tmp_path / "again") == file
+    learner.learn(months[1])
+    untouched = again(january)
+    untouched.learn(months[1])
+    assert_same(learner, untouched)
+
+
+def test_an_accepted_update_is_that_without_a_gate_and_the_history_has_the_comparison(months, january):
+    gated, plain = again(january), again(january)
+    found = gated.learn(months[1], accept=pycil_wsc.Accept(max_drop=0.9))
+    plain.learn(months[1])
+    assert_same(gated, plain)
+    assert found["accepted"] and found == gated.history[-1] and "accepted" not in plain.history[-1]
+    gate = found["gate"]
+    assert gate["on"] == "held-out images" and gate["old"]["images"] == 4 and gate["new"]["images"] == 2
+    assert {"accuracies", "when", "seconds"} <= found.keys() and found["classes"] == ["bee"]
+    assert found["accuracies"]["new"] == gate["new"]["after"]
+
+
+def test_without_held_out_images_the_gate_says_that_the_exemplars_were_trained_on(months):
+    learner = learned(months[0], **QUICK)
+    gate = learner.learn(months[1], accept=pycil_wsc.Accept(max_drop=0.9, min_new=0))["gate"]
+    assert gate["on"] == "exemplars, which were trained on"
+    assert (gate["old"]["images"], gate["new"]["images"]) == (8, 4)
+
+
+def test_a_script_that_is_started_again_repeats_no_rejected_update(months, tmp_path):
+    def script():
+        learner = Learner("replay", held_out=2, out=tmp_path / "work", **SMALL | {"epochs": 8, "init_epoch": 6})
+        learner.learn(months[0])
+        tests = arrays(months[0], "test")
+        first = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0, on=tests, min_new=0))
+        learner.learn(months[1])
+        return learner, first
+
+    learner, decision = script()
+    assert not decision["accepted"] and [line["task"] for line in learner.history] == [1, 2]
+    (record,) = (tmp_path / "work/rejected").iterdir()
+    written = record.stat().st_mtime_ns
+    other, same = script()
+    assert same == decision and record.stat().st_mtime_ns == written
+    assert_same(learner, other)
+    assert not list((tmp_path / "work").glob(".task*"))
+    for damaged in ("{", "[]", '{"accepted": true, "reason": "", "gate": {}}'):
+        record.write_text(damaged)
+        with pytest.raises(
+            UserError, match=r"\.json: is not the record of a rejected update .*; remove it to"
+        ) as error:
+            script()
+        assert "\n" not in str(error.value)
+
+
+def test_an_image_for_the_gate_that_cannot_be_read_is_refused_before_anything_is_trained(tmp_path):
+    january, tests = (photos(tmp_path / name, ["cat", "ant"], 1) for name in ("january", "tests"))
+    learner = learned(january, **FILES)
+    (tmp_path / "tests/cat/broken.png").write_bytes(b"no image")
+    seen = []
+    learner.on_progress = seen.append
+    with pytest.raises(UserError, match="broken.png: not a readable image"):
+        learner.learn(photos(tmp_path / "february", ["bee"], 2), accept=pycil_wsc.Accept(on=tests))
+    assert not seen and learner.classes == ["ant", "cat"]
+
+
+@pytest.mark.parametrize(
+    "message, ask",
+    [
+        ("accept: is a float; give pycil_wsc.Accept(max_drop=0.02)", lambda learner: learner.learn([], accept=0.02)),
+        ("accept: max_drop is 2, not a share from 0 to below 1", lambda learner: pycil_wsc.Accept(max_drop=2)),
+        ("accept: confidence is 0.1, not a share", lambda learner: pycil_wsc.Accept(confidence=0.1)),
+        ("accept: min_new is 'x', not a share", lambda learner: pycil_wsc.Accept(min_new="x")),
+        ("accept: strict is 'no', not True or False", lambda learner: pycil_wsc.Accept(strict="no")),
+        ("on_progress: 3 cannot be called; give a function", lambda learner: Learner(on_progress=3)),
+        ("level: 5 is not a probability from 0 to 1", lambda learner: learner.check(([], []), level=5)),
+        ("level: 'x' is not a probability", lambda learner: learner.check(([], []), level="x")),
+        ("held_out: -1 is not a whole number", lambda learner: Learner(held_out=-1)),
+        ("held_out: 0.1 is not a whole number", lambda learner: Learner(held_out=0.1)),
+    ],
+)
+def test_bad_conditions_are_one_line(message, ask, january):
+    with pytest.raises(UserError) as error:
+        ask(january)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_images_for_the_gate_that_know_no_old_class_are_refused_before_anything_is_trained(january, months):
+    images, names = arrays(months[1])
+    bees = images[names == "bee"], names[names == "bee"]
+    with pytest.raises(UserError, match="accept: .* has no image of a class that was learned before; add some"):
+        again(january).learn(months[1], accept=pycil_wsc.Accept(on=bees))
+
+
+# ---- the history, the log and the progress ---------------------------------------------------------------------------
+
+
+def test_the_history_says_when_from_which_data_and_how_well(months, january):
+    entry = january.history[0]
+    same = learned(arrays(months[0]), **QUICK).history[0]
+    assert entry["data"]["images"] == 20 and entry["data"]["name"] == months[0]
+    assert entry["data"]["sha256"] != learned(months[1], **QUICK).history[0]["data"]["sha256"]
+    assert same["data"]["sha256"] == learned(arrays(months[0]), **QUICK).history[0]["data"]["sha256"]
+    assert entry["classes"] == january.classes and entry["seconds"] > 0
+    assert set(entry["accuracies"]) == {"new", "all"} and entry["when"].endswith("+00:00")
+
+
+def test_the_first_task_says_what_is_missing_if_no_image_is_held_out(months, caplog):
+    def said(**keys):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "pycil_wsc.learner"):
+            learned(*months[:2], **QUICK, **keys)
+        return [record.message for record in caplog.records if "held out" in record.message]
+
+    (none,) = said()
+    assert none.startswith("no image is held out, so probabilities are not calibrated") and "held_out=20" in none
+    assert said(held_out=2) == []
+    images, names = arrays(months[0])
+    few = np.concatenate([np.flatnonzero(names == name)[:4] for name in ("cat", "ant")])
+    with caplog.at_level(logging.INFO, "pycil_wsc.learner"):
+        learned((images[few], names[few]), held_out=2, **QUICK)
+    assert "held_out=2: no class has 5 images, of which one is held out" in caplog.text
+
+
+def test_lines_go_to_the_log_and_progress_to_a_function(months, caplog):
+    seen = []
+    with caplog.at_level(logging.INFO, "pycil_wsc.learner"):
+        learned(months[0], on_progress=seen.append, **QUICK)
+    assert [record.message for record in caplog.records if "2 classes" in record.message]
+    assert seen[-1].images == 20 and "task 1/1" in seen[-1].position

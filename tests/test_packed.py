@@ -1,0 +1,86 @@
+"""Finished runs in one file: a sweep goes on where the file ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_runs import results, undrawn, without_measurements, write
+
+from main import main
+from pycil_wsc.results.__main__ import main as packing
+
+
+def learned(settings, **keys):
+    """The results of a command, by folder below that of the sweep."""
+    keys = settings | {"epochs": 1, "analyse": ["drift"]} | keys
+    with undrawn():
+        assert main(["--config", write(Path(settings["out"]).parent, keys)]) == 0
+    sweep = Path(keys["out"], keys["prefix"])
+    return sweep, {folder.relative_to(sweep): result for folder, result in results(keys).items()}
+
+
+def test_a_sweep_goes_on_where_a_file_of_packed_runs_ends(settings, tmp_path, capsys):
+    settings |= {"prefix": "sweep"}
+    file = tmp_path / "kept" / "runs.jsonl"
+    here, both = learned(settings, seed=[1, 2])
+    assert packing(["pack", str(here), str(file)]) == 0 and len(file.read_text().splitlines()) == 2
+    elsewhere = settings | {"out": str(tmp_path / "elsewhere")}
+    assert packing(["unpack", str(file), str(tmp_path / "elsewhere" / "sweep")]) == 0
+    capsys.readouterr()
+    there, three = learned(elsewhere, seed=[1, 2, 3])
+    assert "2 of 3 runs finished before" in capsys.readouterr().out
+    assert len(three) == 3 and {folder: three[folder] for folder in both} == both
+    for folder in both:
+        assert (there / folder / "analyses.jsonl").read_bytes() == (here / folder / "analyses.jsonl").read_bytes()
+    # and the file grows by what is new, in any order
+    assert packing(["pack", str(there), str(file)]) == 0
+    packed = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {Path(run["folder"]): run["result"] for run in packed} == three
+
+
+def test_a_folder_keeps_its_own_result(settings, tmp_path, capsys):
+    settings |= {"prefix": "sweep"}
+    here, first = learned(settings, seed=1)
+    file = tmp_path / "runs.jsonl"
+    packing(["pack", str(here), str(file)])
+    (folder,) = first
+    changed = first[folder] | {"commit": "another"}
+    (here / folder / "result.json").write_text(json.dumps(changed))
+    assert packing(["unpack", str(file), str(here)]) == 0
+    assert "0 runs written, 1 were there" in capsys.readouterr().out
+    assert json.loads((here / folder / "result.json").read_text())["commit"] == "another"
+    assert without_measurements(changed) != without_measurements(first[folder])
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("{", "line 1 is not a finished run"),
+        ('{"folder": "replay/m1/seed1", "result": {"curve": [1.0]}}', "line 1 is not a finished run"),
+        (None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_file_that_is_not_of_packed_runs_is_one_line(text, line, tmp_path, capsys):
+    file = tmp_path / "runs.jsonl"
+    if text is not None:
+        file.write_text(text + "\n")
+    assert packing(["unpack", str(file), str(tmp_path / "runs")]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert line in error and str(file) in error and not (tmp_path / "runs").exists()
+
+
+def test_folders_outside_the_sweep_are_refused(settings, tmp_path, capsys):
+    here, _ = learned(settings | {"prefix": "sweep"}, seed=1)
+    file = tmp_path / "runs.jsonl"
+    packing(["pack", str(here), str(file)])
+    run = json.loads(file.read_text())
+    for folder in ("../other", "/tmp/other"):
+        file.write_text(json.dumps(run | {"folder": folder}) + "\n")
+        assert packing(["unpack", str(file), str(tmp_path / "runs" / "sweep")]) == 2
+        assert "names a folder outside the sweep's" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "other").exists()
+
+
+def test_nothing_to_pack_is_one_line(tmp_path, capsys):
+    assert packing(["pack", str(tmp_path), str(tmp_path / "runs.jsonl")]) == 2
+    assert "no finished run found" in capsys.readouterr().err and not (tmp_path / "runs.jsonl").exists()

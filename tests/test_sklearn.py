@@ -1,0 +1,262 @@
+"""`pycil_wsc.sklearn.ContinualClassifier`: scikit-learn's interface, and labels that were never seen in partial_fit."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from small_learners import arrays
+from test_task_lists import MONTHS, month, photos
+
+from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.ledger import Ledger
+from pycil_wsc.errors import UserError
+from pycil_wsc.sklearn import ContinualClassifier
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+TINY = {"convnet_type": "tiny", "batch_size": 8, "device": "cpu", "memory_per_class": 4}
+EXCEPTIONS = {  # those of docs/classifier_details.md
+    "check_methods_sample_order_invariance": "float32's rounding depends on an image's place in its batch",
+    "check_methods_subset_invariance": "the same, in batches of another size",
+}
+
+
+def small(epochs=2, **arguments):
+    keys = {"precision": "fp32"} | arguments.pop("keys", {})
+    return ContinualClassifier("replay", **TINY | {"epochs": epochs, "keys": keys} | arguments)
+
+
+@pytest.fixture(scope="module")
+def months(tmp_path_factory):
+    """(images, labels) of each month."""
+    folder = tmp_path_factory.mktemp("months")
+    return [arrays(month(folder / f"{number}.npz", names, number)) for number, names in enumerate(MONTHS)]
+
+
+@pytest.fixture(scope="module")
+def fitted(months):
+    """A classifier of rows whose labels are numbers, and the rows."""
+    images, names = months[0]
+    rows, labels = images[..., 0].reshape(len(images), -1) / 7.0, (names == "ant") * 5
+    return small().fit(rows, labels), rows
+
+
+@parametrize_with_checks([small(8, batch_size=16)], expected_failed_checks=lambda estimator: EXCEPTIONS)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+def test_the_page_lists_the_exceptions():
+    page = (Path(__file__).parent.parent / "docs" / "classifier_details.md").read_text()
+    listed = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `check_")}
+    assert listed == EXCEPTIONS.keys()
+
+
+def test_partial_fit_learns_labels_never_seen_as_a_learner_does(months):
+    """To the bit: the same tasks in a learner with the same keys."""
+    classifier = small()
+    for images, names in months:
+        classifier.partial_fit(images, names)
+    learner = Learner("replay", **TINY, epochs=2, precision="fp32", quiet=True)
+    for images, names in months:
+        learner.learn((images, names))
+    images, names = months[2]
+    expected = learner.predict_proba(images)[:, np.argsort(learner.classes)]
+    assert classifier.classes_.tolist() == sorted(learner.classes) == ["ant", "bee", "cat", "dog"]
+    assert np.array_equal(classifier.predict_proba(images), expected)
+    assert classifier.predict(images).tolist() == learner.predict(images).tolist()
+    assert classifier.score(images, names) == np.mean(learner.predict(images) == names)
+
+
+def test_fit_starts_anew(months):
+    (first, names), (second, others) = months[:2]
+    again = small().fit(first, names).fit(second, others)
+    assert again.classes_.tolist() == sorted(set(others))
+    assert np.array_equal(again.predict_proba(second), small().fit(second, others).predict_proba(second))
+
+
+@pytest.mark.parametrize("kind", [int, float, str, bool])
+def test_predictions_are_labels_of_the_type_that_was_learned(kind, months):
+    images, names = months[0]
+    labels = np.array([kind(name == "ant") for name in names])
+    found = small(1).fit(images, labels).predict(images)
+    assert found.dtype == labels.dtype and set(found) <= set(labels)
+
+
+def test_rows_are_the_pixels_of_square_images(months):
+    """Of greyscale ones, or of those of ``image_shape``; black and white are the least and the greatest value."""
+    images, names = months[0]
+    keys = {"flip": False, "padding": 0}
+    stretched = images.astype(float) / 255 * 3 - 1
+    rows, limits = stretched.reshape(len(images), -1), {"value_range": (-1, 2), "image_shape": (8, 8, 3)}
+    by_rows = small(1, **limits).fit(rows, names).predict_proba(rows)
+    assert np.array_equal(by_rows, small(1, keys=keys).fit(images, names).predict_proba(images))
+    grey = images[..., 0].astype(float)
+    scaled = np.round(255 * (grey - grey.min()) / (grey.max() - grey.min())).astype(np.uint8)
+    by_rows = small(1).fit(grey.reshape(len(grey), -1), names).predict_proba(grey.reshape(len(grey), -1))
+    assert np.array_equal(by_rows, small(1, keys=keys).fit(scaled, names).predict_proba(scaled))
+
+
+def test_names_of_files_are_learned(tmp_path):
+    photos(tmp_path / "january", ["cat", "ant"], 1)
+    files = sorted(map(str, (tmp_path / "january").rglob("*.png")))
+    labels = [Path(file).parent.name for file in files]
+    classifier = small(1, image_size=16, keys={"num_workers": 0}).fit(files, labels)
+    assert set(classifier.predict(files)) <= {"cat", "ant"} and not hasattr(classifier, "n_features_in_")
+
+
+def test_a_seed_decides_and_clones_are_equal(months):
+    images, names = months[0]
+    one, other = (small(1, random_state=seed).fit(images, names).predict_proba(images) for seed in (1, 2))
+    again = clone(small(1, random_state=1)).fit(images, names).predict_proba(images)
+    drawn = small(1, random_state=np.random.RandomState(3)).fit(images, names)
+    assert np.array_equal(one, again) and not np.array_equal(one, other)
+    assert drawn.learner_.config.seed == np.random.RandomState(3).randint(2**31 - 1)
+
+
+def test_it_works_in_pipelines_and_grid_searches(fitted):
+    _, rows = fitted
+    labels = (np.arange(len(rows)) < len(rows) // 2).astype(int)
+    pipeline = make_pipeline(FunctionTransformer(np.sqrt), small(1))
+    search = GridSearchCV(pipeline, {"continualclassifier__epochs": [1, 2]}, cv=2).fit(rows, labels)
+    assert search.best_estimator_[-1].learner_.config.epochs == search.best_params_["continualclassifier__epochs"]
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_classifier_goes_on_as_if_it_had_never_been(fitted, tmp_path):
+    """No file of it is a pickle."""
+    classifier, rows = fitted
+    classifier.save(tmp_path)
+    loaded = ContinualClassifier.load(tmp_path)
+    assert loaded.get_params() == classifier.get_params() | {"random_state": classifier.learner_.config.seed}
+    assert np.array_equal(loaded.predict_proba(rows), classifier.predict_proba(rows))
+    assert loaded.classes_.dtype == classifier.classes_.dtype and loaded.n_features_in_ == rows.shape[1]
+    files = [path for path in tmp_path.iterdir() if path.name != ".lock"]
+    assert sorted(path.name for path in files) == ["estimator.json", "learner.safetensors"]
+    labels = np.arange(len(rows)) % 3
+    one, other = (ContinualClassifier.load(tmp_path).partial_fit(rows, labels) for _ in range(2))
+    assert np.array_equal(one.predict_proba(rows), other.predict_proba(rows))
+    assert one.classes_.tolist() == [0, 1, 2, 5]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"parameters": {"invented": 1}}', "gone"])
+def test_a_folder_without_a_classifier_is_one_line(content, fitted, tmp_path):
+    fitted[0].save(tmp_path)
+    (tmp_path / "estimator.json").write_text(content)
+    if content == "gone":
+        (tmp_path / "estimator.json").unlink()
+    with pytest.raises(UserError, match="estimator.json: (is not a saved classifier|cannot be read).*; save") as error:
+        ContinualClassifier.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_beside_another_learner_is_one_line(fitted, months, tmp_path):
+    fitted[0].save(tmp_path)
+    small().fit(*months[0]).learner_.save(tmp_path)
+    with pytest.raises(UserError, match="estimator.json: is of another learner than the one beside it; save both"):
+        ContinualClassifier.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "strings", "booleans"])
+def test_killed_between_the_two_files_of_a_save_the_new_learner_has_its_labels(kind, months, tmp_path):
+    labels = {"numbers": [1.0, 10.0, 2.0], "strings": ["b", "a", "c"], "booleans": [True, False, True]}[kind]
+    images = months[0][0]
+    classifier = small(1).fit(images[:8], labels[:2] * 4)
+    classifier.save(tmp_path)
+    classifier.partial_fit(images[8:12], labels[2:] * 4)
+    classifier.learner_.save(tmp_path)
+    loaded = ContinualClassifier.load(tmp_path)
+    assert loaded.classes_.tolist() == classifier.classes_.tolist() == sorted(set(labels))
+    assert loaded.predict(images).tolist() == classifier.predict(images).tolist()
+
+
+def test_a_classifier_that_an_earlier_version_saved_is_loaded(fitted, tmp_path):
+    """It has the labels themselves and no fingerprint, and the learner no notes about its tasks."""
+    classifier, rows = fitted
+    classifier.save(tmp_path)
+    content = json.loads((tmp_path / "estimator.json").read_text())
+    content["labels"]["values"] = classifier.classes_.tolist()
+    del content["first"]
+    (tmp_path / "estimator.json").write_text(json.dumps(content))
+    loaded = ContinualClassifier.load(tmp_path)
+    assert np.array_equal(loaded.predict_proba(rows), classifier.predict_proba(rows))
+    loaded.learner_._saved = loaded.learner_._saved._replace(ledger=Ledger())
+    loaded.save(tmp_path)
+    again = ContinualClassifier.load(tmp_path)
+    assert np.array_equal(again.predict_proba(rows), classifier.predict_proba(rows))
+
+
+# ---- what it refuses -------------------------------------------------------------------------------------------------
+
+IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
+REFUSED = {
+    "^classes: 2 is in y, but not in classes; add it": lambda: small().partial_fit(
+        IMAGES, [0, 1, 2, 0], classes=[0, 1]
+    ),
+    "^image_shape: .3, 4. is not .side, side. or": lambda: small(image_shape=(3, 4)).fit(np.eye(12), np.arange(12) % 2),
+    "^images: float32 of shape": lambda: small().fit(IMAGES.astype(np.float32), [0, 1, 0, 1]),
+    "inconsistent numbers of samples": lambda: small().fit(IMAGES, [0, 1]),
+    "^unknown model_name 'wcs'": lambda: ContinualClassifier("wcs").fit(IMAGES, [0, 1, 0, 1]),
+    "^unknown key 'epoch'": lambda: small(keys={"epoch": 3}).fit(IMAGES, [0, 1, 0, 1]),
+    "^keys: 3 are not keys with their values; give": lambda: ContinualClassifier(keys=3).fit(IMAGES, [0, 1, 0, 1]),
+    "^image_shape: 3 is not .side, side. or": lambda: small(image_shape=3).fit(np.eye(9), np.arange(9) % 2),
+    "^value_range: 3 is not .black, white., two numbers": lambda: small(value_range=3).fit(np.eye(4), [0, 1, 0, 1]),
+    "^value_range: .'a', 1. is not .black": lambda: small(value_range=("a", 1)).fit(np.eye(4), [0, 1, 0, 1]),
+    "^classes: 0 is in y, but not in classes": lambda: small().partial_fit(IMAGES, [0, 3, 0, 3], classes=3),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_bad_input_is_a_value_error_in_one_line(line):
+    with pytest.raises(ValueError, match=line) as error:
+        REFUSED[line]()
+    assert "\n" not in str(error.value)
+
+
+def test_labels_of_another_type_are_refused_and_change_nothing(fitted):
+    classifier, rows = fitted
+    before = classifier.predict_proba(rows)
+    with pytest.raises(
+        ValueError, match="^y: the labels are strings, and earlier ones were whole numbers; give labels"
+    ):
+        classifier.partial_fit(rows, ["a", "b"] * (len(rows) // 2))
+    assert np.array_equal(classifier.predict_proba(rows), before)
+
+
+def test_a_fit_that_fails_leaves_what_was_fitted_before(fitted):
+    classifier, rows = fitted
+    before = classifier.predict_proba(rows)
+    refused = [(10 * rows, rows[:, 0]), (10 * rows[:, :4], ["a"] * len(rows)), (IMAGES.astype(np.float32), [0] * 4)]
+    for images, labels in refused:
+        with pytest.raises(ValueError):
+            classifier.set_params(epochs=0).fit(images, labels)
+        classifier.set_params(epochs=2)
+        assert np.array_equal(classifier.predict_proba(rows), before)
+    with pytest.raises(ValueError):
+        failed = small(epochs=0)
+        failed.fit(rows, [0, 1] * (len(rows) // 2))
+    with pytest.raises(NotFittedError):
+        failed.predict(rows)
+
+
+def test_black_may_be_the_greater_value(months):
+    """As of ink on paper: the images are those of rows that were inverted."""
+    rows = months[0][0][..., 0].reshape(len(months[0][0]), -1)
+    labels = (months[0][1] == "ant").astype(int)
+    inverted = small(1, value_range=(255, 0)).fit(255.0 - rows, labels)
+    plain = small(1, value_range=(0, 255)).fit(1.0 * rows, labels)
+    assert np.array_equal(inverted.predict_proba(255.0 - rows), plain.predict_proba(1.0 * rows))
+
+
+def test_what_is_not_fitted_is_not_saved(tmp_path):
+    with pytest.raises(NotFittedError):
+        small().save(tmp_path)
+    assert not list(tmp_path.iterdir())

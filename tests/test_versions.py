@@ -1,0 +1,343 @@
+"""Versions of a saved learner: what is kept, going back, and loading a new one while threads and processes ask."""
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from small_learners import FILES, QUICK, SMALL, arrays, assert_same, dies_at, learned, months
+from test_shelf import OLD, labelled, names
+from test_task_lists import month, photos
+
+from pycil_wsc import Learner
+from pycil_wsc.errors import UserError
+
+__all__ = ["months"]
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def learners(months):
+    """The learners after one, two and three months; not to be changed."""
+    return [learned(*months[: count + 1], **QUICK) for count in range(3)]
+
+
+@pytest.fixture(scope="module")
+def saved(learners, tmp_path_factory):
+    """A folder with the three as its versions; not to be changed."""
+    folder = tmp_path_factory.mktemp("saved") / "shelf"
+    for learner in learners:
+        learner.save(folder)
+    return folder
+
+
+@pytest.fixture
+def shelf(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "shelf")
+
+
+def tasks_of(folder, version=None):
+    return len(Learner.load(folder, version=version, quiet=True).history)
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_each_save_is_a_version_that_can_be_loaded(learners, saved):
+    assert names(saved) == ["learner.safetensors", "versions/000001.safetensors", "versions/000002.safetensors"]
+    for number, learner in enumerate(learners, 1):
+        found = Learner.load(saved, version=number)
+        assert_same(found, learner)
+        assert found.version == number
+    assert_same(Learner.load(saved), learners[2])
+    listed = Learner.versions(saved)
+    assert [(each["version"], each["tasks"], each["present"]) for each in listed] == [
+        (1, 1, False),
+        (2, 2, False),
+        (3, 3, True),
+    ]
+    for each, learner in zip(listed, learners):
+        assert each["classes"] == learner.classes and each["when"] == learner.history[-1]["when"]
+    assert listed[2]["bytes"] == (saved / "learner.safetensors").stat().st_size
+
+
+def test_only_so_many_versions_are_kept_and_the_copies_that_they_need(tmp_path):
+    sources = [photos(tmp_path / str(number), ["cat", "ant"], number) for number in range(4)]
+    folder, learner = tmp_path / "shelf", Learner("replay", **SMALL | FILES | {"memory_per_class": 2})
+    contents = []
+    for source in sources:
+        learner.learn(source)
+        contents.append(labelled(learner))
+        learner.save(folder, copy_images=True, versions=2)
+    shutil.rmtree(tmp_path / "0")
+    assert names(folder)[-2:] == ["learner.safetensors", "versions/000003.safetensors"]
+    for version, content in ((3, contents[2]), (4, contents[3])):
+        found = Learner.load(folder, version=version)
+        assert labelled(found) == content
+        assert all(path.startswith(str(folder)) for path in found._held.train.images)
+    needed = {image for content in contents[2:] for _, image in content}
+    assert len(os.listdir(folder / "exemplars")) == len(needed)
+    learner.save(folder, versions=1, copy_images=True)
+    assert not (folder / "versions").exists()
+    assert len(os.listdir(folder / "exemplars")) == len({image for _, image in contents[3]})
+
+
+def test_where_the_disk_has_no_links_versions_are_copies(learners, tmp_path):
+    with patch("os.link", side_effect=PermissionError):
+        for learner in learners[:2]:
+            learner.save(tmp_path / "shelf")
+    assert tasks_of(tmp_path / "shelf", 1) == 1 and tasks_of(tmp_path / "shelf") == 2
+
+
+def test_learners_that_were_saved_without_versions_get_them(learners, tmp_path):
+    folder = shutil.copytree(OLD / "learner-arrays", tmp_path / "shelf")
+    old = Learner.load(folder, quiet=True)
+    assert old.version == 0 and Learner.versions(folder) == []
+    old.save(folder)
+    learners[1].save(folder)
+    assert [each["version"] for each in Learner.versions(folder)] == [1, 2] and tasks_of(folder, 1) == 1
+
+
+# ---- going back ------------------------------------------------------------------------------------------------------
+
+
+def test_rollback_goes_back_one_version_here_and_in_the_folder_and_keeps_the_one_it_leaves(learners, shelf):
+    learner = Learner.load(shelf, quiet=True)
+    for left, number in ((3, 2), (2, 1)):
+        learner.rollback()
+        assert_same(learner, learners[number - 1])
+        assert learner.version == number and tasks_of(shelf) == number and tasks_of(shelf, left) == left
+    with pytest.raises(UserError, match="shelf: has no version before 1 to go back to"):
+        learner.rollback()
+    learner.save(shelf)
+    assert learner.version == 4 and [each["version"] for each in Learner.versions(shelf)] == [1, 2, 3, 4]
+    learner.rollback()
+    assert learner.version == 3 and len(learner.history) == 3, "the version with the number before"
+
+
+def test_what_was_learned_and_not_saved_is_undone_first(learners, shelf, tmp_path):
+    learner = Learner.load(shelf, quiet=True)
+    learner.learn(month(tmp_path / "more.npz", ["bee"], 9))
+    assert learner.version is None
+    learner.rollback()
+    assert_same(learner, learners[2])
+    assert learner.version == 3 and tasks_of(shelf) == 3
+
+
+def test_a_damaged_version_is_not_gone_back_to(learners, shelf):
+    learner, path = Learner.load(shelf, quiet=True), shelf / "versions/000002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    before = (shelf / "learner.safetensors").read_bytes()
+    with pytest.raises(UserError, match="000002.safetensors: cannot be read"):
+        learner.rollback()
+    assert (shelf / "learner.safetensors").read_bytes() == before and learner.version == 3
+    with pytest.raises(UserError, match="shelf: is not a complete saved learner"):
+        Learner.load(shelf, version=2)
+
+
+def saved_for_ever(learners, folder, started):
+    for number in itertools.count():
+        learners[number % 2].save(folder, versions=3)
+        started.set()
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_learner(learners, saved, tmp_path):
+    """A real SIGKILL, at a random moment of many saves."""
+    folder = shutil.copytree(saved, tmp_path / "shelf")
+    context = multiprocessing.get_context("fork")
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        started = context.Event()
+        process = context.Process(target=saved_for_ever, args=(learners, folder, started))
+        process.start()
+        assert started.wait(60)
+        time.sleep(rng.uniform(0, 0.05))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        found = Learner.load(folder, quiet=True)
+        assert_same(found, learners[len(found.history) - 1])
+        kept = [each["version"] for each in Learner.versions(folder)]
+        assert len(kept) >= 3 and kept[-1] == found.version
+        assert {tasks_of(folder, number) for number in kept[:-1]} <= {1, 2, 3}
+    learners[2].save(folder)
+    assert_same(Learner.load(folder, quiet=True), learners[2])
+    assert not list(folder.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("change", ["save", "save and drop", "rollback"])
+def test_killed_at_any_moment_the_folder_has_the_old_or_the_new_learner_and_no_version_is_lost(
+    change, learners, saved, tmp_path
+):
+    states = set()
+    for moment in range(30):
+        folder = shutil.copytree(saved, tmp_path / f"{change}-{moment}")
+        learner = Learner.load(folder, quiet=True)
+        if change == "rollback":
+            alive = dies_at(moment, learner.rollback)
+        else:
+            versions = 5 if change == "save" else 2
+            alive = dies_at(moment, lambda: learners[0].save(folder, versions=versions))
+        now, old = Learner.load(folder, quiet=True), learners[2]
+        states.add(now.version)
+        assert_same(now, {2: learners[1], 3: old, 4: learners[0]}[now.version])
+        kept = {each["version"] for each in Learner.versions(folder)}
+        assert kept >= ({3} if change == "save and drop" else {1, 2, 3})
+        for number in kept & {1, 2, 3}:
+            assert tasks_of(folder, number) == number
+        if alive:
+            break
+        learners[1].save(folder, versions=5)
+        assert_same(Learner.load(folder, quiet=True), learners[1])
+        assert not [path for path in folder.rglob("*.partial")]
+    assert alive and moment > 3 and states == {3, 2 if change == "rollback" else 4}
+
+
+# ---- a new version while others ask ----------------------------------------------------------------------------------
+
+
+def test_reload_loads_another_version_if_there_is_one_with_the_keys_of_load(learners, shelf):
+    learner = Learner.load(shelf, quiet=True, epochs=7, held_out=3)
+    before = learner.answers
+    assert not learner.reload() and learner.answers is before
+    learners[0].save(shelf)
+    assert learner.reload() and not learner.reload()
+    assert learner.version == 4 and learner.classes == learners[0].classes
+    assert learner.config.epochs == 7 and learner.held_out == 3
+    Learner.load(shelf, quiet=True).rollback()
+    assert learner.reload() and learner.version == 3
+    assert before.classes == learners[2].classes, "answers that were taken before stay"
+
+
+def test_threads_that_ask_while_the_learner_changes_get_whole_answers_of_one_version(learners, shelf):
+    """No answer mixes the classes of one version with the logits of another."""
+    images = arrays_of(learners)
+    expected = {number: learners[number - 1].predict_proba(images).tolist() for number in (1, 2, 3)}
+    learner, problems, seen = Learner.load(shelf, quiet=True), [], set()
+    stop = threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            answers = learner.answers
+            rows = answers.predict_proba(images)
+            seen.add(answers.version)
+            if not np.allclose(rows, expected[min(answers.version, 3)], atol=1e-6):
+                problems.append(answers.version)
+            if learner.predict(images[:3]).shape != (3,):
+                problems.append("predict")
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    other = Learner.load(shelf, quiet=True)
+    for _ in range(2):
+        other.rollback()
+        assert learner.reload()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not problems and len(seen) > 1
+
+
+@pytest.mark.parametrize("change", ["reload", "rollback"])
+def test_what_changes_the_learner_waits_until_it_has_learned(change, learners, shelf, tmp_path):
+    """Else the learner would be that of before the change with one more task, or lose what it learned half-way."""
+    learner = Learner.load(shelf, quiet=True)
+    learners[0].save(shelf)  # version 4
+    learning, waiting = threading.Event(), threading.Event()
+    tasks = []
+
+    def progress(_):
+        learning.set()
+        assert waiting.wait(60)
+        tasks.append(len(learner.history))
+
+    learner.on_progress = progress
+    thread = threading.Thread(target=learner.learn, args=(month(tmp_path / "more.npz", ["bee"], 9),))
+    thread.start()
+    assert learning.wait(60)
+    other = threading.Thread(target=getattr(learner, change))
+    other.start()
+    other.join(0.1)
+    assert other.is_alive() and len(learner.history) == 3
+    waiting.set()
+    thread.join()
+    other.join()
+    assert set(tasks) == {3}, "nothing changed while it learned"
+    assert learner.version == 4
+    assert_same(learner, learners[0])
+
+
+def arrays_of(learners):
+    return np.random.default_rng(0).integers(0, 256, (11, 8, 8, 3), dtype=np.uint8)
+
+
+def test_a_thread_that_asks_while_another_learns_disturbs_nothing(learners, shelf, tmp_path):
+    images, more = arrays_of(learners), month(tmp_path / "more.npz", ["bee"], 9)
+    quiet, asked = Learner.load(shelf, quiet=True), Learner.load(shelf, quiet=True)
+    quiet.learn(more)
+    before, found, stop = asked.predict_proba(images), [], threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            found.append(asked.answers.predict_proba(images))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    asked.learn(more)
+    stop.set()
+    thread.join()
+    assert_same(asked, quiet)
+    after = quiet.predict_proba(images)
+    assert found and all(np.array_equal(rows, before) or np.array_equal(rows, after) for rows in found)
+
+
+def asked_in_a_process(folder, images, queue):
+    learner = Learner.load(folder, quiet=True)
+    queue.put(learner.predict_proba(images))
+    while not learner.reload():
+        pass
+    queue.put(learner.predict_proba(images))
+
+
+def test_processes_that_load_the_same_folder_answer_alike_and_see_a_new_version(learners, shelf):
+    images, context = arrays_of(learners), multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=asked_in_a_process, args=(shelf, images, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    first = [queue.get(timeout=120) for _ in processes]
+    learners[0].save(shelf)
+    second = [queue.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    for rows in first:
+        np.testing.assert_allclose(rows, learners[2].predict_proba(images), atol=1e-6)
+    for rows in second:
+        np.testing.assert_allclose(rows, learners[0].predict_proba(images), atol=1e-6)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_bad_questions_are_one_line(learners, shelf, tmp_path):
+    learner = learned(arrays(month(tmp_path / "0.npz", ["ant"], 0)), **QUICK)
+    asks = {
+        "rollback: the learner was not saved": learner.rollback,
+        "reload: the learner was neither saved nor loaded": learner.reload,
+        "versions: 0 keeps nothing; give 1": lambda: learner.save(tmp_path / "x", versions=0),
+        "versions: 1.5 is not a whole number": lambda: learner.save(tmp_path / "x", versions=1.5),
+        "shelf: has no version 9; it has 1, 2, 3": lambda: Learner.load(shelf, version=9),
+        "version: 'x' is not a whole number": lambda: Learner.load(shelf, version="x"),
+        "nowhere: no saved learner there": lambda: Learner.load(tmp_path / "nowhere", version=1),
+    }
+    for message, ask in asks.items():
+        with pytest.raises(UserError) as error:
+            ask()
+        assert message in str(error.value) and "\n" not in str(error.value)
