@@ -38,7 +38,7 @@ UPDATES = ("more photographs", "new class only", "wrong labels")
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--weights", help="left out: random weights, which learn at the start")
+    parser.add_argument("--weights", help="left out: random weights, trained for an epoch, to try the script")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1993, 1994, 1995])
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument(
@@ -62,7 +62,8 @@ def measured(args: argparse.Namespace, seed: int) -> dict:
     first, later = args.photographs
     names = rng.permutation(sorted(path.name for path in (args.data / "train").iterdir()))[: KNOWN + NEW].tolist()
     known, new = names[:KNOWN], names[KNOWN:]
-    learner = Learner("slda", pretrained=args.weights or False, seed=seed, **KEYS)
+    backbone = {"pretrained": args.weights} if args.weights else {"pretrained": False, "init_epoch": 1}
+    learner = Learner("slda", seed=seed, **KEYS, **backbone)
     learner.learn(photographs(args.data, known, 0, first))
     further = photographs(args.data, known, first, later)
     arriving = photographs(args.data, new, 0, later)

@@ -238,7 +238,9 @@ def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_pat
     assert main(["--config", write(tmp_path, settings)]) == 0
     one = results(settings)
     both = settings | {"out": str(tmp_path / "both")}
-    assert in_two_processes(sharded, "--config", write(tmp_path, both), seconds=100) == [0, 0]
+    for method in methods:
+        path = write(tmp_path, both | {"llm.method": method})
+        assert in_two_processes(sharded, "--config", path, seconds=100) == [0, 0]
     two = results(both)
     assert len(one) == len(two) == len(methods)
     for folder, result in one.items():

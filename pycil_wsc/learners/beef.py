@@ -54,6 +54,9 @@ class BEEF(BaseLearner):
     samples_drawn = 0  # batches of the task that were sampled, which address their noise
 
     def build(self) -> nn.Module:
+        if self.config.compile:
+            # torch cannot trace the gradients of the sampling: it compiles what comes before it and what comes after
+            self.sampled = torch.compiler.disable(self.sampled)
         return EnergyNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
