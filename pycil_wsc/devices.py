@@ -50,10 +50,10 @@ def resolved_device(name: str) -> torch.device:
             )
             return CPU
         name = name.replace("gpu", found.type)
-    kind, _, number = name.partition(":")
-    if kind == "cpu" and int(number or 0) == 0:
+    device_type, _, number = name.partition(":")
+    if device_type == "cpu" and int(number or 0) == 0:
         return CPU
-    if found is None or kind != found.type or int(number or 0) >= count():
+    if found is None or device_type != found.type or int(number or 0) >= count():
         raise UserError(f"device: '{name}' is not available ({_available()}); use auto or cpu")
     return torch.device(name)
 

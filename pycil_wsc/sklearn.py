@@ -325,13 +325,13 @@ def name_of(label: object) -> str:
     return normal(str(label))
 
 
-def labels_of(names: Sequence[str], kind: np.dtype) -> np.ndarray:
+def labels_of(names: Sequence[str], dtype: np.dtype) -> np.ndarray:
     """The labels whose names these are, in ascending order: the inverse of :func:`name_of`."""
-    if kind.kind == "U":
+    if dtype.kind == "U":
         return np.unique(np.array(names))
-    if kind.kind == "b":
+    if dtype.kind == "b":
         return np.unique([name == "True" for name in names])
-    return np.unique(np.array(names).astype(kind))
+    return np.unique(np.array(names).astype(dtype))
 
 
 def first_task(learner: Learner) -> str:

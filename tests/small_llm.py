@@ -65,7 +65,7 @@ def watched(settings, **changes):
     """
     from transformers import TrainerCallback  # an extra
 
-    from pycil_wsc.llm.trainer import Run
+    from pycil_wsc.llm.trainer import LanguageRun
 
     class Watch(TrainerCallback):
         def __init__(self, run):
@@ -77,7 +77,7 @@ def watched(settings, **changes):
         def on_optimizer_step(self, args, state, control, model=None, **others):
             self.run.stepped.append(flat(model))
 
-    class Watched(Run):
+    class Watched(LanguageRun):
         def _set_up(self):
             super()._set_up()
             self.weights, self.stepped, self.tested = [], [], []

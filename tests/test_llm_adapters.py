@@ -20,7 +20,7 @@ from pycil_wsc.llm.adapters import adapted_layers
 from pycil_wsc.llm.generation import answers
 from pycil_wsc.llm.merging import Merging, models_resident
 from pycil_wsc.llm.model import load_model
-from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.trainer import LanguageRun
 
 CPU = torch.device("cpu")
 
@@ -109,7 +109,7 @@ def test_what_is_frozen_costs_once(llm_settings):
         residents = models_resident(method, 5, trained=0.2, merged=0.5)
         assert (residents.paper, residents.streamed) == pytest.approx((paper, streamed)), method
     config, corpus = configured(llm_settings, llm__method="wsc", llm__lora_rank=2)
-    result = Run(config, corpus).execute()
+    result = LanguageRun(config, corpus).execute()
     share = result["parameters_trained"] / result["parameters"]
     assert 0 < share < 0.2 and result["models_resident"] == pytest.approx(1 + share)
     assert result["relative_vram_minutes"] == pytest.approx(result["train_minutes"] * (1 + share))
@@ -155,7 +155,7 @@ def test_a_saved_model_with_adapters_needs_nothing_else(method, llm_settings):
     config, corpus = configured(
         llm_settings, llm__method=method, llm__lora_rank=4, save_weights=True, llm__epochs=[8, 1]
     )
-    run = Run(config, corpus)
+    run = LanguageRun(config, corpus)
     run.execute()
     folder = run.folder / "models" / "after-2"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -179,7 +179,7 @@ def test_a_model_is_saved_in_its_own_type(rank, llm_settings, tmp_path):
     corpus.tokenizer.save_pretrained(tmp_path / "model")
     changes = {"llm__model": str(tmp_path / "model"), "save_weights": True, "llm__lora_rank": rank}
     config, corpus = configured(llm_settings, **changes)
-    run = Run(config, corpus)
+    run = LanguageRun(config, corpus)
     run.execute()
     folder = run.folder / "models" / "after-2"
     tensors = load_file(folder / "model.safetensors")

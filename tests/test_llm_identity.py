@@ -16,7 +16,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError
 from pycil_wsc.llm.config import CHECKPOINT, KEYS, METHODS, resolve
 from pycil_wsc.llm.tokens import encode, encode_prompts, raw_frame
-from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.trainer import LanguageRun
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 OTHER = {"llm.average": "ema", "llm.ema_decay": 0.9, "llm.slerp_weight": 0.1, "llm.slerp_on": "task_vectors"}
@@ -39,12 +39,12 @@ def test_a_sweep_over_one_methods_key_has_the_others_once(llm_settings, tmp_path
 
 def test_a_key_added_since_the_checkpoint_has_its_earlier_value(llm_settings):
     config, corpus = configured(llm_settings)
-    whole = Run(config, corpus).execute()
+    whole = LanguageRun(config, corpus).execute()
     (run_folder(config) / "result.json").unlink()
-    with killed_at(1, Run):
-        Run(config, corpus).execute()
+    with killed_at(1, LanguageRun):
+        LanguageRun(config, corpus).execute()
     _rewritten(run_folder(config) / CHECKPOINT, lambda state: state["identity"].pop("llm.loss"))
-    assert Run(config, corpus).execute()["scores"] == whole["scores"]
+    assert LanguageRun(config, corpus).execute()["scores"] == whole["scores"]
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_a_key_added_since_the_checkpoint_has_its_earlier_value(llm_settings):
 )
 def test_a_checkpoint_of_something_else_is_one_line(change, reason, llm_settings):
     config, corpus = configured(llm_settings)
-    with killed_at(1, Run):
-        Run(config, corpus).execute()
+    with killed_at(1, LanguageRun):
+        LanguageRun(config, corpus).execute()
     _rewritten(run_folder(config) / CHECKPOINT, change)
     with pytest.raises(UnusableRun, match=reason):
-        Run(config, corpus).execute()
+        LanguageRun(config, corpus).execute()
 
 
 def _rewritten(path, change):
@@ -72,7 +72,7 @@ def _rewritten(path, change):
 def test_weights_that_only_the_last_step_spoils_are_noticed(llm_settings, monkeypatch):
     """The loss of the last step is computed before its update."""
     config, corpus = configured(llm_settings)
-    run, end = Run(config, corpus), Run.on_step_end
+    run, end = LanguageRun(config, corpus), LanguageRun.on_step_end
 
     def spoil(self, args, state, control, model=None, **others):
         if self.steps[state.global_step - 1].ends_task:
@@ -80,7 +80,7 @@ def test_weights_that_only_the_last_step_spoils_are_noticed(llm_settings, monkey
                 next(model.parameters()).view(-1)[3] = torch.inf
         end(self, args, state, control, model=model, **others)
 
-    monkeypatch.setattr(Run, "on_step_end", spoil)
+    monkeypatch.setattr(LanguageRun, "on_step_end", spoil)
     with pytest.raises(TrainingDiverged, match="the weights are no longer finite numbers after task 1"):
         run.execute()
     assert not (run_folder(config) / "result.json").exists()

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycil_wsc.llm.data import Item, TaskData, TaskInfo
 from pycil_wsc.llm.metrics import METRICS, VERSIONS, item_scores, score, summary, trivial_scores
 from pycil_wsc.llm.overlap import rouge_l, rouge_l_union, sari
 
@@ -255,12 +254,13 @@ def test_misuse_is_refused(call):
 
 
 def task(metric, *pairs):
-    return TaskData("mine", (), (), tuple(Item(prompt, answer) for prompt, answer in pairs), TaskInfo(metric))
+    prompts, answers = zip(*pairs)
+    return metric, answers, prompts
 
 
 def test_the_majority_is_the_best_constant():
-    assert trivial_scores(task("exact_match", ("1", "A"), ("2", "B"), ("3", "A"), ("4", "A"))) == {"majority": 0.75}
-    assert trivial_scores(task("choice", ("1", "A\nx"), ("2", "B\ny"), ("3", "B\nz")), "fixed") == {
+    assert trivial_scores(*task("exact_match", ("1", "A"), ("2", "B"), ("3", "A"), ("4", "A"))) == {"majority": 0.75}
+    assert trivial_scores(*task("choice", ("1", "A\nx"), ("2", "B\ny"), ("3", "B\nz")), "fixed") == {
         "majority": pytest.approx(2 / 3)
     }
 
@@ -268,21 +268,21 @@ def test_the_majority_is_the_best_constant():
 def test_the_lead_is_five_hundred_characters_of_the_transcript():
     pytest.importorskip("rapidfuzz")
     prompt = "Write a summary of the following meeting transcripts.\nMeeting transcripts:\nThe vote is open.\nSummary:"
-    assert trivial_scores(task("rouge_l", (prompt, "The vote is open")), "fixed") == {"lead": 1}
-    assert trivial_scores(task("rouge_l", ("open " * 100 + "closed " * 100, "open " * 100)), "fixed") == {"lead": 1}
+    assert trivial_scores(*task("rouge_l", (prompt, "The vote is open")), "fixed") == {"lead": 1}
+    assert trivial_scores(*task("rouge_l", ("open " * 100 + "closed " * 100, "open " * 100)), "fixed") == {"lead": 1}
 
 
 def test_shuffled_answers_are_those_of_all_other_items_in_turn():
     pairs = [("p", "ab"), ("p", "ba"), ("p", "zz")]
-    assert trivial_scores(task("edit_similarity", *pairs)) == {
+    assert trivial_scores(*task("edit_similarity", *pairs)) == {
         "shuffled": pytest.approx((0.5 + 0 + 0.5 + 0 + 0 + 0) / 6)
     }
-    assert trivial_scores(task("edit_similarity", pairs[0])) == {}
+    assert trivial_scores(*task("edit_similarity", pairs[0])) == {}
 
 
 def test_saris_trivial_answers_are_nothing_and_the_source():
     pytest.importorskip("sacrebleu")
-    assert trivial_scores(task("sari", ("ein Hund bellt", "ein Hund bellt"))) == {
+    assert trivial_scores(*task("sari", ("ein Hund bellt", "ein Hund bellt"))) == {
         "empty": sari("ein Hund bellt", "", ["ein Hund bellt"]),
         "source": 1,
     }

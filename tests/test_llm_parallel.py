@@ -21,13 +21,13 @@ from safetensors.torch import load_file
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.llm.model import load_model
-from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.trainer import LanguageRun
 
 
 def stopped(settings_file, checkpoints):
     """Begin the run, and stop all processes at the same checkpoint; returns where."""
     shard_on_the_processor()
-    save, calls = Run.on_save, []
+    save, calls = LanguageRun.on_save, []
 
     def save_and_stop(run, args, state, control, **others):
         calls.append(state.global_step)
@@ -37,7 +37,7 @@ def stopped(settings_file, checkpoints):
         if len(calls) == checkpoints:
             raise Killed
 
-    with patch.object(Run, "on_save", save_and_stop), contextlib.suppress(Killed):
+    with patch.object(LanguageRun, "on_save", save_and_stop), contextlib.suppress(Killed):
         commanded("--config", settings_file)
     return calls[-1]
 
@@ -74,7 +74,7 @@ def test_a_sharded_run_resumes_in_as_many_processes(changes, step, llm_settings,
     assert in_two_processes(sharded, "--config", write(tmp_path, through)) == [0, 0]
     undisturbed = settings | {"out": str(tmp_path / "undisturbed"), "llm.shard": False}
     config, corpus = configured(undisturbed)
-    Run(config, corpus).execute()
+    LanguageRun(config, corpus).execute()
     one, two, other = weights_of(undisturbed), weights_of(settings), weights_of(through)
     assert two.keys() == other.keys() and all(torch.equal(two[name], other[name]) for name in two)
     assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
@@ -83,7 +83,7 @@ def test_a_sharded_run_resumes_in_as_many_processes(changes, step, llm_settings,
 def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_path):
     settings = llm_settings | {"llm.method": "wsc", "llm.lora_rank": 4, "llm.batch_size": 7}
     config, corpus = configured(settings)
-    one = Run(config, corpus).execute()
+    one = LanguageRun(config, corpus).execute()
     both = settings | {"out": str(tmp_path / "both"), "llm.shard": True}
     assert in_two_processes(sharded, "--config", write(tmp_path, both)) == [0, 0]
     ((folder, two),) = results(both).items()
@@ -96,7 +96,7 @@ def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_p
 def sharded_in_bf16(settings):
     """What is kept after a run in bf16, what layers are computed in, and the losses of its epochs."""
     shard_on_the_processor()
-    run, computed = Run(*configured(settings)), []
+    run, computed = LanguageRun(*configured(settings)), []
     begin = run.on_train_begin
 
     def on_train_begin(*arguments, model=None, **others):
@@ -123,7 +123,7 @@ def test_bf16_is_for_computing_alone(llm_settings, tmp_path):
 
 def set_up_late(settings):
     """Set up a run, the first process five seconds after the other; returns what is raised."""
-    run = Run(*configured(settings))
+    run = LanguageRun(*configured(settings))
 
     def late(name):
         time.sleep(0 if run.processes.rank else 5)

@@ -26,7 +26,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers
-from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.trainer import LanguageRun
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TIMES = {"train_minutes", "relative_vram_minutes", "relative_vram_minutes_streamed", "tokens_per_second"}
@@ -89,12 +89,12 @@ def test_the_time_to_save_is_no_training_time(llm_settings, monkeypatch):
 
     monkeypatch.setattr("pycil_wsc.runs.journal.time.perf_counter", now)
     monkeypatch.setattr("pycil_wsc.llm.checkpoint.record", save)
-    result = Run(*configured(llm_settings, llm__checkpoint_minutes=0, llm__max_new_tokens=1)).execute()
+    result = LanguageRun(*configured(llm_settings, llm__checkpoint_minutes=0, llm__max_new_tokens=1)).execute()
     assert result["train_seconds"] < 10 and result["total_seconds"] > 400
 
 
 def test_the_time_to_check_the_weights_is_no_training_time(llm_settings, monkeypatch):
-    seconds, check = [0.0], Run._check_weights
+    seconds, check = [0.0], LanguageRun._check_weights
 
     def check_slowly(run):
         seconds[0] += 100
@@ -105,8 +105,8 @@ def test_the_time_to_check_the_weights_is_no_training_time(llm_settings, monkeyp
         return seconds[0]
 
     monkeypatch.setattr("pycil_wsc.runs.journal.time.perf_counter", now)
-    monkeypatch.setattr(Run, "_check_weights", check_slowly)
-    result = Run(*configured(llm_settings, llm__max_new_tokens=1)).execute()
+    monkeypatch.setattr(LanguageRun, "_check_weights", check_slowly)
+    result = LanguageRun(*configured(llm_settings, llm__max_new_tokens=1)).execute()
     assert result["train_minutes"] > 0
     assert result["train_seconds"] < 10 and result["total_seconds"] > 200
 
@@ -136,12 +136,12 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_s
     """
     changes = {"llm.method": method, "llm.checkpoint_minutes": 0, "llm.replay_epochs": 4, "wsc.average_every": 2}
     config, corpus = configured(llm_settings | changes)
-    undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
+    undisturbed = LanguageRun(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
     for number, saves in enumerate([1, 5, 5, 2, 2, 1, 4, 2]):
-        with killed_at(saves, Run):
-            Run(config, corpus).execute()
+        with killed_at(saves, LanguageRun):
+            LanguageRun(config, corpus).execute()
         torch.manual_seed(number)  # the global generator must not matter
-    assert lasting(Run(config, corpus).execute()) == lasting(undisturbed)
+    assert lasting(LanguageRun(config, corpus).execute()) == lasting(undisturbed)
     predictions = [
         {path.relative_to(folder): path.read_text() for path in folder.rglob("*.jsonl") if "predictions" in path.parts}
         for folder in (
@@ -159,8 +159,8 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_s
 
 def test_a_checkpoint_with_a_flipped_bit_is_named(llm_settings, tmp_path, capsys):
     config, corpus = configured(llm_settings, llm__method="wsc")
-    with killed_at(2, Run):
-        Run(config, corpus).execute()
+    with killed_at(2, LanguageRun):
+        LanguageRun(config, corpus).execute()
     (folder,) = (run_folder(config) / "checkpoints").iterdir()
     arguments = ["--config", write(tmp_path, llm_settings | {"llm.method": "wsc"})]
     for name in ("model.safetensors", "optimizer.pt", "wsc.pt", "trainer_state.json"):
@@ -176,16 +176,16 @@ def test_a_checkpoint_with_a_flipped_bit_is_named(llm_settings, tmp_path, capsys
 def test_a_checkpoint_that_was_not_finished_is_none(llm_settings):
     """Killed while the Trainer writes, the run resumes from the checkpoint before."""
     config, corpus = configured(llm_settings, llm__checkpoint_minutes=0)
-    with killed_at(3, Run, saved=False):
-        Run(config, corpus).execute()
+    with killed_at(3, LanguageRun, saved=False):
+        LanguageRun(config, corpus).execute()
     assert len(list((run_folder(config) / "checkpoints").iterdir())) == 2
-    Run(config, corpus).execute()
+    LanguageRun(config, corpus).execute()
     assert "resuming at step 3" in (run_folder(config) / "log.txt").read_text()
 
 
 def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):
     config, corpus = configured(llm_settings)
-    tested, generate = [], Run._generate
+    tested, generate = [], LanguageRun._generate
 
     def interrupted(run, index, number):
         tested.append(number)
@@ -193,10 +193,10 @@ def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):
             raise Killed
         return generate(run, index, number)
 
-    monkeypatch.setattr(Run, "_generate", interrupted)
+    monkeypatch.setattr(LanguageRun, "_generate", interrupted)
     with pytest.raises(Killed):
-        Run(config, corpus).execute()
-    Run(config, corpus).execute()
+        LanguageRun(config, corpus).execute()
+    LanguageRun(config, corpus).execute()
     assert tested == [0, 0, 1, 1], "of the second test, the answers to the first task"
 
 
@@ -217,7 +217,7 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path
     again = command(tmp_path, longer)
     output, errors = again.communicate(timeout=100)
     assert again.returncode == 0, errors
-    undisturbed = Run(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
+    undisturbed = LanguageRun(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
     assert lasting(results(longer)[run_folder(config)]) | {"device": None} == lasting(undisturbed) | {"device": None}
     assert main(["--config", write(tmp_path, longer)]) == 0
 
@@ -258,22 +258,22 @@ def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_pat
 
 def test_done_again_and_stopped_in_a_test_it_does_not_take_the_earlier_answers(llm_settings):
     config, corpus = configured(llm_settings)
-    whole = Run(config, corpus).execute()
+    whole = LanguageRun(config, corpus).execute()
     (run_folder(config) / "result.json").unlink()
     for path in run_folder(config).rglob("predictions/*/*.jsonl"):  # of other code
         rows = [json.loads(line) | {"prediction": "?"} for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with killed_at(2, Run):
-        Run(config, corpus).execute()
-    assert Run(config, corpus).execute()["scores"] == whole["scores"]
+    with killed_at(2, LanguageRun):
+        LanguageRun(config, corpus).execute()
+    assert LanguageRun(config, corpus).execute()["scores"] == whole["scores"]
 
 
 def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm_settings, tmp_path, capsys):
     path, (config, corpus) = write(tmp_path, llm_settings), configured(llm_settings)
     train = tmp_path / "data" / "small" / "shapes" / "train.json"
     own = train.read_text()
-    with killed_at(1, Run):
-        Run(config, corpus).execute()
+    with killed_at(1, LanguageRun):
+        LanguageRun(config, corpus).execute()
     for file in ("checkpoint.json", "result.json"):
         train.write_text(own.replace("red", "reddish"))
         assert main(["--config", path]) == 1
@@ -287,13 +287,13 @@ def test_answers_with_any_line_break_are_read_again(llm_settings):
     config, corpus = configured(llm_settings, llm__method="zero_shot")
     breaks = "a\u2028b\u2029c\x85d\re\nf"
     with patch("pycil_wsc.llm.trainer.answers", lambda model, tokenizer, prompts, *others: [breaks] * len(prompts)):
-        result = Run(config, corpus).execute()
+        result = LanguageRun(config, corpus).execute()
     assert len(result["scores"]["trace"]["matrix"]) == 2, "after the second task, those after the first are read"
 
 
 def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
     config, corpus = configured(llm_settings | {"llm.method": "magmax", "save_weights": True})
-    Run(config, corpus).execute()
+    LanguageRun(config, corpus).execute()
     folder = run_folder(config) / "models" / "after-2"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     texts = answers(model, tokenizer, corpus.test_prompts[0], config, torch.device("cpu"))

@@ -24,7 +24,7 @@ from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.generation import answers, stop_tokens
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.schedule import Step, steps_of
-from pycil_wsc.llm.trainer import Run
+from pycil_wsc.llm.trainer import LanguageRun
 from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
 
 CPU = torch.device("cpu")
@@ -190,20 +190,20 @@ def test_a_model_with_too_few_positions_is_refused_before_training_and_one_with_
     needed = max(item, prompt + new - 1)  # the last new token is not read
     assert (needed == item) == (new == 1)
     few, enough = (saved(with_positions(name, needed - less), short, tmp_path / f"less-{less}") for less in (1, 0))
-    run = Run(*configured(few))
+    run = LanguageRun(*configured(few))
     with pytest.raises(UnusableRun, match=key) as error:
         run.execute()
     assert "\n" not in str(error.value) and not (run.folder / "config.json").exists()
     long = partial(transformers.GenerationConfig, min_new_tokens=new)
     with patch("pycil_wsc.llm.generation.GenerationConfig", long):  # answers are as long as allowed
-        assert len(Run(*configured(enough)).execute()["tasks"]) == 2
+        assert len(LanguageRun(*configured(enough)).execute()["tasks"]) == 2
         with patch("pycil_wsc.llm.trainer.positions", lambda model: None), pytest.raises(IndexError):
             run.execute()
 
 
 def test_a_rotary_model_is_not_limited_to_the_positions_of_its_configuration(llm_settings, tmp_path):
     settings = saved(with_positions("llama", 8), llm_settings | {"llm.epochs": [1, 1]}, tmp_path / "model")
-    assert len(Run(*configured(settings)).execute()["tasks"]) == 2 and min(longest_of(settings)) > 8
+    assert len(LanguageRun(*configured(settings)).execute()["tasks"]) == 2 and min(longest_of(settings)) > 8
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flsh"])
@@ -285,14 +285,14 @@ class ByHand(transformers.TrainerCallback):
 
 def watched_by(callback, settings, **changes):
     """A whole run with this callback, which gets it as ``run``."""
-    set_up = Run._set_up
+    set_up = LanguageRun._set_up
 
     def with_callback(run):
         callback.run = run
         set_up(run)
         run.trainer.add_callback(callback)
 
-    with patch.object(Run, "_set_up", with_callback):
+    with patch.object(LanguageRun, "_set_up", with_callback):
         return watched(settings, **changes)
 
 

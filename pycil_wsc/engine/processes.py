@@ -87,18 +87,19 @@ def backends() -> str:
 
     Messages and shares of lists are on the CPU, gradients on the device; each has the backend that torch provides.
     """
-    kinds = ["cpu"]
+    types = ["cpu"]
     if found := accelerator():
-        kinds.append(found.type)
-    return ",".join(f"{kind}:{backend_of(kind)}" for kind in kinds)
+        types.append(found.type)
+    return ",".join(f"{name}:{backend_of(name)}" for name in types)
 
 
-def backend_of(kind: str) -> str:
-    """What torch sends tensors of a kind of device through: ``gloo``, ``nccl``, ``xccl``, ..."""
+def backend_of(device_type: str) -> str:
+    """What torch sends tensors of a type of device through: ``gloo``, ``nccl``, ``xccl``, ..."""
     try:
-        return distributed.get_default_backend_for_device(kind)
+        return distributed.get_default_backend_for_device(device_type)
     except ValueError:
-        raise UserError(f"torchrun: torch knows no way to send tensors between devices of type '{kind}'") from None
+        problem = f"torchrun: torch knows no way to send tensors between devices of type '{device_type}'"
+        raise UserError(problem) from None
 
 
 # ---- within a run: collectives -------------------------------------------------------------------------------------

@@ -83,9 +83,9 @@ class ClosedForm(BaseLearner):
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: large logits whose differences count."""
-        kind = self.device.type
-        lowered = torch.is_autocast_enabled(kind)  # not in a program that is exported
-        with torch.autocast(kind, enabled=False) if lowered else contextlib.nullcontext():
+        device_type = self.device.type
+        lowered = torch.is_autocast_enabled(device_type)  # not in a program that is exported
+        with torch.autocast(device_type, enabled=False) if lowered else contextlib.nullcontext():
             return self.network.classify(features)
 
     @classmethod

@@ -10,8 +10,7 @@ from pycil_wsc.llm.config import LLMConfig
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
-
-    from pycil_wsc.llm.model import Model
+    from transformers import PreTrainedModel
 
 NAME = "default"  # PEFT's name of a single adapter
 PREFIX = "base_model.model."  # of the names in a PeftModel
@@ -26,8 +25,8 @@ class Parts(NamedTuple):
     scaling: float
 
 
-def add_adapters(model: "Model", config: LLMConfig) -> "Model":
-    """``model`` with adapters, which alone are trained: a ``PeftModel``."""
+def add_adapters(model: "PreTrainedModel", config: LLMConfig) -> "PreTrainedModel":
+    """``model`` with adapters, which alone are trained: a ``PeftModel``, which passes on what it lacks."""
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError:
@@ -43,7 +42,7 @@ def add_adapters(model: "Model", config: LLMConfig) -> "Model":
     try:
         with warnings.catch_warnings():  # PEFT asks by a name that transformers has deprecated
             warnings.simplefilter("ignore", FutureWarning)
-            adapted = cast("Model", get_peft_model(model, options))
+            adapted = cast("PreTrainedModel", get_peft_model(model, options))
     except ValueError as error:
         raise UnusableRun(f"llm.lora_targets: {first_line(error)}") from None
     layers = adapted_layers(adapted)

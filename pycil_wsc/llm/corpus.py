@@ -56,7 +56,13 @@ class Corpus:
     @functools.cached_property
     def trivial(self) -> dict[str, dict[str, dict[str, float]]]:
         """{version: {task: {name: score}}} of trivial answers, which need no learning."""
-        return {version: {task.name: trivial_scores(task, version) for task in self.tasks} for version in VERSIONS}
+        scores: dict[str, dict[str, dict[str, float]]] = {version: {} for version in VERSIONS}
+        for task in self.tasks:
+            answers = [item.answer for item in task.test]
+            prompts = [item.prompt for item in task.test]
+            for version in VERSIONS:
+                scores[version][task.name] = trivial_scores(task.info.metric, answers, prompts, version)
+        return scores
 
     def epochs(self, config: LLMConfig, index: int) -> list[Epoch]:
         """The epochs of task ``index``, in order: its own, then those of replay if there is anything to replay."""

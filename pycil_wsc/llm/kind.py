@@ -45,9 +45,9 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
             )
 
     def execute(self, config: LLMConfig, data: "Corpus", on_progress: Callable[[Progress], None]) -> dict[str, object]:
-        from pycil_wsc.llm.trainer import Run
+        from pycil_wsc.llm.trainer import LanguageRun
 
-        return Run(config, data, on_progress).execute()
+        return LanguageRun(config, data, on_progress).execute()
 
     def leftovers(self, config: LLMConfig) -> tuple[str, ...]:
         return (self.checkpoint, "checkpoint.safetensors")  # the second of earlier versions

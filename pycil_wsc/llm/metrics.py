@@ -20,15 +20,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from pycil_wsc.llm.overlap import rouge_l, rouge_l_union, sari
 from pycil_wsc.results import metrics
-
-if TYPE_CHECKING:  # data.py imports this module
-    from pycil_wsc.llm.data import TaskData
 
 VERSIONS = ("trace", "fixed")
 LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
@@ -120,15 +117,16 @@ METRICS: dict[str, tuple[Metric, Metric]] = {  # name -> (as in TRACE, fixed)
 }
 
 
-def trivial_scores(task: "TaskData", version: str = "trace") -> dict[str, float]:
-    """Scores on the test items of answers that need no model, by name: baselines that a result must beat.
+def trivial_scores(
+    metric: str, answers: Sequence[str], prompts: Sequence[str], version: str = "trace"
+) -> dict[str, float]:
+    """Scores on test items of answers that need no model, by name: baselines that a result must beat.
 
     ``majority``: the commonest test answer (for ``choice``: its first character), the best that a constant can do.
     ``lead``: the first 500 characters of the text to summarise. ``shuffled``: the answers of other test items, the mean
     over ten shifts of the list. ``empty``: nothing. ``source``: the text to simplify.
     """
-    answers, prompts = [item.answer for item in task.test], [item.prompt for item in task.test]
-    metric = task.info.metric
+    answers = list(answers)
     if metric in ("exact_match", "choice"):
         labels = Counter(answer[:1] if metric == "choice" else answer for answer in answers)
         guesses = {"majority": [[labels.most_common(1)[0][0]] * len(answers)]}

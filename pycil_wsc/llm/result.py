@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import transformers
 
 from pycil_wsc.devices import device_name
 from pycil_wsc.engine.environment import commit
+from pycil_wsc.llm.config import LLMConfig
+from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.merging import models_resident
 from pycil_wsc.llm.metrics import VERSIONS, summary
-from pycil_wsc.llm.training import precision_of
+from pycil_wsc.llm.training import TaskTrainer, precision_of
 from pycil_wsc.results.identity import language_identity
 from pycil_wsc.results.schema import LanguageResult
-
-if TYPE_CHECKING:
-    from pycil_wsc.llm.trainer import Run
+from pycil_wsc.runs.journal import Journal
 
 
-def result_of(run: Run) -> LanguageResult:
-    """The result of a finished run, from the lines of its ``metrics.jsonl``, its times and its data."""
-    config, corpus, trainer, history = run.config, run.corpus, run.trainer, run.journal.history
+def result_of(
+    config: LLMConfig, corpus: Corpus, trainer: TaskTrainer, journal: Journal, device: torch.device, peak_memory: int
+) -> LanguageResult:
+    """The result of a finished run, from the lines of its ``metrics.jsonl``, its times and its data.
+
+    ``peak_memory``: in bytes.
+    """
+    history = journal.history
     matrices = {version: [row[version] for row in history] for version in VERSIONS}
     scores = {version: {**summary(matrix), "matrix": matrix} for version, matrix in matrices.items()}
-    values, last, seconds = config.recorded(), history[-1], run.journal.clock["train_seconds"]
+    values, last, seconds = config.recorded(), history[-1], journal.clock["train_seconds"]
     minutes, computed = seconds / 60, last["padding"] + last["tokens"]
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
@@ -49,7 +52,7 @@ def result_of(run: Run) -> LanguageResult:
         trivial=corpus.trivial,
         warnings=corpus.warnings,
         train_seconds=seconds,
-        total_seconds=run.journal.clock["total_seconds"],
+        total_seconds=journal.clock["total_seconds"],
         train_minutes=minutes,
         models_resident=residents.paper,
         models_resident_streamed=residents.streamed,
@@ -58,11 +61,11 @@ def result_of(run: Run) -> LanguageResult:
         tokens_trained=last["tokens"],
         padding=last["padding"] / computed if computed else 0.0,
         tokens_per_second=last["tokens"] / seconds if last["tokens"] else 0.0,
-        peak_memory_bytes=run.peak_memory,
-        processes=run.processes.count,
+        peak_memory_bytes=peak_memory,
+        processes=trainer.processes.count,
         sharded=trainer.sharded,
-        device=device_name(run.device),
-        precision=precision_of(config, run.device),
+        device=device_name(device),
+        precision=precision_of(config, device),
         torch=torch.__version__,
         transformers=transformers.__version__,
         commit=commit(),

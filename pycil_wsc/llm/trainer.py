@@ -38,7 +38,7 @@ from pycil_wsc.runs.progress import Progress, print_task
 MERGE = "merge.safetensors"  # in the Trainer's checkpoint
 
 
-class Run(TrainerCallback):
+class LanguageRun(TrainerCallback):
     """One run of a sweep, in its own folder: resumes if it was stopped, and ends with ``result.json``.
 
     It follows the Trainer as a callback: logs, saves when it is time to, and tests after each task. ``on_progress`` is
@@ -65,7 +65,7 @@ class Run(TrainerCallback):
             raise TrainingDiverged(f"{self.journal.bar.task}: {error}") from None
         for index in range(len(self.journal.history), len(self.corpus.tasks)):  # of zero_shot, which trains nothing
             self._test(index, known=False)
-        result = result_of(self)
+        result = result_of(self.config, self.corpus, self.trainer, self.journal, self.device, self.peak_memory)
         if self.processes.first:
             write_result(self.folder, result)
             checkpoint.remove(self.folder)
