@@ -20,7 +20,7 @@ from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on each core
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
 
-FILES = {"svg": '<svg width="1pt" viewBox="0 0 1 1"></svg>', "png": b"", "pdf": b""}
+FILES = {"svg": b'<svg width="1pt" viewBox="0 0 1 1"></svg>', "png": b"", "pdf": b""}
 
 
 def unrendered_files(figure):

@@ -300,19 +300,19 @@ def test_a_large_report_draws_the_accuracies_of_each_settings_largest_group_and_
 def test_brief_figures_show_accuracies():
     from pycil_wsc.report.figures import figures
 
-    for memories, slugs in (((20,), ["curves", "bars"]), ((20, 40), ["curves", "accuracy-memory"])):
+    for memories, slugs in (((20,), ["curves", "methods"]), ((20, 40), ["curves", "accuracy-memory"])):
         results = [Record.of(synthetic.result("replay", memory, losses=1, classes=20)) for memory in memories]
         assert [plot.slug for plot in figures(group_runs(results)[0][0], brief=True)] == slugs
 
 
 def test_methods_without_memory_stand_beside_those_of_a_single_memory_size():
-    """Bars, not lines through one point."""
+    """A row each, not lines through one point."""
     results = [synthetic.result("finetune", 0), synthetic.result("replay", 20), synthetic.result("wsc", 20)]
     results += [synthetic.result("wsc", 0)]
     plots = drawn(*results)
     assert not [slug for slug in plots if slug.endswith("-memory")]
-    widths = [bar.get_width() for bar in plots["bars"][0].patches]
-    np.testing.assert_allclose(widths[::-1], [result["avg_acc"] for result in results[:3]])
+    shown = sorted(line.get_xdata()[0] for line in plots["methods"][0].lines)
+    np.testing.assert_allclose(shown, sorted(result["avg_acc"] for result in results))
 
 
 def test_of_many_memory_sizes_the_smallest_and_the_largest_have_maps_and_the_others_are_named():
@@ -467,7 +467,7 @@ ODD = [
 
 @pytest.mark.parametrize("part", ["result", "config"])
 def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
-    monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: {"svg": '<svg width="1pt" viewBox="0"'})
+    monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: {"svg": b'<svg width="1pt" viewBox="0"'})
     whole = synthetic.result("wsc", confusion=True, classes=20)
     places = [(key, value) for key in (whole if part == "result" else whole["config"]) for value in ODD]
     results = [synthetic.result("wsc", seed=seed, confusion=True, classes=20) for seed in range(len(places))]

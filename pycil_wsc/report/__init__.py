@@ -10,7 +10,7 @@ A number goes from a result to the page in this order:
    :mod:`~pycil_wsc.report.studies` says which runs belong to the paper's tables.
    :func:`~pycil_wsc.report.tables.aggregate` averages over the seeds, :mod:`~pycil_wsc.report.stats` decides what is
    ahead, and :mod:`~pycil_wsc.report.notes` says so below.
-4. :mod:`~pycil_wsc.report.figures`, ``curves`` and ``maps`` have a function for each figure of the same rows.
+4. :mod:`~pycil_wsc.report.figures` and ``maps`` draw the same rows, and the curves that runs ``recorded``.
 5. :mod:`~pycil_wsc.report.page` and the templates beside it write the page, Markdown and LaTeX.
 
 matplotlib is imported to draw figures only.

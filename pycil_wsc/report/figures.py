@@ -1,28 +1,29 @@
-"""The figures of a report."""
+"""The figures of a report: what each shows, and the three ways to draw them. Heat maps are in ``maps``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from pycil_wsc.report.curves import ACCURACY, ANALYSES, LOSS, SCORE, gradients
+from pycil_wsc.report import recorded
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.names import clean, studied_value
+from pycil_wsc.report.recorded import Points
 from pycil_wsc.report.rows import memory_text
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.studies import RETAINED
-from pycil_wsc.report.style import COLUMN, INK, PAGE, SURFACE, Style, legend, new_figure, wrapped
+from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, legend, new_figure, panels, wrapped
 from pycil_wsc.report.tables import Failed
+from pycil_wsc.results import Record
+
+SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
 
 
 def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
@@ -32,8 +33,9 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
     """
     if group.setting.validation_split:
         return
-    parts: list[Callable[[Series], Iterable[Plot]]] = [ACCURACY.draw, over_memory, accuracy_over_time, retain_rates]
-    parts += [LOSS.draw, gradients, *(curves.draw for curves in ANALYSES), cost_dots, matrix_maps, confusion_maps]
+    over_sizes = partial(over_memory, quantities=ACCURACIES)
+    parts: list[Callable[[Series], Iterable[Plot]]] = [ACCURACY.draw, over_sizes, accuracy_over_time, retain_rates]
+    parts += [LOSS.draw, *(curves.draw for curves in ANALYSES), cost, matrix_maps, confusion_maps]
     if group.tasks:
         parts = [SCORE.draw, partial(over_memory, quantities=SCORES)]
     elif brief:
@@ -46,16 +48,158 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
             yield Failed(f"a figure of {group.title}", f"{type(error).__name__}: {error}")
 
 
-# ---- against memory and time -----------------------------------------------------------------------------------------
+def draw_lines(
+    axes: Axes, points: pd.DataFrame, styles: Mapping[str, Style], spread: str, bars: bool = True, band: bool = False
+) -> None:
+    """Draw a line per ``name``, through the means of ``x`` and ``y`` over the runs with the same ``at``.
+
+    The spread of ``y``, ``se`` or ``sd``, is drawn as error bars or as a band. A single value has none. A mean over
+    values of which one is no number is a gap.
+    """
+    for name, own in points.groupby("name", sort=False):
+        style = styles[str(name)]
+        runs = own.astype({"x": float, "y": float}).groupby("at")
+        error = {"se": "sem", "sd": "std"}[spread]
+        line = runs["y"].agg(mean="mean", error=error, known="count", all="size").assign(x=runs["x"].mean())
+        line = line.where(line["known"] == line["all"]).fillna({"error": 0.0, "x": runs["x"].mean()})
+        axes.errorbar(line["x"], line["mean"], line["error"] if bars else None, **style, elinewidth=0.8)
+        if band:
+            low, high = line["mean"] - line["error"], line["mean"] + line["error"]
+            axes.fill_between(line["x"], low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-class Quantity(NamedTuple):
+# ---- curves: a panel per memory size ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A figure of what runs recorded: a panel per memory size, or one whose x axis is the memory size."""
+
+    slug: str
+    title: str
+    axes: tuple[str, str]
+    read: Callable[[Record], Points]
+    notes: tuple[str, ...] = ()
+    markers: bool = False
+    banded: bool = False  # show the spread as a band
+    from_zero: bool = False
+
+    def draw(self, series: Series) -> Iterator[Plot]:
+        """The figure, if any run recorded the points."""
+        rows = series.rows.assign(points=[list(self.read(record).items()) for record in series.rows["record"]])
+        rows = rows.loc[rows["points"].map(bool)]
+        if rows.empty:
+            return
+        points = rows.explode("points")
+        points["x"] = points["at"] = [x for x, _ in points["points"]]
+        points["y"] = [y for _, y in points["points"]]
+        thin = {"markersize": 3.5} if self.markers else {"linewidth": 1, "marker": ""}
+        styles = {name: style | thin for name, style in series.styles.items() if name in set(rows["name"])}
+        memories = sorted(points["memory"].unique())
+        titles = [f"{memory_text(memory)} {series.group.memory_title}" for memory in memories]
+        figure, axes = panels(titles, self.axes)
+        for memory, ax in zip(memories, axes):
+            own = points.loc[points["memory"] == memory]
+            draw_lines(ax, own, styles, series.options.spread, bars=False, band=self.banded)
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if self.from_zero:
+            axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # shared by all panels; set after drawing
+        legend(figure, styles, series.labels)
+        errors = "bands" if self.banded else ""
+        yield Plot(self.slug, self.title, figure, series.notes(rows, *self.notes, errors=errors))
+
+
+WIDE = "Every task is one unit wide, regardless of its number of epochs."
+AT_START = "At the start of each task's training."
+ACCURACY = Curves(
+    "curves",
+    "Accuracy after each task",
+    ("task", "accuracy on all classes seen (%)"),
+    recorded.curve,
+    markers=True,
+    banded=True,
+)
+SCORE = replace(ACCURACY, title="Average score after each task", axes=("task", "average score (%)"))
+LOSS = Curves(
+    "training-loss",
+    "Training loss, mean of each epoch",
+    ("tasks learned", "mean training loss (nats)"),
+    recorded.losses,
+    notes=(WIDE,),
+    from_zero=True,
+)
+ANALYSES = (
+    Curves(
+        "gradients",
+        "Similarity of the gradients of new and past data",
+        ("share of new data (%)", "gradient similarity (cosine)"),
+        recorded.similarity,
+        notes=(AT_START,),
+        markers=True,
+    ),
+    Curves(
+        "gradient-norm",
+        "Norm of the gradients of new and past data",
+        ("share of new data (%)", "mean gradient (norm relative to new data's)"),
+        recorded.gradient_ratio,
+        notes=(AT_START, "The paper's bound is 1."),
+        markers=True,
+    ),
+    Curves(
+        "drift",
+        "Parameter drift between tasks",
+        ("task", "distance from the previous weights (norm)"),
+        recorded.drift_between,
+        markers=True,
+        from_zero=True,
+    ),
+    Curves(
+        "drift-layers",
+        "Parameter drift between tasks, by layer",
+        ("layer, from the input", "drift (relative to the layer's previous norm)"),
+        recorded.drift_of_layers,
+        notes=("Mean over the tasks. Batch norm counts as a layer.",),
+        from_zero=True,
+    ),
+    Curves(
+        "drift-within",
+        "Parameter drift within a task, by epoch",
+        ("tasks learned", "distance moved in the epoch (norm)"),
+        recorded.drift_within,
+        notes=(WIDE,),
+        from_zero=True,
+    ),
+    Curves(
+        "flatness",
+        "Training loss around the last solution",
+        ("step (relative to the weights' norm)", "mean training loss (nats)"),
+        recorded.loss_around,
+        notes=("Mean over the random, filter-normalised directions.",),
+        markers=True,
+    ),
+    Curves(
+        "dormant",
+        "Dormant units after each task",
+        ("task", "dormant units (%)"),
+        recorded.dormant,
+        markers=True,
+        from_zero=True,
+    ),
+)
+
+
+# ---- measures over the memory size, the time and the retain rate -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Quantity:
     """A column of the rows, and its names in figures. ``axis``: with the series' unit of time in the place of {}."""
 
     slug: str
     title: str
     axis: str
     column: str
+    scale: float = 1
 
 
 TIME = Quantity("time", "Training time", "training time ({})", "time")
@@ -69,90 +213,52 @@ SCORES = (
     Quantity("score", "Average score", "average score (%)", "average"),
     Quantity("vram", "Relative VRAM usage", "relative VRAM usage (minutes x models)", "relative VRAM"),
 )
+COSTS = (
+    TIME,
+    Quantity("images", "Training images", "training images (millions)", "training images", 1e-6),
+    Quantity("memory", "Peak memory", "peak memory (MiB)", "peak memory, MiB"),
+)
 
 
-def over_memory(series: Series, quantities: Sequence[Quantity] = ACCURACIES) -> Iterator[Plot]:
-    """Each quantity against the memory size; bars of all quantities if there is a single size."""
+def over_memory(series: Series, quantities: Sequence[Quantity]) -> Iterator[Plot]:
+    """Each quantity against the memory size; a row per method if there is a single size."""
     sizes = [memory for memory in series.memories if memory]
-    if len(sizes) > 1:
-        for quantity in quantities:
-            yield _against_memory(series, quantity)
-    elif series.memories:
-        yield _bars(series, quantities, series.memories[-1])
-
-
-def _bars(series: Series, quantities: Sequence[Quantity], memory: float) -> Plot:
-    """A bar per method at one memory size, with a point per seed; methods without memory are included."""
-    sizes = series.rows.groupby("name")["memory"].transform("max")  # its only size, or the one beside 0
-    rows = series.rows.loc[series.rows["memory"] == sizes]
-    figure, axes, places = _row_axes(series, len(quantities), 1.0, 0.3)
-    dots = {"color": SURFACE, "markeredgecolor": INK, "markersize": 3.2, "markeredgewidth": 0.7}
-    for ax, quantity in zip(axes, quantities):
-        summary = series.summary(rows, "name", quantity.column)
-        for name, place in places.items():
-            style, own = series.styles[name], rows.loc[rows["name"] == name, quantity.column]
-            mean, error = summary.loc[name, ["mean", "error"]]
-            hollow = style["markerfacecolor"] != style["color"]
-            look: Style = {"linestyle": "--", "color": SURFACE} if hollow else {"color": style["color"]}
-            look |= {"edgecolor": style["color"], "alpha": 0.85, "error_kw": {"elinewidth": 0.9}}
-            ax.barh(place, mean, 0.62, xerr=error or None, **look)
-            if len(own) > 1:
-                ax.plot(own, place + np.linspace(-0.15, 0.15, len(own)), "o", **dots)
-        ax.set_xlabel(quantity.axis.format(series.unit))
-        ax.grid(axis="y", visible=False)
-        ax.tick_params(axis="y", length=0)
-    notes = ["Each point is one seed."] if rows["name"].value_counts().max() > 1 else []
-    without = [series.shown(name) for name in rows.loc[rows["memory"] != memory, "name"].unique()]
-    notes += [f"Without memory: {', '.join(without)}."] if without else []
-    first, *others = (quantity.title for quantity in quantities)
-    title = ", ".join([first, *(other[0].lower() + other[1:] for other in others)])
-    where = f"{memory_text(memory)} {series.group.memory_title}"
-    return Plot("bars", f"{title}: {where}", figure, series.notes(series.rows, *notes, errors="error bars"))
-
-
-def _against_memory(series: Series, quantity: Quantity) -> Plot:
-    """A quantity against the number of exemplars, with its spread."""
-    figure = new_figure(COLUMN, 3.5)
-    axes = figure.subplots()
-    for name, own in series.rows.loc[series.rows["memory"] > 0].groupby("name", sort=False):
-        line = series.summary(own, "memory", quantity.column)
-        places = list(map(series.place, line.index))
-        axes.errorbar(places, line["mean"], line["error"], **series.styles[str(name)], elinewidth=0.8)
-    memories = [memory for memory in series.memories if memory]
-    places = list(map(series.place, memories))
-    axes.set_xscale("log")
-    axes.set_xticks(places, list(map(memory_text, memories)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(places[0] / 1.3, places[-1] * 1.3)
-    axes.tick_params(axis="x", labelsize=8.5 if len(memories) < 6 else 7.5)
-    axes.set(xlabel=series.group.memory_title, ylabel=quantity.axis.format(series.unit))
-    if quantity is TIME:
-        axes.set_ylim(bottom=0)
-    legend(figure, series.styles, series.shown)
+    if len(sizes) < 2:
+        yield from by_method(series, "methods", quantities)
+        return
+    rows = series.rows.loc[series.rows["memory"] > 0]
+    places = rows["memory"].map(series.place)
     without = ["Runs without memory are not shown."] if 0 in series.memories else []
-    notes = series.notes(series.rows, *without, errors="error bars")
-    return Plot(f"{quantity.slug}-memory", f"{quantity.title} against memory size", figure, notes)
+    for quantity in quantities:
+        figure = new_figure(COLUMN, 3.5)
+        axes = figure.subplots()
+        points = rows.assign(at=places, x=places, y=rows[quantity.column])
+        draw_lines(axes, points, series.styles, series.options.spread)
+        axes.set_xscale("log")
+        axes.set_xticks([series.place(size) for size in sizes], [memory_text(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set(xlabel=series.group.memory_title, ylabel=quantity.axis.format(series.unit))
+        legend(figure, series.styles, series.labels)
+        notes = series.notes(series.rows, *without, errors="error bars")
+        yield Plot(f"{quantity.slug}-memory", f"{quantity.title} against memory size", figure, notes)
 
 
 def accuracy_over_time(series: Series) -> Iterator[Plot]:
-    """The paper's first figure: one marker per memory size, whose size grows with the memory."""
+    """The paper's first figure: a line per method through its memory sizes, from the smallest to the largest."""
     if series.rows.empty:
         return
     figure = new_figure(COLUMN, 4.2)
     axes = figure.subplots()
-    for name, style in series.styles.items():
-        own = series.rows.loc[series.rows["name"] == name]
-        line = series.summary(own, "memory", "average")
-        times = own.groupby("memory")["time"].mean()
-        axes.plot(times, line["mean"], **style | {"marker": "", "linewidth": 1.1})
-        for memory, mean, error in line[["mean", "error"]].itertuples():
-            look: Style = style | {"markersize": _marker_size(series, memory, style), "linestyle": "none"}
-            axes.errorbar(times[memory], mean, error, **look, elinewidth=0.8)
-    _log_scale(axes, series.rows["time"])
+    rows = series.rows
+    draw_lines(
+        axes, rows.assign(at=rows["memory"], x=rows["time"], y=rows["average"]), series.styles, series.options.spread
+    )
+    _log_scale(axes, rows["time"])
     axes.set(xlabel=TIME.axis.format(series.unit), ylabel="average accuracy (%)")
-    legend(figure, series.styles, series.shown)
-    _size_legend(figure, series)
-    notes = series.notes(series.rows, errors="error bars")
+    legend(figure, series.styles, series.labels)
+    sizes = ", ".join(map(memory_text, series.memories))
+    note = f"A line joins the memory sizes in their order: {sizes} {series.group.memory_title}."
+    notes = series.notes(rows, note, errors="error bars")
     yield Plot("accuracy-time", "Average accuracy against training time", figure, notes)
 
 
@@ -165,98 +271,75 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     studied = RETAINED.studied or ()
     rows = group.rows.loc[[RETAINED.row(record) is not None for record in group.records]]
     rows = rows.assign(
-        rate=[100 * float(studied_value(record, "wsc.retain")) for record in rows["record"]],
+        x=[100 * float(studied_value(record, "wsc.retain")) for record in rows["record"]],
         last=[not studied_value(record, "wsc.average") for record in rows["record"]],
         rest=[group.rest(record, studied) for record in rows["record"]],
     )
     line_of = ["memory", "last", "rest"]
-    rows = rows.loc[rows.groupby(line_of)["rate"].transform("nunique") > 1]
+    rows = rows.loc[rows.groupby(line_of)["x"].transform("nunique") > 1]
     if rows.empty:
         return
     names = group.names(rows["record"], lambda record: record.method, studied)
     rows["variant"] = [clean(names[record].removeprefix("wsc")) for record in rows["record"]]
-    memories, rates, variants = sorted(rows["memory"].unique()), sorted(rows["rate"].unique()), rows["variant"].unique()
-    figure = new_figure(COLUMN, 3.5)
-    axes = figure.subplots()
+    memories, variants = sorted(rows["memory"].unique()), list(rows["variant"].unique())
     styles: dict[str, Style] = {}
-    gaps = []
-    for _, own in rows.groupby(line_of):
-        memory, last, variant = own.iloc[0][["memory", "last", "variant"]]
+    for (memory, last, _), own in rows.groupby(line_of):
+        variant = own["variant"].iloc[0]
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
         name = memory_text(memory) + (" without averaging" if last else "") + variant
-        marker = "osD^vPX"[list(variants).index(variant) % 7]
-        styles[name] = {"color": colour, "marker": marker, "linestyle": ":" if last else "-"}
-        styles[name]["markerfacecolor"] = SURFACE if last else colour
-        line = series.summary(own, "rate", "average")
-        axes.errorbar(line.index, line["mean"], line["error"], **styles[name], elinewidth=0.8)
-        lacking = [f"{rate:.0f}%" for rate in rates if rate not in line.index]
-        gaps += [f"{name} at {', '.join(lacking)}"] if lacking else []
+        rows.loc[own.index, "name"] = name
+        styles[name] = {
+            "color": colour,
+            "marker": "osD^vPX"[variants.index(variant) % 7],
+            "linestyle": ":" if last else "-",
+            "markerfacecolor": SURFACE if last else colour,
+        }
+    figure = new_figure(COLUMN, 3.5)
+    axes = figure.subplots()
+    rows = rows.assign(at=rows["x"], y=rows["average"]).sort_values(line_of[:2], kind="stable")
+    draw_lines(axes, rows, styles, series.options.spread)
     axes.set(xlabel="parameters that keep their weights at the reset (%)", ylabel="average accuracy (%)")
-    axes.set_xlim(-3, 103)
-    legend(figure, styles, title=group.memory_title)
-    several = rows.groupby([*line_of, "rate"]).size().max() > 1
-    notes = [f"Error bars: ± {series.options.spread_name}." if several else "One seed."]
-    notes += [f"Missing: {'; '.join(gaps)}."] if gaps else []
-    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, tuple(notes))
+    legend(figure, styles, {}, title=group.memory_title)
+    several = rows.groupby([*line_of, "x"]).size().max() > 1
+    note = f"Error bars: ± {series.options.spread_name}." if several else "One seed."
+    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, (note,))
 
 
-def cost_dots(series: Series) -> Iterator[Plot]:
-    """The cost of a run in seconds, images and memory, one row per method."""
-    if series.rows.empty:
+# ---- a row per method ------------------------------------------------------------------------------------------------
+
+
+def cost(series: Series) -> Iterator[Plot]:
+    return by_method(series, "cost", COSTS)
+
+
+def by_method(series: Series, slug: str, quantities: Sequence[Quantity]) -> Iterator[Plot]:
+    """A row per method and a panel per quantity, with a marker per memory size and the spread over the seeds."""
+    rows = series.rows
+    if rows.empty:
         return
-    figure, axes, places = _row_axes(series, 3, 1.5, 0.32)
-    measures = {
-        TIME.axis.format(series.unit): series.rows["time"],
-        "training images (millions)": series.rows["training images"] / 1e6,
-        "peak memory (MiB)": series.rows["peak memory, MiB"],
-    }
-    for ax, (title, values) in zip(axes, measures.items()):
-        means = values.groupby([series.rows["name"], series.rows["memory"]]).mean()
-        for name, place in places.items():
-            style, own = series.styles[name], means[name]
-            ax.plot(own, [place] * len(own), **style | {"marker": "", "linewidth": 1})
-            for memory, mean in own.items():
-                look: Style = style | {"markersize": _marker_size(series, memory, style)}
-                ax.plot([float(mean)], [place], **look)
-        if not _log_scale(ax, values):
-            ax.set_xlim(0, 1.08 * values.max() or 1)
-        ax.set_xlabel(title)
-    _size_legend(figure, series)
-    yield Plot("cost", "Cost of a run: seconds, images and memory", figure, series.notes(series.rows))
-
-
-# ---- axes and legends ------------------------------------------------------------------------------------------------
-
-
-def _row_axes(series: Series, count: int, margin: float, height: float) -> tuple[Figure, list[Axes], dict[str, float]]:
-    """A figure with ``count`` axes beside each other, and the place of each method's row, from the bottom."""
     names = list(series.styles)[::-1]
-    labels = [wrapped(series.shown(name), 34) for name in names]
-    heights = np.array([1 + 0.55 * label.count("\n") for label in labels])
-    places = np.cumsum(heights) - heights / 2
-    figure = new_figure(PAGE, margin + height * heights.sum())
-    axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
-    axes[0].set_yticks(places, labels)
-    axes[0].set_ylim(0, heights.sum())
-    return figure, axes, dict(zip(names, places))
-
-
-def _marker_size(series: Series, memory: float, style: Style) -> float:
-    """The larger the memory, the larger the marker."""
-    size = 3.5 + 7 * series.memories.index(memory) / max(1, len(series.memories) - 1)
-    return 1.4 * size if style["marker"] == "*" else size
-
-
-def _size_legend(figure: Figure, series: Series) -> None:
-    if len(series.memories) < 2:
-        return
-    look: Style = {"marker": "o", "linestyle": "none", "markeredgecolor": "#8a8f94", "markerfacecolor": SURFACE}
-    dots = []
-    for memory in series.memories:
-        dots.append(Line2D([], [], markersize=_marker_size(series, memory, look), label=memory_text(memory), **look))
-    title = f"marker size: {series.group.memory_title}"
-    spacing = {"columnspacing": 1.3, "handletextpad": 0.2}
-    figure.legend(handles=dots, loc="outside lower center", ncols=min(9, len(dots)), title=title, **spacing)
+    labels = [wrapped(series.labels[name], 34) for name in names]
+    figure = new_figure(PAGE, 1.2 + 0.3 * sum(1 + 0.55 * label.count("\n") for label in labels))
+    panels = figure.subplots(1, len(quantities), sharey=True, squeeze=False)[0]
+    error = {"se": "sem", "sd": "std"}[series.options.spread]
+    last = max(1, len(series.memories) - 1)
+    for ax, quantity in zip(panels, quantities):
+        values = quantity.scale * rows[quantity.column].astype(float)
+        found = values.groupby([rows["name"], rows["memory"]]).agg(["mean", error]).fillna({error: 0.0})
+        for (name, memory), (mean, width) in zip(found.index, found.to_numpy()):
+            size = SMALLEST + (LARGEST - SMALLEST) * series.memories.index(memory) / last
+            style = series.styles[name] | {"markersize": size, "linestyle": "none"}
+            ax.errorbar(mean, names.index(name), xerr=width, **style, elinewidth=0.8)
+        if not _log_scale(ax, values):
+            ax.set_xlim(min(0, 1.08 * values.min()), 1.08 * values.max() or 1)
+        ax.set_xlabel(quantity.axis.format(series.unit))
+    panels[0].set_yticks(range(len(names)), labels)
+    panels[0].set_ylim(-0.6, len(names) - 0.4)
+    sizes = ", ".join(map(memory_text, series.memories))
+    notes = [f"The larger the marker, the larger the memory: {sizes} {series.group.memory_title}."]
+    first, *others = (quantity.title for quantity in quantities)
+    title = ", ".join([first, *(other[0].lower() + other[1:] for other in others)])
+    yield Plot(slug, title, figure, series.notes(rows, *notes, errors="error bars"))
 
 
 def _log_scale(axes: Axes, values: pd.Series) -> bool:
@@ -264,7 +347,6 @@ def _log_scale(axes: Axes, values: pd.Series) -> bool:
     if values.min() <= 0 or values.max() <= 8 * values.min():
         return False
     axes.set_xscale("log")
-    axes.set_xlim(values.min() / 1.4, values.max() * 1.4)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,7 +13,7 @@ from pycil_wsc.report.groups import Group
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.rows import TRAINING, memory_text, named
 from pycil_wsc.report.style import line_styles
-from pycil_wsc.results import ALL, Record
+from pycil_wsc.results import ALL
 
 MOST = 16  # lines in a figure that a reader can still distinguish
 
@@ -42,45 +42,24 @@ class Series:
         rows = named(group.rows, group.names(group.base()), "name")
         methods: dict[str, str] = dict(zip(rows["name"], rows["learner"]))
         runs = Counter(rows["name"])
-        first: dict[str, str] = {}
-        for name, learner in methods.items():
-            if learner not in first or runs[name] > runs[first[learner]]:
-                first[learner] = name
-        ranked = sorted(methods, key=lambda name: (name not in first.values(), -runs[name]))
+        often = sorted(methods, key=lambda name: -runs[name])
+        first = {methods[name]: name for name in reversed(often)}
+        ranked = sorted(often, key=lambda name: name not in first.values())
         kept = set(ranked[:MOST])
         self.left_out = len(ranked) - len(kept)
         self.methods = {name: method for name, method in methods.items() if name in kept}
         self.styles = line_styles(self.methods)
+        self.labels = {name: group.shown(name) for name in self.methods}
         self.rows = rows.loc[rows["name"].isin(kept)]
         self.memories: list[float] = sorted(self.rows["memory"].unique())
         seconds = self.rows.get(TRAINING.label, pd.Series(dtype=float))  # language models have other measures
         self.unit = "hours" if seconds.max() >= 36_000 else "minutes" if seconds.max() >= 180 else "seconds"
         self.rows = self.rows.assign(time=seconds / {"hours": 3600, "minutes": 60, "seconds": 1}[self.unit])
 
-    def recorded(self, read: Callable[[Record], object]) -> pd.DataFrame:
-        """The rows of the runs for which ``read`` returns anything, which is their ``recorded``."""
-        values = [read(record) for record in self.rows["record"]]
-        rows = self.rows.assign(recorded=pd.Series(values, index=self.rows.index, dtype=object))
-        return rows.loc[[bool(value) for value in values]]
-
-    def shown(self, name: str) -> str:
-        """The display name."""
-        return self.group.shown(name)
-
     def place(self, memory: float) -> float:
         """The position of a memory size on an axis. A memory of all images is drawn at twice the largest number."""
         numbers = [number for number in self.memories if number != ALL]
         return 2 * (max(numbers, default=0) or 1) if memory == ALL else memory
-
-    def summary(self, rows: pd.DataFrame, by: str, measure: str) -> pd.DataFrame:
-        """For each value of the column ``by``, the ``mean`` of the measure and the length of its ``error`` bar.
-
-        The error bar is a standard error or deviation to each side; a single value has none. A mean over values of
-        which one is no number is none either.
-        """
-        spread = {"se": "sem", "sd": "std"}[self.options.spread]
-        found = rows.groupby(by)[measure].agg(mean="mean", error=spread, known="count", all="size")
-        return found.where(found["known"] == found["all"]).fillna({"error": 0.0})
 
     def notes(self, rows: pd.DataFrame, *notes: str, errors: str = "") -> tuple[str, ...]:
         """Notes on the number of seeds of ``rows``, ``notes``, and notes on missing runs.
@@ -94,13 +73,11 @@ class Series:
             found.append("Dashed lines and hollow markers: methods whose network grows with the tasks.")
         if self.left_out:
             found.append(f"The {self.left_out} further variants with the fewest runs are in the tables.")
-        gaps = []
+        gaps: dict[str, list[str]] = {}
         for name, own in self.rows.groupby("name", sort=False)["memory"]:
             wanted = [memory for memory in self.memories if memory] if own.any() else [0]
-            lacking = [memory_text(memory) for memory in wanted if (name, memory) not in counts]
-            if lacking:
-                gaps.append(f"{self.shown(str(name))} at {', '.join(lacking)}")
-        return (*found, f"Missing: {'; '.join(gaps)}.") if gaps else tuple(found)
+            gaps[self.labels[str(name)]] = [memory_text(memory) for memory in wanted if (name, memory) not in counts]
+        return *found, *of_gaps(gaps)
 
 
 def means_over(counts: Iterable[int]) -> str:
@@ -109,3 +86,9 @@ def means_over(counts: Iterable[int]) -> str:
     if most == 1:
         return "One seed"
     return f"Means over {fewest} seeds" if fewest == most else f"Means over {fewest} to {most} seeds"
+
+
+def of_gaps(gaps: Mapping[str, Sequence[str]]) -> list[str]:
+    """The note on missing runs: where each name has none."""
+    parts = [f"{name} at {', '.join(places)}" for name, places in gaps.items() if places]
+    return [f"Missing: {'; '.join(parts)}."] if parts else []

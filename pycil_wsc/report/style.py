@@ -11,19 +11,15 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rcParams, style
+from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
 from pycil_wsc.report.paper import expands
@@ -48,14 +44,20 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure and ``count`` of its axes, which share their scales, in rows of at most four."""
-    rows, columns = arranged(count)
+def panels(titles: Sequence[str], labels: tuple[str, str]) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, one per title, which share their scales and their labels, in rows of at most four."""
+    rows, columns = arranged(len(titles))
     figure = new_figure(min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), 2.4 * rows + 0.3)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for empty in axes[count:]:
-        empty.set_visible(False)
-    return figure, list(axes[:count])
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel())
+    for number, ax in enumerate(axes):  # only the panels at the left and bottom edges are labelled
+        ax.set_visible(number < len(titles))
+        below = number + columns < len(titles)
+        ax.set_ylabel("" if number % columns else labels[1])
+        ax.set_xlabel("" if below else labels[0])
+        ax.tick_params(labelbottom=not below)
+    for title, ax in zip(titles, axes):
+        ax.set_title(textwrap.fill(title, 26))
+    return figure, axes[: len(titles)]
 
 
 def arranged(count: int) -> tuple[int, int]:
@@ -91,28 +93,12 @@ def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
     return styles
 
 
-def legend(
-    figure: Figure, styles: Mapping[str, Style], shown: Callable[[str], str] = str, title: str | None = None
-) -> None:
-    """Draw one legend for all panels, to the right of the axes, with the series in the given order.
-
-    The figure is made taller if the legend needs it.
-    """
-    handles = [Line2D([], [], label=wrapped(shown(name)), **style) for name, style in styles.items()]
-    size, spacing = FontProperties(size=rcParams["legend.fontsize"]).get_size_in_points(), 0.55
-    lines = sum(1 + str(handle.get_label()).count("\n") for handle in handles) + 1.5 * bool(title)
-    needed = (1.25 * size * lines + spacing * size * len(handles)) / 72 + 0.35
-    if figure.get_figheight() < needed:
-        figure.set_figheight(needed)
-    figure.legend(
-        handles=handles,
-        loc="outside right upper",
-        title=title,
-        alignment="left",
-        handlelength=2.6,
-        labelspacing=spacing,
-        borderaxespad=0.3,
-    )
+def legend(figure: Figure, styles: Mapping[str, Style], labels: Mapping[str, str], title: str | None = None) -> None:
+    """Draw one legend for all panels to the right of the axes, and make the figure as high as it needs."""
+    handles = [Line2D([], [], label=wrapped(labels.get(name, name)), **style) for name, style in styles.items()]
+    lines = sum(1.5 + str(handle.get_label()).count("\n") for handle in handles)
+    figure.set_figheight(max(figure.get_figheight(), 0.7 + 0.155 * lines))
+    figure.legend(handles=handles, loc="outside right upper", title=title, alignment="left", handlelength=2.6)
 
 
 def wrapped(name: str, width: int = 26) -> str:
@@ -122,26 +108,20 @@ def wrapped(name: str, width: int = 26) -> str:
     return "\n  ".join([*lines, *(line for key in keys for line in textwrap.wrap(key, width))])
 
 
-def to_files(figure: Figure) -> dict[str, str | bytes]:
-    """The figure as ``{"svg": text, "png": bytes, "pdf": bytes}``."""
+def to_files(figure: Figure) -> dict[str, bytes]:
+    """The figure as ``{suffix: content}``."""
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     figure.set_layout_engine("none")  # laid out once, not again for each format
-    svg, png, pdf, dots = io.StringIO(), io.BytesIO(), io.BytesIO(), figure.dpi
-    # Figure.savefig would draw each format twice, for layouts that depend on the format
-    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    figure.dpi = dots
-    FigureCanvasPdf(figure).print_pdf(pdf, metadata={"CreationDate": None, "Creator": None, "Producer": None})
-    figure.dpi = 300
-    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
-    return {"svg": re.sub(r' (d|x|y)="[^"]+"', _rounded, svg.getvalue()), "png": png.getvalue(), "pdf": pdf.getvalue()}
+    without_date = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
+    files = {}
+    for suffix, metadata in without_date.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=suffix, dpi=300, metadata=metadata)
+        files[suffix] = buffer.getvalue()
+    files["svg"] = re.sub(rb"(\.\d\d)\d+", rb"\1", files["svg"])  # hundredths of a point: a third of the size
+    return files
 
 
-def _rounded(attribute: re.Match[str]) -> str:
-    """Round coordinates to a hundredth of a point, which reduces the file to a third of its size."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
-
-
-def inline(svg: str | bytes) -> str:
+def inline(svg: bytes) -> str:
     """The address of an SVG that a page contains."""
-    text = svg.encode() if isinstance(svg, str) else svg
-    return "data:image/svg+xml;base64," + base64.b64encode(text).decode()
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

@@ -1,0 +1,93 @@
+"""What a run recorded, as points of a curve: ``{x: y}``, empty if it recorded nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pycil_wsc.results import Record
+
+Points = dict[float, float]
+Lines = list[dict[str, Any]]  # the records of an analysis, a dict per task
+
+
+def curve(record: Record) -> Points:
+    return _numbered(record.curve)
+
+
+def losses(record: Record) -> Points:
+    """The training loss of each epoch; none for a method without training."""
+    found = record.data.get("train_loss") or []
+    return _in_tasks(found) if all(found) else {}
+
+
+def alignment(record: Record) -> Lines:
+    """The gradients at the start of each task with past data."""
+    lines = _analysed(record, "gradients")
+    return [line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]]
+
+
+def drift(record: Record) -> Lines:
+    """The drift between tasks from the second task on."""
+    lines = _analysed(record, "drift")
+    return [line["between"] | {"share_new": line["share_new"]} for line in lines if line["between"]]
+
+
+def similarity(record: Record) -> Points:
+    """The cosine of the gradients of new and past data, over the share of new data in percent."""
+    return {100 * line["share_new"]: line["cosine"] for line in alignment(record)}
+
+
+def gradient_ratio(record: Record) -> Points:
+    """The norm of the mean gradient relative to that of new data's, over the share of new data in percent."""
+    return {100 * line["share_new"]: line["norm"] / line["norm_new"] for line in alignment(record)}
+
+
+def drift_between(record: Record) -> Points:
+    return _numbered((line["norm"] for line in drift(record)), 2)
+
+
+def drift_of_layers(record: Record) -> Points:
+    """Mean over the tasks of the relative drift of each layer that exists in the first record."""
+    relative = [line["relative"] for line in drift(record)]
+    frame = pd.DataFrame(relative, columns=list(relative[0]) if relative else [], dtype=float)
+    return _numbered(frame.mean().fillna(0.0))
+
+
+def drift_within(record: Record) -> Points:
+    return _in_tasks(line["within"]["norm"] for line in _analysed(record, "drift"))
+
+
+def loss_around(record: Record) -> Points:
+    """The loss around the last solution, averaged over the directions; a non-finite loss is a gap."""
+    lines = _analysed(record, "flatness")
+    return dict(zip(lines[-1]["distance"], np.array(lines[-1]["loss"], dtype=float).mean(0))) if lines else {}
+
+
+def dormant(record: Record) -> Points:
+    lines = _analysed(record, "dormant")
+    return _numbered(100 * line["share"] for line in lines if line["share"] is not None)
+
+
+def _analysed(record: Record, name: str) -> Lines:
+    """The records of one analysis, a dict per task; empty unless every task of the run has one."""
+    lines = [line for line in record.analyses if line.get(name)]
+    if [line["task"] for line in lines] != list(range(len(record.curve))):
+        return []
+    return [line[name] | {"share_new": line["share_new"]} for line in lines]
+
+
+def _numbered(values: Iterable[float], first: int = 1) -> Points:
+    return dict(enumerate(values, first))
+
+
+def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
+    """The values of each task's epochs, the last of them at the task's end. Every task is one unit wide."""
+    points = {}
+    for task, values in enumerate(tasks):
+        for epoch, value in enumerate(values, 1):
+            points[task + epoch / len(values)] = value
+    return points
