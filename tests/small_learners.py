@@ -24,6 +24,8 @@ SMALL = {  # those of small_runs.SETTINGS that are for a learner
     "checkpoint_seconds": 0,
     "buffer_size": 64,
     "projection": 64,
+    "proj_hidden_dim": 32,
+    "proj_output_dim": 16,
     "quiet": True,
 }
 QUICK = {"epochs": 1, "init_epoch": 1, "precision": "fp32"}

@@ -99,6 +99,8 @@ SETTINGS = {  # three tasks of two classes, a schedule that takes seconds
     "checkpoint_seconds": 0,
     "buffer_size": 64,  # random features, of methods that have them
     "projection": 64,
+    "proj_hidden_dim": 32,  # of TagFex, whose own are as large as the rest of the network
+    "proj_output_dim": 16,
 }
 
 
