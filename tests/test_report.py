@@ -67,7 +67,7 @@ def test_missing_runs_are_named(tmp_path, unrendered):
         ),
     )
     page = report.write_report(tmp_path)
-    sentence = "Missing: WA at 40; 1 of 3 seeds of WSC (at 20)."
+    sentence = "Missing: WA at 40; WSC at 20 (1 of 3 seeds)."
     assert sentence in (page.parent / "tables" / f"accuracy-{HERE}.md").read_text()
     assert sentence in page.read_text() and "Missing: WA at 40." in page.read_text()
 
@@ -91,7 +91,7 @@ def test_seeds_that_several_methods_lack_are_each_ones_own(tmp_path, undrawn):
     ]
     synthetic.write(tmp_path, *kept)
     text = (report.write_report(tmp_path).parent / "tables" / f"accuracy-{HERE}.md").read_text()
-    assert "Missing: 1 of 2 seeds each of WA, WSC (at 10)." in text
+    assert "Missing: WA at 10 (1 of 2 seeds), 20 (1 of 2 seeds); WSC at 10 (1 of 2 seeds)." in text
 
 
 def test_a_run_counts_as_begun_before_its_first_task_has_ended(tmp_path, undrawn):

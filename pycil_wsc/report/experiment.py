@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from pycil_wsc.report.groups import Group
 
@@ -37,11 +35,6 @@ def experiment(group: Group) -> Settings:
             shared[name] = value
     runs = [{name: value for name, value in entry.items() if name not in shared} for entry in entries]
     return {"prefix": "again", **shared, "runs": runs}
-
-
-def command(path: Path) -> str:
-    """The command that runs the experiment file."""
-    return f"python main.py --config {shlex.quote(str(path))}"
 
 
 def _axis(values: Sequence[int]) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -99,22 +99,18 @@ def _of_schedules(records: Iterable[Record], shown: Shown) -> list[str]:
 
 
 def of_missing(cells: pd.DataFrame, corner: str, shown: Shown) -> list[str]:
-    """Missing cells, and rows with fewer seeds than others."""
+    """Missing cells, and cells with fewer seeds than others."""
     gaps: dict[str, list[str]] = defaultdict(list)
-    fewer: dict[int, list[str]] = defaultdict(list)
     most = cells["averaged_over"].max()
-    for name, row in cells.groupby(corner, sort=False):
-        places: dict[int, str] = row.groupby("averaged_over")["column"].agg(", ".join).to_dict()
-        everywhere = len(places.keys() - {0}) == 1
-        for count, where in places.items():
-            if count == 0:
-                gaps[where].append(shown(str(name)))
-            elif count < most:
-                fewer[count].append(shown(str(name)) + ("" if everywhere else f" (at {where})"))
-    parts = [f"{', '.join(names)} at {where}" for where, names in gaps.items()]
-    for count, names in fewer.items():
-        each = "each of" if len(names) > 1 else "of"
-        parts.append(f"{most - count} of {most} seeds {each} {', '.join(names)}")
+    for name, column, count in zip(cells[corner], cells["column"], cells["averaged_over"]):
+        if count < most:
+            gaps[shown(str(name))].append(f"{column} ({most - count} of {most} seeds)" if count else column)
+    return of_gaps(gaps)
+
+
+def of_gaps(gaps: Mapping[str, Sequence[str]]) -> list[str]:
+    """The note on missing runs, for the places at which each name lacks them."""
+    parts = [f"{name} at {', '.join(places)}" for name, places in gaps.items() if places]
     return [f"Missing: {'; '.join(parts)}."] if parts else []
 
 

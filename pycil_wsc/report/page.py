@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.report.experiment import command, experiment
+from pycil_wsc.report.experiment import experiment
 from pycil_wsc.report.figures import Plot, figures
 from pycil_wsc.report.groups import Group, group_runs
 from pycil_wsc.report.names import clean
@@ -27,7 +27,6 @@ from pycil_wsc.results import Found
 
 DRAWN = 4  # figures are drawn for this many groups of a setting, those with the most runs
 LARGE = 1000  # runs; a larger report has figures of accuracies only, for one group in each of DRAWN settings
-Draw = Callable[[Group], Iterable[Plot | Failed]]
 
 
 @dataclass
@@ -91,58 +90,57 @@ def write_page(found: Found, folders: Sequence[str | Path], out: Path, options: 
     return out / "index.html"
 
 
-def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Draw, str]:
-    """The function that draws a group's figures, and a note on figures that are not drawn.
+def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Iterable[Plot | Failed], str]:
+    """The figures of a group, and a note on those that are not drawn.
 
     If a setting has many groups, only those with the most runs have figures. In a report of very many runs, only the
     largest group of a setting has figures, and only those of accuracies. Trials have none.
     """
     if group.options.all_figures or group.setting.validation_split or group.tasks:
-        return figures, ""
+        return figures(group), ""
     tested = [other for other in groups if not other.setting.validation_split and not other.tasks]
     ranked = sorted(tested, key=lambda other: -len(other.records))
     siblings = [other for other in ranked if other.setting == group.setting]
     large = sum(len(other.records) for other in ranked) > LARGE
     settings = list(dict.fromkeys(other.setting for other in ranked))
     if large and group.setting not in settings[:DRAWN] or group not in siblings[: 1 if large else DRAWN]:
-        return lambda group: (), "Not drawn: the figures of this section, because other sections have more runs."
+        return (), "Not drawn: the figures of this section, because other sections have more runs."
     if large:
         note = "Not drawn, because the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
-        return partial(figures, brief=True), note
-    return figures, ""
+        return figures(group, brief=True), note
+    return figures(group), ""
 
 
-def _section(group: Group, draw: Draw, undrawn: str, out: Path) -> Section:
+def _section(group: Group, plots: Iterable[Plot | Failed], undrawn: str, out: Path) -> Section:
     """The section of a group. Writes the files of its tables, figures and configuration."""
     section = Section(group, undrawn)
     for table in tables(group):
         if isinstance(table, Failed):
             section.failed.append(table)
             continue
-        for suffix, text in table.files().items():
-            write_atomically(out / "tables" / f"{table.slug}.{suffix}", text)
+        _write(out / "tables", table.slug, table.files())
         section.tables.append(table)
     with drawing():
-        for plot in draw(group):
-            found = plot if isinstance(plot, Failed) else _figure(plot, group, out)
-            if isinstance(found, Failed):
-                section.failed.append(found)
-            else:
-                section.figures.append(found)
+        for plot in plots:
+            if isinstance(plot, Failed):
+                section.failed.append(plot)
+                continue
+            slug = f"{plot.slug}-{group.slug}"
+            try:
+                files = to_files(plot.figure)
+            except Exception as error:
+                section.failed.append(Failed(f"{plot.title} of {group.title}", f"{type(error).__name__}: {error}"))
+                continue
+            _write(out / "figures", slug, files)
+            section.figures.append(Drawn(slug, plot, inline(files["svg"]), round(96 * plot.figure.get_figwidth())))
     if not group.tasks:
         path, content = out / "configs" / f"{group.slug}.json", experiment(group)
         write_json(path, content)
-        section.command = command(path)
+        section.command = f"python main.py --config {shlex.quote(str(path))}"
         section.listing = [clean(line) for line in json.dumps(content, indent=2, ensure_ascii=False).split("\n")]
     return section
 
 
-def _figure(plot: Plot, group: Group, out: Path) -> Drawn | Failed:
-    slug = f"{plot.slug}-{group.slug}"
-    try:
-        contents = to_files(plot.figure)
-    except Exception as error:
-        return Failed(f"{plot.title} of {group.title}", f"{type(error).__name__}: {error}")
-    for suffix, content in contents.items():
-        write_atomically(out / "figures" / f"{slug}.{suffix}", content)
-    return Drawn(slug, plot, inline(contents["svg"]), round(96 * plot.figure.get_figwidth()))
+def _write(folder: Path, slug: str, files: Mapping[str, str | bytes]) -> None:
+    for suffix, content in files.items():
+        write_atomically(folder / f"{slug}.{suffix}", content)

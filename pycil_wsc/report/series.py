@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from pycil_wsc.report.groups import Group
+from pycil_wsc.report.notes import of_gaps
 from pycil_wsc.report.paper import expands
 from pycil_wsc.report.rows import TRAINING, memory_text, named
 from pycil_wsc.report.style import line_styles
@@ -86,9 +87,3 @@ def means_over(counts: Iterable[int]) -> str:
     if most == 1:
         return "One seed"
     return f"Means over {fewest} seeds" if fewest == most else f"Means over {fewest} to {most} seeds"
-
-
-def of_gaps(gaps: Mapping[str, Sequence[str]]) -> list[str]:
-    """The note on missing runs: where each name has none."""
-    parts = [f"{name} at {', '.join(places)}" for name, places in gaps.items() if places]
-    return [f"Missing: {'; '.join(parts)}."] if parts else []

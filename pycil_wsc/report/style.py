@@ -11,8 +11,8 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,9 @@ COLUMN, PAGE = 5.9, 12.0  # inches at 96 pixels: widths of one column and of the
 Style = dict[str, Any]  # keyword arguments of plot
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
+def drawing() -> AbstractContextManager[None]:
     """A context in which figures are drawn and saved in this style."""
-    with style.context(Path(__file__).with_name("figures.mplstyle")):
-        yield
+    return style.context(Path(__file__).with_name("figures.mplstyle"))
 
 
 def new_figure(width: float, height: float) -> Figure:
