@@ -23,6 +23,7 @@ from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, legend, new_fig
 from pycil_wsc.report.tables import Failed
 from pycil_wsc.results import Record
 
+MARKED = 25  # points of a curve with markers
 SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
 
 
@@ -80,7 +81,6 @@ class Curves:
     axes: tuple[str, str]
     read: Callable[[Record], Points]
     notes: tuple[str, ...] = ()
-    markers: bool = False
     banded: bool = False  # show the spread as a band
     from_zero: bool = False
 
@@ -93,7 +93,8 @@ class Curves:
         points = rows.explode("points")
         points["x"] = points["at"] = [x for x, _ in points["points"]]
         points["y"] = [y for _, y in points["points"]]
-        thin = {"markersize": 3.5} if self.markers else {"linewidth": 1, "marker": ""}
+        many = points["x"].nunique() > MARKED
+        thin = {"linewidth": 1, "marker": ""} if many else {"markersize": 3.5}
         styles = {name: style | thin for name, style in series.styles.items() if name in set(rows["name"])}
         memories = sorted(points["memory"].unique())
         titles = [f"{memory_text(memory)} {series.group.memory_title}" for memory in memories]
@@ -116,7 +117,6 @@ ACCURACY = Curves(
     "Accuracy after each task",
     ("task", "accuracy on all classes seen (%)"),
     recorded.curve,
-    markers=True,
     banded=True,
 )
 SCORE = replace(ACCURACY, title="Average score after each task", axes=("task", "average score (%)"))
@@ -135,7 +135,6 @@ ANALYSES = (
         ("share of new data (%)", "gradient similarity (cosine)"),
         recorded.similarity,
         notes=(AT_START,),
-        markers=True,
     ),
     Curves(
         "gradient-norm",
@@ -143,14 +142,12 @@ ANALYSES = (
         ("share of new data (%)", "mean gradient (norm relative to new data's)"),
         recorded.gradient_ratio,
         notes=(AT_START, "The paper's bound is 1."),
-        markers=True,
     ),
     Curves(
         "drift",
         "Parameter drift between tasks",
         ("task", "distance from the previous weights (norm)"),
         recorded.drift_between,
-        markers=True,
         from_zero=True,
     ),
     Curves(
@@ -175,14 +172,12 @@ ANALYSES = (
         ("step (relative to the weights' norm)", "mean training loss (nats)"),
         recorded.loss_around,
         notes=("Mean over the random, filter-normalised directions.",),
-        markers=True,
     ),
     Curves(
         "dormant",
         "Dormant units after each task",
         ("task", "dormant units (%)"),
         recorded.dormant,
-        markers=True,
         from_zero=True,
     ),
 )

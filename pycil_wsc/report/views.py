@@ -224,7 +224,7 @@ def baseline_of(group: Group, names: Mapping[Record, str]) -> str | None:
 
 def measures(group: Group) -> Table:
     """The accuracies of all image runs of the group."""
-    return _images(group, "measures", "All runs: accuracy, plasticity and forgetting (%)", ACCURACIES, [])
+    return _listing(group, "measures", "All runs: accuracy, plasticity and forgetting (%)", ACCURACIES)
 
 
 def cost(group: Group) -> Table:
@@ -240,41 +240,14 @@ def cost(group: Group) -> Table:
     if was_spared:
         below.append("Training in this run: excludes a first task that another run had already trained.")
     columns = [column for column in COSTS if was_spared or column != SPENT]
-    return _images(group, "cost", "All runs: cost", columns, below)
-
-
-def _images(group: Group, kind: str, title: str, columns: Sequence[Column], below: Sequence[str]) -> Table:
-    rows = named(group.rows, group.names(group.records), "method")
-    rows[group.memory_title] = rows["memory"].astype(object).where(rows["memory"] != ALL, "all")
-    rows["seeds"] = rows.groupby(["learner", "method", "memory"])["seed"].transform("count")
-    below = [*below, *notes.of_growth(rows)]
-    return _listing(group, kind, title, ["method", group.memory_title, "seeds"], columns, rows, below)
-
-
-def _listing(
-    group: Group,
-    kind: str,
-    title: str,
-    labels: Sequence[str],
-    columns: Sequence[Column],
-    rows: pd.DataFrame,
-    below: Sequence[str] = (),
-) -> Table:
-    """The measures ``columns`` of ``rows``, averaged over the runs with the same ``labels``."""
-    columns = [column for column in columns if rows[column.label].notna().any()]
-    cells = aggregate(_melted(rows, columns), ["learner", *labels, "expands"], columns)
-    return Table(group, kind, title, labels, columns, cells, [*notes.of_seeds(cells, group.options), *below])
-
-
-# ---- language models -------------------------------------------------------------------------------------------------
+    return _listing(group, "cost", "All runs: cost", columns, below)
 
 
 def after_last_task(group: Group, version: str = "trace") -> Table:
-    """The paper's main table: scores on each task after the last one, and their summaries."""
+    """The paper's main table of language models: scores on each task after the last one, and their summaries."""
     columns = [*scores(group.tasks, version), *(USE if version == "trace" else [])]
     title = f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'fixed metrics'}"
-    rows = _of_language_models(group, rows_of(group.records, columns))
-    table = _listing(group, f"scores-{version}", title, ["method", "memory"], columns, rows)
+    table = _listing(group, f"scores-{version}", title, columns, rows=rows_of(group.records, columns))
     reference = group.reference if version == "trace" else {}
     cells = table.cells
     for i, (name, memory, column) in enumerate(zip(cells["method"], cells["memory"], cells["column"])):
@@ -284,28 +257,43 @@ def after_last_task(group: Group, version: str = "trace") -> Table:
 
 
 def after_each_task(group: Group) -> Table:
-    """Scores on each task after each task, and their mean (TRACE's overall performance)."""
+    """A language model's scores on each task after each task, and their mean (TRACE's overall performance)."""
     stages = []
     for stage, task in enumerate(group.tasks):
         rows = rows_of(group.records, scores_after(group.tasks, stage))
         stages.append(rows.assign(**{"after task": f"{stage + 1} {task}"}))
-    rows = _of_language_models(group, pd.concat(stages))
-    labels = ["method", "memory", "after task"]
-    title = "Scores after each task (%), TRACE’s metrics"
-    return _listing(group, "stages", title, labels, scores_after(group.tasks, 0), rows)
+    columns, title = scores_after(group.tasks, 0), "Scores after each task (%), TRACE’s metrics"
+    return _listing(group, "stages", title, columns, rows=pd.concat(stages), further=["after task"])
 
 
 def language_cost(group: Group) -> Table:
-    """The costs of all runs of the group."""
+    """The costs of all runs of language models."""
     note = (
         "Relative VRAM usage is training minutes times models resident: as the paper counts them (methods that merge "
         "at the end keep one model per task), and as they are needed here (streamed)."
     )
-    rows = _of_language_models(group, group.rows)
-    return _listing(group, "cost", "Cost", ["method", "memory"], LANGUAGE_COSTS, rows, [note])
+    return _listing(group, "cost", "Cost", LANGUAGE_COSTS, [note])
 
 
-def _of_language_models(group: Group, rows: pd.DataFrame) -> pd.DataFrame:
-    """The lines with the names of their rows, those of a name and a memory together."""
-    rows = named(rows, group.names(group.records), "method")
-    return rows.assign(memory=[f"{memory:g}" for memory in rows["memory"]])
+def _listing(
+    group: Group,
+    kind: str,
+    title: str,
+    columns: Sequence[Column],
+    below: Sequence[str] = (),
+    rows: pd.DataFrame | None = None,
+    further: Sequence[str] = (),
+) -> Table:
+    """The measures ``columns`` of all runs, averaged over those with the same name, memory and ``further`` labels."""
+    rows = named(group.rows if rows is None else rows, group.names(group.records), "method")
+    if group.tasks:
+        labels = ["method", "memory", *further]
+        rows["memory"] = [f"{memory:g}" for memory in rows["memory"]]
+    else:
+        labels = ["method", group.memory_title, "seeds"]
+        rows[group.memory_title] = rows["memory"].astype(object).where(rows["memory"] != ALL, "all")
+        rows["seeds"] = rows.groupby(["learner", "method", "memory"])["seed"].transform("count")
+    columns = [column for column in columns if rows[column.label].notna().any()]
+    cells = aggregate(_melted(rows, columns), ["learner", *labels, "expands"], columns)
+    below = [*notes.of_seeds(cells, group.options), *below, *notes.of_growth(rows)]
+    return Table(group, kind, title, labels, columns, cells, below)
