@@ -21,7 +21,7 @@ from record import origin, spread, write
 from scaling import prepared, seconds
 
 from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.learners import loop
+from pycil_wsc.learners import backward
 
 SETTINGS = {
     "default": {},
@@ -65,7 +65,7 @@ class Step:
     def __init__(self, args, device, keys):
         keys = {"device": device, "precision": "fp32"} | keys
         learner, self.phase, self.batch = prepared(args.backbone, args.image_size, args.batch_size, **keys)
-        self.passes, self.device = loop.passes(learner, self.phase, self.phase.loss), device
+        self.passes, self.device = backward.passes(learner, self.phase, self.phase.loss), device
 
     def seconds(self, steps):
         """Median seconds of a step."""

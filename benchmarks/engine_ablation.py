@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from pycil_wsc import registry
 from pycil_wsc.devices import resolved_device
-from pycil_wsc.learners import loop
+from pycil_wsc.learners import backward
 
 
 def main():
@@ -140,7 +140,7 @@ class Waiting(Whole):
     """no device synchronisation: loss and count are read back each step"""
 
     def after(self, learner, split, args):
-        whole = loop.passes
+        whole = backward.passes
 
         def passes(*arguments):
             inner = whole(*arguments)
@@ -153,7 +153,7 @@ class Waiting(Whole):
 
             return ReadBack()
 
-        loop.passes = passes
+        backward.passes = passes
 
 
 PARTS = (Whole, Memory, Precision, Layout, Augmentation, Optimizer, Waiting)

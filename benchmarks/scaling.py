@@ -33,7 +33,7 @@ from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.engine.processes import SINGLE_PROCESS, Processes
-from pycil_wsc.learners import loop
+from pycil_wsc.learners import backward
 from pycil_wsc.learners.consolidating import configured_learner
 
 SHAPES = {"cifar": ("resnet32", 32), "imagenet": ("resnet18", 224)}
@@ -98,7 +98,7 @@ def work(rank, count, threads, port, folder, args):
     torch.set_num_threads(threads)
     processes = Processes() if count > 1 else SINGLE_PROCESS
     learner, phase, batch = prepared(*SHAPES[args.shape], args.batch_size, processes, precision=args.precision)
-    passes, counts = loop.passes(learner, phase, phase.loss), {"messages": 0, "message_bytes": 0}
+    passes, counts = backward.passes(learner, phase, phase.loss), {"messages": 0, "message_bytes": 0}
 
     def counted(tensor, *arguments, **keys):
         counts["messages"] += 1
@@ -110,7 +110,7 @@ def work(rank, count, threads, port, folder, args):
     with patch.object(distributed, "all_reduce", counted):
         passes(batch)
     learner.processes = SINGLE_PROCESS
-    alone = seconds(loop.passes(learner, phase, phase.loss), phase, batch, args.steps) if count > 1 else together
+    alone = seconds(backward.passes(learner, phase, phase.loss), phase, batch, args.steps) if count > 1 else together
     gradients = sum(
         p.grad.nbytes for group in phase.optimizer.param_groups for p in group["params"] if p.grad is not None
     )

@@ -11,6 +11,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners import loop, pace
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.budget import fit as fit_to_budget
 from pycil_wsc.runs.run import Run
 
 OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 15}
@@ -105,7 +106,7 @@ def test_counting_the_operations_of_a_step_leaves_no_trace(settings):
     (phase,) = learner.phases(task)
     before = {name: value.clone() for name, value in learner.state_dict().items() if isinstance(value, torch.Tensor)}
     generator = torch.get_rng_state()
-    learner.spending.fit(learner, task, 0, phase)
+    fit_to_budget(learner, task, 0, phase)
     assert phase.steps == phase.epochs * learner.num_batches(len(phase.indices)), "the first task is plain"
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(learner.state_dict()[name], value) for name, value in before.items())

@@ -12,16 +12,17 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from pycil_wsc import registry, seeding
-from pycil_wsc.consolidation import Reset, WeightSpaceConsolidation
+from pycil_wsc.consolidation import Reset
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.processes import SINGLE_PROCESS
 from pycil_wsc.engine.schedules import held_lr
 from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.learners import budget
 from pycil_wsc.learners.base import Arguments, BaseLearner
 from pycil_wsc.learners.options import Costs, LearnerConfig
-from pycil_wsc.learners.scoring import chosen_importance
+from pycil_wsc.learners.scoring import Scoring, chosen_importance
 from pycil_wsc.learners.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.networks.nets import inner_units
 from pycil_wsc.state import State
@@ -54,14 +55,13 @@ def consolidated(learner: type[BaseLearner]) -> type[BaseLearner]:
     return type(f"Consolidated{learner.__name__}", (Consolidated, learner), {})
 
 
-class Consolidated(BaseLearner):
+class Consolidated(Scoring):
     """A mixin, placed before a learner: each later task trains with a :class:`WeightSpaceConsolidation`, configured by
     the keys ``wsc.*``.
     """
 
     consolidates = True
-    consolidation: WeightSpaceConsolidation | None = None  # this and the following: of the current task
-    replacement: Replacement | None = None
+    replacement: Replacement | None = None  # this and the following: of the current task
     plateau: Plateau | None = None
     held_out_indices: np.ndarray | None = None  # exemplars that are not trained on
     warm_epochs = math.inf  # infinite until a plateau is reached
@@ -102,7 +102,7 @@ class Consolidated(BaseLearner):
                     "consolidated; declare one_phase = False in its class"
                 )
             if task.index or self.config.wsc.first_task:
-                self.spending.fit(self, task, number, phase)
+                budget.fit(self, task, number, phase)
                 self._consolidate(task, phase)
             yield phase
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
-from pycil_wsc.learners.loop import Backward
+from pycil_wsc.learners.backward import Backward
 
 if TYPE_CHECKING:
     from pycil_wsc.learners.base import BaseLearner

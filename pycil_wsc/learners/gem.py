@@ -9,8 +9,8 @@ from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
+from pycil_wsc.learners.backward import Backward
 from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.loop import Backward
 from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.projection import projected
 from pycil_wsc.registry import register_learner

@@ -1,70 +1,26 @@
-"""The training loop of all learners: tasks, phases, epochs and steps, and when which hook is called."""
-
-from __future__ import annotations
+"""The training loop of all learners: phases, epochs and steps, and when which hook is called."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from pycil_wsc.data.tasks import Task
-from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.optimization import clip
-from pycil_wsc.engine.passes import CompiledPasses, Passes
-from pycil_wsc.engine.phase import Monitor, Phase, Resume, refuse_images_and_targets
-from pycil_wsc.engine.shared_passes import SharedPasses
+from pycil_wsc.engine.phase import Monitor, Phase, Resume
 from pycil_wsc.engine.step_cost import StepCost
-from pycil_wsc.errors import UnusableRun
+from pycil_wsc.learners import budget
+from pycil_wsc.learners.backward import Backward, epoch_of
+from pycil_wsc.learners.hooks import Hooks
 from pycil_wsc.learners.pace import Pace
-from pycil_wsc.state import State
-
-if TYPE_CHECKING:
-    from pycil_wsc.learners.base import BaseLearner
 
 
-def learn(
-    learner: BaseLearner,
-    task: Task,
-    monitor: Monitor,
-    resume: Resume | None = None,
-    trained: State | None = None,
-) -> None:
-    """Let ``learner`` learn one task.
-
-    Args:
-        learner: has learned the tasks before.
-        task: the next task.
-        monitor: notified of the task's start, of every step and epoch, and of its end.
-        resume: the position and state from which a stopped run resumes.
-        trained: the result of training (:meth:`BaseLearner.trained_state`), to load instead of training.
-    """
-    learner.grow_for(task)
-    if resume:
-        learner.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
-    if learner.chooses_first:
-        learner.choose_exemplars(task)
-    learner.begin_task(task)
-    if not resume:
-        monitor.task_started(task)
-    if trained:
-        learner.load_trained_state(trained)
-    else:
-        train(learner, task, monitor, resume)
-    learner.end_task(task)
-    monitor.task_trained(task)
-    learner.choose_exemplars(task)
-    learner.after_memory(task)
-
-
-def train(learner: BaseLearner, task: Task, monitor: Monitor, resume: Resume | None) -> None:
+def train(learner: Hooks, task: Task, monitor: Monitor, resume: Resume | None) -> None:
     """Train the phases of a task, from the position ``resume`` on."""
     for number, phase in enumerate(learner.phases(task)):
         if resume and number < resume.phase:
             learner.load_state_dict(resume.learner, strict=False)  # what the next phase is prepared from
             continue
-        learner.spending.fit(learner, task, number, phase)
+        budget.fit(learner, task, number, phase)
         first = 0
         if resume and number == resume.phase:
             learner.load_state_dict(resume.learner)
@@ -73,7 +29,7 @@ def train(learner: BaseLearner, task: Task, monitor: Monitor, resume: Resume | N
         fit(learner, task, number, phase, first, monitor)
 
 
-def fit(learner: BaseLearner, task: Task, number: int, phase: Phase, first: int, monitor: Monitor) -> None:
+def fit(learner: Hooks, task: Task, number: int, phase: Phase, first: int, monitor: Monitor) -> None:
     """Train the epochs of a phase, from epoch ``first`` on. Waits for the device at the end of an epoch only."""
     config, processes, device = learner.config, learner.processes, learner.device
     cost, pace = StepCost(), Pace(learner, phase, first)
@@ -110,88 +66,3 @@ def fit(learner: BaseLearner, task: Task, number: int, phase: Phase, first: int,
         pace.end_epoch(epoch)
         learner.after_epoch(task, phase, epoch, mean_loss)
         monitor.epoch_ended(task, number, phase, epoch, mean_loss, accuracy)
-
-
-def epoch_of(learner: BaseLearner, task: Task, number: int, phase: Phase, epoch: int) -> Iterator[Batch]:
-    """The batches of an epoch of the task's phase ``number``."""
-    address = task.index, number, epoch
-    return learner.training_batches(
-        phase.indices,
-        *address,
-        mixed=phase.mixed,
-        views=phase.views,
-        source=phase.source,
-        targets=phase.targets,
-        batch_size=phase.batch_size,
-        augmentation=phase.augmentation,
-        draw=phase.draw,
-    )
-
-
-class Backward:
-    """Computes gradients ``p.grad``: ``backward(batch)`` -> (the phase's loss, number of correct predictions).
-
-    ``backward(batch, loss)`` computes those of another loss.
-    """
-
-    def __init__(self, learner: BaseLearner, phase: Phase) -> None:
-        self.learner, self.phase = learner, phase
-        self.passes: dict[Callable, Passes] = {}  # by loss
-        if learner.config.compile:
-            torch.compiler.reset()  # what was compiled for the networks of earlier phases is of no more use
-        self.last = self.of(phase.loss)
-
-    def __call__(self, batch: Batch, loss: Callable | None = None) -> tuple[Tensor, Tensor]:
-        self.clear()
-        self.last = self.of(loss or self.phase.loss)
-        return self.last(batch)
-
-    def of(self, loss: Callable) -> Passes:
-        """The passes of a loss, made at its first use."""
-        if loss not in self.passes:
-            refuse_images_and_targets(loss, f"{self.phase.name}: loss")
-            self.passes[loss] = passes(self.learner, self.phase, loss)
-        return self.passes[loss]
-
-    def begin_epoch(self) -> None:
-        """Called before the first step of an epoch."""
-        for passes_of_loss in self.passes.values():
-            passes_of_loss.begin_epoch()
-
-    def clear(self) -> None:
-        """Clear the gradients."""
-        self.last.clear()
-
-
-def passes(learner: BaseLearner, phase: Phase, loss: Callable) -> Passes:
-    """The forward and backward pass of a step of ``phase`` with ``loss``."""
-
-    def compute(batch):
-        with learner.autocast(), single_image_refused(len(batch)):
-            return loss(batch)
-
-    if learner.processes.count > 1:
-        return SharedPasses(compute, phase.optimizer, learner.processes, learner.config.sync_batch_norm)
-    if mode := learner.config.compile:
-        fused = torch.compile(loss, dynamic=False, mode=None if mode is True else mode)
-
-        def compiled(batch):
-            with learner.autocast():
-                return fused(batch)
-
-        return CompiledPasses(compute, phase.optimizer, compiled)
-    return Passes(compute, phase.optimizer)
-
-
-@contextlib.contextmanager
-def single_image_refused(number: int) -> Iterator[None]:
-    """Say in one line what to do if batch norm cannot train on a batch of ``number`` images, which is one."""
-    try:
-        yield
-    except ValueError as error:
-        if number > 1 or "more than 1 value per channel" not in str(error):
-            raise
-        raise UnusableRun(
-            "batch_size: batch norm cannot train on a single image whose features are one pixel wide; raise "
-            "batch_size or image_size, or give more images"
-        ) from None

@@ -1,24 +1,19 @@
 """How the training loop goes through a phase: epochs, steps, learning rates and, if the budget is one, seconds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from pycil_wsc.data.loader import batch_slices
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.optimization import set_rate
 from pycil_wsc.engine.phase import Phase
-
-if TYPE_CHECKING:
-    from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.toolbox import Toolbox
 
 
 class Pace:
     """How a phase runs: its epochs, the batches of each, and the learning rate before each step."""
 
-    def __init__(self, learner: BaseLearner, phase: Phase, first: int) -> None:
+    def __init__(self, learner: Toolbox, phase: Phase, first: int) -> None:
         self.learner, self.phase, self.first = learner, phase, first
         self.batches = learner.num_batches(len(phase.indices), phase.batch_size)
         self.by_step = learner.config.schedule_unit == "iteration"

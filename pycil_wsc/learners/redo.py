@@ -12,8 +12,8 @@ from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import key
+from pycil_wsc.learners.backward import Backward
 from pycil_wsc.learners.base import Arguments
-from pycil_wsc.learners.loop import Backward
 from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import inner_units

@@ -6,7 +6,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
-from pycil_wsc.learners.loop import Backward
+from pycil_wsc.learners.backward import Backward
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.registry import register_learner
 

@@ -5,7 +5,6 @@ import functools
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pycil_wsc import registry, seeding
-from pycil_wsc.consolidation import Importance
+from pycil_wsc.consolidation import Importance, WeightSpaceConsolidation
 from pycil_wsc.consolidation.importance import as_importance
 from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.consolidation.ranking import Scores
@@ -22,13 +21,18 @@ from pycil_wsc.data.loader import WHOLE
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line
+from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.state import State
 
-if TYPE_CHECKING:
-    from pycil_wsc.learners.consolidating import Consolidated
+
+class Scoring(BaseLearner):
+    """A learner whose weights are scored while it is consolidated, and what this has cost."""
+
+    consolidation: WeightSpaceConsolidation | None = None  # of the current task
+    scoring: dict[str, float]
 
 
-def chosen_importance(learner: "Consolidated", task: Task) -> Importance:
+def chosen_importance(learner: Scoring, task: Task) -> Importance:
     """The importance that ``wsc.importance`` sets; its costs are recorded in ``learner.scoring``."""
     options = learner.config.wsc
     importance = options.score()
@@ -66,7 +70,7 @@ class UnaugmentedBatches:
     samples among the processes.
     """
 
-    def __init__(self, learner: "Consolidated", task: Task):
+    def __init__(self, learner: Scoring, task: Task):
         self.learner, self.images, self.own = learner, 0, 0
         resets = learner.consolidation.resets if learner.consolidation else 0
         self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, resets)
@@ -109,7 +113,7 @@ class UnaugmentedBatches:
 class Timed:
     """Wraps an importance and records in ``learner.scoring`` the seconds that it takes and the bytes that it holds."""
 
-    def __init__(self, importance: Importance, learner: "Consolidated"):
+    def __init__(self, importance: Importance, learner: Scoring):
         self.importance, self.learner = importance, learner
         self.needs_previous = importance.needs_previous
 
@@ -123,7 +127,7 @@ class Timed:
 class TimedTracker(Tracker):
     """The tracker of a :class:`Timed` importance."""
 
-    def __init__(self, tracker: Tracker, learner: "Consolidated"):
+    def __init__(self, tracker: Tracker, learner: Scoring):
         self.tracker, self.learner, self.of_gradients = tracker, learner, tracker.of_gradients
         learner.scoring["importance_bytes"] = max(learner.scoring["importance_bytes"], tracker.nbytes)
 

@@ -7,8 +7,8 @@ from typing_extensions import Unpack
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
+from pycil_wsc.learners.backward import Backward
 from pycil_wsc.learners.base import Arguments
-from pycil_wsc.learners.loop import Backward
 from pycil_wsc.learners.penalising import PenalisingLearner, Weights
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State

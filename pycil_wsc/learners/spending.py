@@ -1,81 +1,15 @@
-"""What a task may spend: as many operations as Replay would, or so many seconds. Phases share it by their images."""
+"""What a task has spent of its budget: a part of a learner's state."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-import numpy as np
-import torch
-
-from pycil_wsc.data.tasks import Task
-from pycil_wsc.engine.phase import Phase
-from pycil_wsc.engine.step_cost import StepCost
-from pycil_wsc.errors import UserError
-from pycil_wsc.learners import loop
-from pycil_wsc.networks.layers import freeze
-from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.state import State
-
-if TYPE_CHECKING:
-    from pycil_wsc.learners.base import BaseLearner
 
 
 class Spending:
-    """The phases of the present task that have begun, and the seconds of training in the latest: a learner's state.
-
-    A phase may spend what is left of the task's budget, times its share of the planned images that are left.
-    """
+    """The phases of the present task that have begun, and the seconds of training in the latest: a learner's state."""
 
     def __init__(self) -> None:
         self.task = -1
         self.begun: list[dict[str, float]] = []  # of each phase: operations, seconds and images of those before it
         self.seconds = 0.0  # of all phases of the task
-
-    def fit(self, learner: BaseLearner, task: Task, number: int, phase: Phase) -> None:
-        """Set the length of a phase, and stretch its schedule to it. Has no effect on a phase that is fitted.
-
-        A phase over stored features keeps its epochs: its operations are so few that they say nothing about its time.
-        """
-        config = learner.config
-        if phase.fitted or phase.source is not None or not (config.operations_like or config.task_seconds):
-            return
-        phase.fitted = True
-        if task.index != self.task:
-            self.task, self.begun, self.seconds = task.index, [], 0.0
-        if number == len(self.begun):
-            before = self.begun[-1]["images"] + self.begun[-1]["own"] if self.begun else 0
-            own = phase.epochs * len(phase.indices)
-            now = {"operations": learner.train_flops, "seconds": self.seconds, "images": before, "own": own}
-            self.begun.append(now)
-        if config.operations_like:
-            self._fit_operations(learner, task, number, phase)
-        else:
-            self._fit_seconds(learner, task, number, phase)
-
-    def _fit_operations(self, learner, task, number, phase):
-        spent = self.begun[number]["operations"] - self.begun[0]["operations"]
-        left = (replay_operations(learner, task) - spent) * self._share(learner, task, number)
-        cost = cost_per_image(learner, task, number, phase)
-        learner.step_cost = round(cost)
-        epochs = max(0, left) / (cost * len(phase.indices))
-        batches = learner.num_batches(len(phase.indices), phase.batch_size)
-        steps = max(1, round(epochs * batches))
-        planned, schedule = phase.epochs * batches, phase.lr
-        phase.steps, phase.epochs = steps, -(-steps // batches)
-        if steps != planned:
-            phase.lr = lambda epoch: schedule(epoch * planned / steps)
-
-    def _fit_seconds(self, learner, task, number, phase):
-        if learner.processes.count > 1:
-            raise UserError("budget: 'seconds' needs one process, not torchrun; use 'flops_like' or 'updates_like'")
-        left = learner.config.task_seconds - self.begun[number]["seconds"]
-        phase.seconds = left * self._share(learner, task, number)
-
-    def _share(self, learner, task, number):
-        """The phase's share of the planned images of the phases that are left."""
-        of_task = learner.planned_images(learner.config, task, learner.memory, learner.manager.train_targets)
-        own = self.begun[number]["own"]
-        return min(1.0, own / max(own, of_task - self.begun[number]["images"], 1))
 
     def in_phase(self) -> float:
         """The seconds of training in the latest phase, up to its last whole epoch."""
@@ -87,40 +21,3 @@ class Spending:
     def load_state_dict(self, state: State) -> None:
         self.task, self.seconds = state["task"], state["seconds"]
         self.begun = [dict(each) for each in state["begun"]]
-
-
-def replay_operations(learner: BaseLearner, task: Task) -> float:
-    """The operations of Replay in the planned epochs of ``task``, with the memory before it."""
-    old = np.setdiff1d(learner.memory.indices, task.train_indices)
-    images = len(task.train_indices) + len(old)
-    with learner.seeded("cost"):
-        network = IncrementalNet(learner.new_backbone(pretrained=False))
-        network.grow(task.num_seen)
-    freeze(network)
-    network.to(learner.device).train()
-    side, cost = learner.train_source.info.image_size, StepCost()
-    with cost.measured(2), learner.autocast():
-        network(torch.zeros(2, 3, side, side, device=learner.device)).float().sum().backward()
-    assert cost.per_image is not None
-    return learner.planned_epochs(learner.config, task) * images * cost.per_image
-
-
-def cost_per_image(learner: BaseLearner, task: Task, number: int, phase: Phase) -> float:
-    """The operations of a phase per image, counted in a step that is not taken: statistics and weights stay."""
-    cost, backward = StepCost(), loop.Backward(learner, phase)
-    kept = [(buffer, buffer.clone()) for buffer in learner.buffers()]
-    learner.eval()
-    phase.network.train()
-    with learner.seeded("cost", device=learner.device):
-        batch = learner.before_step(next(iter(loop.epoch_of(learner, task, number, phase, 0))))
-        with cost.measured(len(batch)):
-            backward(batch)
-            learner.after_backward(batch, backward)
-    backward.clear()
-    learner.zero_grad(set_to_none=True)
-    for buffer, value in kept:
-        buffer.copy_(value)
-    assert cost.per_image is not None
-    images = torch.tensor([cost.per_image * len(batch), len(batch)], dtype=torch.float64)
-    total, count = learner.processes.sum_(images).tolist()
-    return total / max(1.0, count)

@@ -24,6 +24,7 @@ from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.synced_batch_norm import synced_batch_norm
 from pycil_wsc.learners.options import LearnerConfig
+from pycil_wsc.learners.spending import Spending
 from pycil_wsc.networks.layers import freeze, mark_frozen
 from pycil_wsc.networks.nets import Backbone, make_backbone
 
@@ -50,6 +51,7 @@ class Toolbox(nn.Module):
         self.processes = processes  # they share every batch and hold the same weights
         self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
         self.images_trained = self.train_flops = 0
+        self.spending = Spending()
         self.step_cost: int | None = None  # operations per image of the current phase
 
     @functools.cached_property

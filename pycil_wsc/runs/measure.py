@@ -24,6 +24,7 @@ from pycil_wsc.devices import numbered, resolved_device, synchronize
 from pycil_wsc.engine.environment import deterministic
 from pycil_wsc.engine.phase import Monitor, Phase
 from pycil_wsc.errors import UserError
+from pycil_wsc.learners import budget
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.runs.planning import plan_of
@@ -122,7 +123,7 @@ class Truncated(BaseLearner):
     def phases(self, task: Task) -> Iterator[Phase]:
         self.planned[task.index] = []  # also of a task that trains nothing
         for number, phase in enumerate(super().phases(task)):
-            self.spending.fit(self, task, number, phase)
+            budget.fit(self, task, number, phase)
             batches = self.batches_of(phase)
             epochs = phase.epochs if phase.steps is None else phase.steps / batches
             self.planned[task.index].append(epochs * phase.counted_images)

@@ -1,0 +1,100 @@
+"""The batches of an epoch, and the forward and backward pass of a step."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.passes import CompiledPasses, Passes
+from pycil_wsc.engine.phase import Phase, refuse_images_and_targets
+from pycil_wsc.engine.shared_passes import SharedPasses
+from pycil_wsc.errors import UnusableRun
+from pycil_wsc.learners.toolbox import Toolbox
+
+
+def epoch_of(learner: Toolbox, task: Task, number: int, phase: Phase, epoch: int) -> Iterator[Batch]:
+    """The batches of an epoch of the task's phase ``number``."""
+    address = task.index, number, epoch
+    return learner.training_batches(
+        phase.indices,
+        *address,
+        mixed=phase.mixed,
+        views=phase.views,
+        source=phase.source,
+        targets=phase.targets,
+        batch_size=phase.batch_size,
+        augmentation=phase.augmentation,
+        draw=phase.draw,
+    )
+
+
+class Backward:
+    """Computes gradients ``p.grad``: ``backward(batch)`` -> (the phase's loss, number of correct predictions).
+
+    ``backward(batch, loss)`` computes those of another loss.
+    """
+
+    def __init__(self, learner: Toolbox, phase: Phase) -> None:
+        self.learner, self.phase = learner, phase
+        self.passes: dict[Callable, Passes] = {}  # by loss
+        if learner.config.compile:
+            torch.compiler.reset()  # what was compiled for the networks of earlier phases is of no more use
+        self.last = self.of(phase.loss)
+
+    def __call__(self, batch: Batch, loss: Callable | None = None) -> tuple[Tensor, Tensor]:
+        self.clear()
+        self.last = self.of(loss or self.phase.loss)
+        return self.last(batch)
+
+    def of(self, loss: Callable) -> Passes:
+        """The passes of a loss, made at its first use."""
+        if loss not in self.passes:
+            refuse_images_and_targets(loss, f"{self.phase.name}: loss")
+            self.passes[loss] = passes(self.learner, self.phase, loss)
+        return self.passes[loss]
+
+    def begin_epoch(self) -> None:
+        """Called before the first step of an epoch."""
+        for passes_of_loss in self.passes.values():
+            passes_of_loss.begin_epoch()
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        self.last.clear()
+
+
+def passes(learner: Toolbox, phase: Phase, loss: Callable) -> Passes:
+    """The forward and backward pass of a step of ``phase`` with ``loss``."""
+
+    def compute(batch):
+        with learner.autocast(), single_image_refused(len(batch)):
+            return loss(batch)
+
+    if learner.processes.count > 1:
+        return SharedPasses(compute, phase.optimizer, learner.processes, learner.config.sync_batch_norm)
+    if mode := learner.config.compile:
+        fused = torch.compile(loss, dynamic=False, mode=None if mode is True else mode)
+
+        def compiled(batch):
+            with learner.autocast():
+                return fused(batch)
+
+        return CompiledPasses(compute, phase.optimizer, compiled)
+    return Passes(compute, phase.optimizer)
+
+
+@contextlib.contextmanager
+def single_image_refused(number: int) -> Iterator[None]:
+    """Say in one line what to do if batch norm cannot train on a batch of ``number`` images, which is one."""
+    try:
+        yield
+    except ValueError as error:
+        if number > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        raise UnusableRun(
+            "batch_size: batch norm cannot train on a single image whose features are one pixel wide; raise "
+            "batch_size or image_size, or give more images"
+        ) from None
