@@ -251,8 +251,7 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
     _log_scale(axes, rows["time"])
     axes.set(xlabel=TIME.axis.format(series.unit), ylabel="average accuracy (%)")
     legend(figure, series.styles, series.labels)
-    sizes = ", ".join(map(memory_text, series.memories))
-    note = f"A line joins the memory sizes in their order: {sizes} {series.group.memory_title}."
+    note = _sizes(series, "A line joins the memory sizes in their order: ")
     notes = series.notes(rows, note, errors="error bars")
     yield Plot("accuracy-time", "Average accuracy against training time", figure, notes)
 
@@ -330,11 +329,16 @@ def by_method(series: Series, slug: str, quantities: Sequence[Quantity]) -> Iter
         ax.set_xlabel(quantity.axis.format(series.unit))
     panels[0].set_yticks(range(len(names)), labels)
     panels[0].set_ylim(-0.6, len(names) - 0.4)
-    sizes = ", ".join(map(memory_text, series.memories))
-    notes = [f"The larger the marker, the larger the memory: {sizes} {series.group.memory_title}."]
+    note = _sizes(series, "The larger the marker, the larger the memory: ")
     first, *others = (quantity.title for quantity in quantities)
     title = ", ".join([first, *(other[0].lower() + other[1:] for other in others)])
-    yield Plot(slug, title, figure, series.notes(rows, *notes, errors="error bars"))
+    yield Plot(slug, title, figure, series.notes(rows, note, errors="error bars"))
+
+
+def _sizes(series: Series, several: str) -> str:
+    """A note on the memory sizes of a figure, which begins with ``several`` if there are several."""
+    sizes = ", ".join(map(memory_text, series.memories))
+    return f"{several if len(series.memories) > 1 else ''}{sizes} {series.group.memory_title}."
 
 
 def _log_scale(axes: Axes, values: pd.Series) -> bool:
