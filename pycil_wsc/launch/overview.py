@@ -57,7 +57,8 @@ class Overview:
         if self.live:
             if row.bar is None:
                 row.bar = self._bar("{desc} {bar:20} {percentage:3.0f}%{postfix}", row.planned)
-            left = duration((row.planned - row.images) / progress.speed) if progress.speed else "?"
+            seconds = progress.seconds_left(row.planned)
+            left = "?" if seconds is None else duration(seconds)
             row.bar.n = min(row.images, row.planned)
             row.bar.set_description_str(f"{job.title} {progress.position}", refresh=False)
             row.bar.set_postfix_str(f"{progress.speed:,.0f} {progress.unit}/s, {left} left")

@@ -45,7 +45,7 @@ def recorded(on_progress: Callable[[Progress], None] | None, folder: Path, plann
 
 
 def _record(progress: Progress, folder: Path, planned: int) -> None:
-    left = max(0.0, planned - progress.images) / progress.speed if progress.speed else None
+    left = progress.seconds_left(planned)
     partial = folder / f".{RECORD}.partial"
     with contextlib.suppress(OSError):
         partial.write_text(json.dumps({"position": progress.position, "seconds_left": left, "time": time.time()}))

@@ -13,8 +13,7 @@ from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.files import Json, write_atomically
 from pycil_wsc.results.schema import HUGE
 from pycil_wsc.runs.progress import Progress, TaskBar, open_log
-from pycil_wsc.runs.tensorboard import Scalars
-from pycil_wsc.runs.weights_and_biases import WandB
+from pycil_wsc.runs.scalars import Scalars, TensorBoard, WandB
 from pycil_wsc.state import State
 
 CURVES = ("train_loss", "train_accuracy")
@@ -45,7 +44,7 @@ class Journal:
         self.writes = writes
         self.bar = TaskBar(on_progress, num_tasks, unit)
         self.log = logging.getLogger("pycil_wsc.following")  # that of the run, once it is opened
-        self.scalars: list[Scalars | WandB] = []
+        self.scalars: list[Scalars] = []
         self.history: list[dict[str, Json]] = []  # the lines of metrics.jsonl: a dict per task
         self.curves = new_curves(curves)  # of the current task: a value per epoch
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
@@ -59,7 +58,7 @@ class Journal:
     def open_scalars(self, config: Config, files: contextlib.ExitStack) -> None:
         """Begin to write scalars, until ``files`` closes; those beyond the present state are discarded."""
         if self.writes and config.tensorboard:
-            self.scalars.append(Scalars(self.folder / "tensorboard", self.epochs_done(), len(self.history)))
+            self.scalars.append(TensorBoard(self.folder / "tensorboard", self.epochs_done(), len(self.history)))
         if self.writes and config.wandb:
             name = "/".join(self.folder.parts[-3:])
             self.scalars.append(WandB(self.folder, config.to_dict(), name, self.history, self.curves))

@@ -29,6 +29,10 @@ class Progress:
     loaded: bool = False  # the task was loaded from another run instead of being trained
     unit: str = "images"
 
+    def seconds_left(self, planned: int) -> float | None:
+        """To the end of a run of ``planned`` images, at the present speed; None if that is not known."""
+        return max(0, planned - self.images) / self.speed if self.speed else None
+
 
 class TaskBar:
     """Reports the progress of the tasks of a run.

@@ -12,10 +12,9 @@ import torch
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import ArraySource
-from pycil_wsc.data.tasks import Task, TaskSequence
+from pycil_wsc.data.tasks import TaskSequence
 from pycil_wsc.data.types import Split
 from pycil_wsc.devices import widest_float
-from pycil_wsc.engine.phase import Monitor, Phase
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
@@ -92,9 +91,9 @@ def _learn(learner, device):
     )  # the same images are trained on and tested
     other = type(learner)(_short(learner.config), manager, source, device)
     with tempfile.TemporaryDirectory() as folder:
-        analyses = Analyses(Records(learner.config.analyse, other, Path(folder)))
+        records = Records(learner.config.analyse, other, Path(folder))
         for task in manager.tasks:
-            other.learn(task, analyses)
+            other.learn(task, records)
             found = predictions(other, source, task)
             other.processes.all(found.finite)  # waits, so that what the device reports late is raised here
             for network in other.also_tested().values():
@@ -128,19 +127,3 @@ def _short(config):
         pretrained=False,
         compile=False,
     )
-
-
-class Analyses(Monitor):
-    """Tells the analyses of a rehearsal what happens in training, as a run does."""
-
-    def __init__(self, records: Records):
-        self.records = records
-
-    def task_started(self, task: Task) -> None:
-        self.records.task_started(task)
-
-    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
-        self.records.epoch_ended(task)
-
-    def task_trained(self, task: Task) -> None:
-        self.records.task_trained(task)

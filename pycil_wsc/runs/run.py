@@ -193,7 +193,7 @@ class Run(Monitor):
 
     def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         self.journal.epoch_ended(phase, epoch, loss, accuracy)
-        self.records.epoch_ended(task)
+        self.records.epoch_ended(task, number, phase, epoch, loss, accuracy)
         self.journal.tick()  # what was recorded is no training
         if self.journal.mark - self.saved_at >= self.config.checkpoint_seconds:
             self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())

@@ -9,6 +9,7 @@ import torch
 
 from pycil_wsc import registry
 from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.phase import Monitor, Phase
 from pycil_wsc.files import write_atomically
 from pycil_wsc.state import State
 from pycil_wsc.studies.observer import Observed, Observer, Record
@@ -16,7 +17,7 @@ from pycil_wsc.studies.observer import Observed, Observer, Record
 FILE = "analyses.jsonl"
 
 
-class Records:
+class Records(Monitor):
     """The observers of the ``analyses``, and their records: one dict per task in ``lines``.
 
     If a run is stopped within a task and resumes with other ``analyses``, new observers start with the next task.
@@ -36,7 +37,7 @@ class Records:
         self.watching = list(self.observers)
         self._notify("task_started", task)
 
-    def epoch_ended(self, task: Task) -> None:
+    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         self._notify("epoch_ended", task)
 
     def task_trained(self, task: Task) -> None:
