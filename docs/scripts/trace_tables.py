@@ -14,7 +14,14 @@ def records(folder: str) -> list[dict[str, Any]]:
 
     def order(record: dict[str, Any]) -> tuple[Any, ...]:
         config, method = record["config"], METHODS.index(record["config"]["llm.method"])
-        return config.get("llm.lora_rank", 0), method, config["seed"], record["precision"], config["llm.lr"]
+        return (
+            config.get("llm.lora_rank", 0),
+            method,
+            config["seed"],
+            "schema" in record,
+            record["precision"],
+            config["llm.lr"],
+        )
 
     return sorted(found, key=order)
 
@@ -25,8 +32,7 @@ def runs(folder: str) -> list[tuple[str, ...]]:
     if not found:
         return []
     header = ("method", *found[0]["tasks"], "average", "fixed", "forgetting", "backward", "minutes", "relative VRAM")
-    mixed = len({record["precision"] for record in found}) > 1
-    return [header, _without_learning(found[0]), *(_run(record, mixed) for record in found)]
+    return [header, _without_learning(found[0]), *map(_run, found)]
 
 
 def _without_learning(record: dict[str, Any]) -> tuple[str, ...]:
@@ -38,13 +44,13 @@ def _without_learning(record: dict[str, Any]) -> tuple[str, ...]:
     return ("no learning", *map(_percent, best["trace"]), *map(_percent, means), "", "", "", "")
 
 
-def _run(record: dict[str, Any], mixed: bool) -> tuple[str, ...]:
-    """``mixed``: there are runs of several precisions, so that those in fp32 are named."""
+def _run(record: dict[str, Any]) -> tuple[str, ...]:
+    """Runs that transformers' ``Trainer`` trained are named; their records have a schema, the earlier ones none."""
     config, trace, fixed = record["config"], record["scores"]["trace"], record["scores"]["fixed"]
     name = config["llm.method"] + (f", LoRA {config['llm.lora_rank']}" if config.get("llm.lora_rank") else "")
     scores = (*trace["matrix"][-1], trace["last_average"], fixed["last_average"], trace["forgetting"], trace["bwt"][-1])
     cost = (record["train_minutes"], record["relative_vram_minutes"])
-    seed = f"seed {config['seed']}" + ", fp32" * (mixed and record["precision"] == "fp32")
+    seed = f"seed {config['seed']}" + f", Trainer in {record['precision']}" * ("schema" in record)
     return (f"{name}, {seed}", *map(_percent, scores), *(f"{minutes:.1f}" for minutes in cost))
 
 

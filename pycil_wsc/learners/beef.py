@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,12 +51,13 @@ class BEEF(BaseLearner):
 
     epoch_keys = ("epochs", "fusion_epochs")
     one_phase = False
+    sampling: Callable[["BEEF", Batch], Tensor]  # :meth:`sampled`, never compiled
     samples_drawn = 0  # batches of the task that were sampled, which address their noise
 
     def build(self) -> nn.Module:
-        if self.config.compile:
-            # torch cannot trace the gradients of the sampling: it compiles what comes before it and what comes after
-            self.sampled = torch.compiler.disable(self.sampled)
+        # torch cannot trace the gradients of the sampling: it compiles what comes before it and what comes after
+        sampled = type(self).sampled
+        self.sampling = torch.compiler.disable(sampled) if self.config.compile else sampled
         return EnergyNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
@@ -112,7 +113,7 @@ class BEEF(BaseLearner):
 
         As in PyCIL, no sample is compared with any class of the batch; in the paper, only with its own.
         """
-        samples, blocks = self.sampled(batch), self.network.blocks
+        samples, blocks = self.sampling(self, batch), self.network.blocks
         trained = blocks[1:] if len(blocks) > 1 else blocks  # batch norms count the samples, but those of the first one
         logits = self.network.energies([block(samples) for block in trained][-1]).float()
         present = torch.zeros(logits.shape[1], device=self.device).index_fill(0, own_targets, 1)
