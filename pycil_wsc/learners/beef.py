@@ -51,12 +51,12 @@ class BEEF(BaseLearner):
 
     epoch_keys = ("epochs", "fusion_epochs")
     one_phase = False
-    sampling: Callable[["BEEF", Batch], Tensor]  # :meth:`sampled`, never compiled
+    sampling: Callable[..., Tensor]  # :meth:`sampled`, never compiled
     samples_drawn = 0  # batches of the task that were sampled, which address their noise
 
     def build(self) -> nn.Module:
         # torch cannot trace the gradients of the sampling: it compiles what comes before it and what comes after
-        sampled = type(self).sampled
+        sampled = BEEF.sampled
         self.sampling = torch.compiler.disable(sampled) if self.config.compile else sampled
         return EnergyNet(self.new_backbone())
 
