@@ -57,7 +57,7 @@ class BEEF(BaseLearner):
     def build(self) -> nn.Module:
         # torch cannot trace the gradients of the sampling: it compiles what comes before it and what comes after
         sampled = BEEF.sampled
-        self.sampling = torch.compiler.disable(sampled) if self.config.compile else sampled
+        self.sampling = torch.compiler.disable(sampled) if self.config.compile else sampled  # type: ignore
         return EnergyNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
