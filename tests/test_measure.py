@@ -14,7 +14,7 @@ from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.launch.kinds import KINDS
-from pycil_wsc.learners import spending
+from pycil_wsc.learners import budget
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
@@ -86,7 +86,7 @@ def test_with_a_budget_in_operations_the_estimate_is_that_of_the_steps_it_allows
     estimate = seconds_of(tmp_path, settings)
     (config,) = load(write(tmp_path, settings))
     clock.now, dataset = 0.0, Datasets().of(config)
-    monkeypatch.setattr(spending, "cost_per_image", still(clock, spending.cost_per_image))
+    monkeypatch.setattr(budget, "cost_per_image", still(clock, budget.cost_per_image))
     Run(config, for_training(dataset, config), lambda progress: None).execute()
     assert estimate == pytest.approx(clock.now, rel=1e-6)
 
