@@ -1,6 +1,7 @@
 """Finished runs in one file: a sweep goes on where the file ends."""
 
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,12 @@ def learned(settings, **keys):
     return sweep, {folder.relative_to(sweep): result for folder, result in results(keys).items()}
 
 
-def test_a_sweep_goes_on_where_a_file_of_packed_runs_ends(settings, tmp_path, capsys):
+@pytest.mark.parametrize("name, opened", [("runs.jsonl", open), ("runs.jsonl.xz", lzma.open)])
+def test_a_sweep_goes_on_where_a_file_of_packed_runs_ends(name, opened, settings, tmp_path, capsys):
     settings |= {"prefix": "sweep"}
-    file = tmp_path / "kept" / "runs.jsonl"
+    file = tmp_path / "kept" / name
     here, both = learned(settings, seed=[1, 2])
-    assert packing(["pack", str(here), str(file)]) == 0 and len(file.read_text().splitlines()) == 2
+    assert packing(["pack", str(here), str(file)]) == 0 and len(opened(file).read().splitlines()) == 2
     elsewhere = settings | {"out": str(tmp_path / "elsewhere")}
     assert packing(["unpack", str(file), str(tmp_path / "elsewhere" / "sweep")]) == 0
     capsys.readouterr()
@@ -34,7 +36,7 @@ def test_a_sweep_goes_on_where_a_file_of_packed_runs_ends(settings, tmp_path, ca
         assert (there / folder / "analyses.jsonl").read_bytes() == (here / folder / "analyses.jsonl").read_bytes()
     # and the file grows by what is new, in any order
     assert packing(["pack", str(there), str(file)]) == 0
-    packed = [json.loads(line) for line in file.read_text().splitlines()]
+    packed = [json.loads(line) for line in opened(file).read().splitlines()]
     assert {Path(run["folder"]): run["result"] for run in packed} == three
 
 
@@ -60,8 +62,10 @@ def test_a_folder_keeps_its_own_result(settings, tmp_path, capsys):
         (None, "cannot be read (No such file or directory)"),
     ],
 )
-def test_a_file_that_is_not_of_packed_runs_is_one_line(text, line, tmp_path, capsys):
-    file = tmp_path / "runs.jsonl"
+@pytest.mark.parametrize("name", ["runs.jsonl", "runs.jsonl.xz"])
+def test_a_file_that_is_not_of_packed_runs_is_one_line(name, text, line, tmp_path, capsys):
+    file = tmp_path / name
+    line = "cannot be read (not a text)" if text and name.endswith(".xz") else line
     if text is not None:
         file.write_text(text + "\n")
     assert packing(["unpack", str(file), str(tmp_path / "runs")]) == 2

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import lzma
 import re
 import shutil
 import statistics
@@ -539,8 +540,8 @@ def test_the_study_has_one_of_four_values_that_were_tried_for_each_method():
 
 def runs_of_study(name):
     """{(method, reset, exemplars, averages): {exemplars per class: {seed: result}}} of a packed file."""
-    path, found = ROOT / f"results/abundant/{name}.jsonl", {}
-    for line in path.read_text().splitlines() if path.exists() else []:
+    path, found = ROOT / f"results/abundant/{name}.jsonl.xz", {}
+    for line in lzma.open(path) if path.exists() else []:
         run = json.loads(line)["result"]
         keys = run["config"]
         row = keys["model_name"], keys["wsc.reset"], keys["exemplars"], keys["wsc.average"]
@@ -605,7 +606,7 @@ def test_the_study_is_read_from_packed_runs(abundant, tmp_path, monkeypatch):
         for config, accuracy, operations in runs:
             result = {"config": usual | config, "avg_acc": accuracy, "train_flops": operations}
             lines.append(json.dumps({"folder": "-", "result": result}))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        (tmp_path / f"{name}.jsonl.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
 
     trials = [({"model_name": "derpp", "alpha": alpha}, accuracy, 1) for alpha, accuracy in ((0.03, 20), (0.3, 22))]
     mixed = {"model_name": "derpp", "exemplars": "reservoir"}

@@ -4,6 +4,7 @@ python docs/scripts/abundant.py    # writes the chosen values into exps/abundant
 """
 
 import json
+import lzma
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,9 +35,12 @@ class Difference(NamedTuple):
 
 
 def packed(name: str) -> list[Run]:
-    """The results in results/abundant/``name``.jsonl, which `python -m pycil_wsc.results pack` has written."""
-    path = RECORDS / f"{name}.jsonl"
-    return [json.loads(line)["result"] for line in path.read_text().splitlines()] if path.exists() else []
+    """The results in results/abundant/``name``.jsonl.xz, which `python -m pycil_wsc.results pack` has written."""
+    path = RECORDS / f"{name}.jsonl.xz"
+    if not path.exists():
+        return []
+    with lzma.open(path, "rt") as file:
+        return [json.loads(line)["result"] for line in file]
 
 
 def method(keys: Mapping[str, Any]) -> str:

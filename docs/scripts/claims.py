@@ -26,7 +26,7 @@ from claim_findings import (  # beside this file, as is
 
 from pycil_wsc.results import Record
 
-RUNS, PAGE = ROOT / "results" / "night" / "runs.jsonl", ROOT / "docs" / "claims.md"
+RUNS, PAGE = ROOT / "results" / "night" / "runs.jsonl.xz", ROOT / "docs" / "claims.md"
 MARGIN = 1.0  # points of accuracy that count as no difference
 ESTIMATE: tuple[int, float] | None = None  # all runs, and the hours of two cores that they take by the estimate
 THREE = (4, 40, 100)  # of the shares of memory

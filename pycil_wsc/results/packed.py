@@ -1,8 +1,12 @@
-"""Many finished runs in one file, a line of JSON each: small to keep, and a sweep goes on where the file ends."""
+"""Many finished runs in one file, a line of JSON each: small to keep, and a sweep goes on where the file ends.
+
+A file whose name ends in ``.xz`` is compressed, to a fifth.
+"""
 
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.results.store import ANALYSES, RESULT, Record, find_runs
+
+COMPRESSED = ".xz"
 
 
 class PackedRun(BaseModel):
@@ -40,7 +46,8 @@ def pack(runs: Path, file: Path) -> int:
     if not packed:
         raise UserError(f"{runs}: no finished run found; give the folder of a sweep, runs/<prefix>")
     kept = [packed[folder].model_dump(exclude_defaults=True) for folder in sorted(packed)]
-    write_atomically(file, "".join(json.dumps(run) + "\n" for run in kept))
+    text = "".join(json.dumps(run) + "\n" for run in kept)
+    write_atomically(file, lzma.compress(text.encode()) if file.suffix == COMPRESSED else text)
     return len(packed)
 
 
@@ -66,8 +73,9 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
 def lines(file: Path) -> Iterator[PackedRun]:
     """The runs of a packed ``file``; raises a :class:`UserError` that names the first line that is none."""
     try:
-        text = file.read_text()
-    except (OSError, ValueError) as error:
+        content = file.read_bytes()
+        text = (lzma.decompress(content) if file.suffix == COMPRESSED else content).decode()
+    except (OSError, ValueError, lzma.LZMAError) as error:
         raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or 'not a text'})") from None
     for number, line in enumerate(text.splitlines(), 1):
         try:
