@@ -512,7 +512,7 @@ def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings,
 def test_the_time_that_analyses_take_is_not_counted_as_training(settings, monkeypatch):
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
 
-    def record(records, task):
+    def record(records, *epoch):
         clock.now += 100
 
     monkeypatch.setattr("pycil_wsc.runs.run.time", clock)
