@@ -46,7 +46,7 @@ CLAIMS = (
     Claim("Replay is behind the other methods with a small memory", [OTHERS], [R], (4,)),
     Claim("Replay is ahead of distillation with a large memory", [R], [DISTILLING], (80, 100)),
     Claim("Replay is ahead of expansion with a large memory", [R], [EXPANDING], (80, 100)),
-    Claim("WSC is ahead of the best that does not expand, from 20 %", [W], [(*R, *DISTILLING)], SHARES[3:], best=True),
+    Claim("WSC is ahead of the best method that does not expand", [W], [(*R, *DISTILLING)], SHARES[3:], best=True),
     Claim("WSC takes Replay's time", [W], [R], accepts=(-0.1, 0.1), measure="time", stated="the same"),
     Claim("Expansion takes three times Replay's or more", [EXPANDING], [R], accepts=(2, inf), measure="time"),
     Claim("WSC is ahead of averaging alone", [W], [("wsc reset=none",)], study="ablation"),
@@ -75,14 +75,14 @@ CLAIMS = (
         study="reset-rule",
     ),
     Claim(
-        "One reset does as well as one each epoch",
+        "One reset does as well as one after each epoch",
         [W],
         [("wsc reset_every=epoch",)],
         THREE,
         NO_WORSE,
         study="reset-frequency",
     ),
-    Claim("A reset each iteration harms", [W], [("wsc reset_every=iteration",)], THREE, study="reset-frequency"),
+    Claim("A reset after each iteration harms", [W], [("wsc reset_every=iteration",)], THREE, study="reset-frequency"),
     Claim(
         "With averaging, retaining 10 or 20 % does as well as all",
         [(*W, "wsc retain=0.1")],
@@ -94,10 +94,10 @@ CLAIMS = (
     Claim("Full retraining is behind Replay with a medium memory", [R], [("joint",)], (20, 40), study="retraining"),
     Claim("Full retraining takes longer than Replay", [("joint",)], [R], (60, 80), measure="time", stated="no number"),
     Claim("Memory aligns the gradients of new and past data", [R], [R], (100,), against=(4,), measure="cosine"),
-    Claim("Memory shortens the way between tasks", [R], [R], (4,), against=(100,), measure="drift"),
+    Claim("Memory reduces the drift of the weights", [R], [R], (4,), against=(100,), measure="drift"),
     Claim("Memory lowers the accuracy on the newest task", [R], [R], (4,), against=(100,), measure="newest"),
     Claim("Memory reduces forgetting", [R], [R], (4,), against=(100,), measure="forgetting"),
-    Claim("Full memory: training loss stays above fresh weights'", [R], [("joint",)], (100,), measure="loss"),
+    Claim("At full memory, training loss stays above that of fresh weights", [R], [("joint",)], (100,), measure="loss"),
     Claim("WSC is ahead of Replay without memory", [W], [R], (0,), study="zero-memory"),
     Claim(
         "Reservoir sampling does as well as the default",
@@ -122,23 +122,24 @@ CLAIMS = (
 INTRODUCTION = """\
 # The paper's claims, one by one
 
-What becomes of the paper's claims in a protocol that is complete and small enough for a laptop:
-[the night files](paper.md#a-night-on-a-laptop), with five seeds. It is not the paper's protocol: 50 classes with 25
-images of 16 pixels each, a small network, and a fraction of the epochs. A claim that is not seen here may hold there,
-and the other way round.
+This page checks the paper's claims in a protocol that is complete but small enough for a laptop:
+[the night files](paper.md#a-night-on-a-laptop), with five seeds. It is not the paper's protocol: it has 50 classes with
+25 images of 16 pixels each, a small network, and a fraction of the epochs. A claim that is not seen here may hold in
+the paper's setting, and the other way round.
 
-Each claim is a difference that should be above 0, or inside the limits in brackets. It is in points of average
-accuracy unless the text names another measure; times are those of training, in multiples of Replay's. *Ours*: the mean
-over seeds of the difference between runs of the same seed, and the half-width of its 95 % interval (Student's t), which
-is the smallest difference that these seeds could have told from none. *Seen*: the interval is inside the limits. *The
-opposite*: it is outside. *Not seen*: it is across, so these seeds cannot tell. Of twenty such intervals, one misses the
-truth by chance. *The best* of several rows is the one with the best mean over seeds.
+Each claim is a difference between runs that should be above 0, or within the limits in brackets. Differences are in
+points of average accuracy unless the claim names another measure. Times are those of training, relative to Replay's.
+
+- *Ours*: the mean difference between runs of the same seed, and the half-width of its 95 % interval (Student's t).
+- *Verdict*: *seen* if this interval is within the limits, *the opposite* if it is outside, and *not seen* if it is
+  partly within, so that these seeds cannot tell. One in twenty such intervals misses the true value by chance.
+- *The best* of several methods or settings is the one with the best mean over the seeds.
 
 """
 AT_EACH_SIZE = """\
 ## At each memory size
 
-The paper's difference; ours, with the half-width of its interval.
+The paper's difference, then ours with the half-width of its interval.
 """
 RANKS = """\
 ## Ranks of the eight methods
