@@ -1,6 +1,7 @@
 """Breakdown of a task's time: training, end of training, exemplar selection, tests, checkpoints; methods compared.
 
     python benchmarks/run_cost.py --methods replay wsc --out results/run-cost-cpu.json
+    python benchmarks/run_cost.py --shape small --width 8 --batch-size 16 --tasks 10 --increment 5 --images 25 --epochs 40
 
 Whole runs on random CIFAR-shaped images (100 test images per class). The methods alternate, ``--repeats`` times. Each
 part is the time spent in its functions in the tasks after the first; "overhead" is everything but training.
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from record import spread, write
 from roofline import now
-from throughput import random_images
+from throughput import BACKBONES, CLASSES, SIDES, random_images
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
@@ -32,7 +33,11 @@ TEST = 100  # test images per class
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=["replay", "wsc"], choices=sorted(registry.learners))
+    parser.add_argument("--shape", default="cifar", choices=("cifar", "small"), help="as in throughput.py")
+    parser.add_argument("--width", type=int, default=16, help="channels of the ResNet's first stage")
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--tasks", type=int, default=2)
+    parser.add_argument("--increment", type=int, default=10, help="classes per task")
     parser.add_argument("--epochs", type=int, default=8, help="of each task after the first, which has one")
     parser.add_argument("--images", type=int, default=500, help="training images per class")
     parser.add_argument("--memory", type=int, default=20, help="exemplars per class")
@@ -40,7 +45,9 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    dataset, timings = random_images(args.tasks, args.images, TEST), {name: [] for name in args.methods}
+    tens = -(-args.tasks * args.increment // CLASSES)
+    dataset = random_images(tens, args.images, TEST, SIDES[args.shape])
+    timings = {name: [] for name in args.methods}
     for _ in range(args.repeats):
         for name in args.methods:
             result, parts = timed_run(name, dataset, args)
@@ -51,7 +58,11 @@ def main():
         record[f"over_{args.methods[0]}"] = record["seconds"]["task"]["median"] / first
     record = {
         "methods": methods,
+        "shape": args.shape,
+        "width": args.width,
+        "batch_size": args.batch_size,
         "tasks": args.tasks,
+        "increment": args.increment,
         "epochs": args.epochs,
         "images_per_class": args.images,
         "memory_per_class": args.memory,
@@ -72,6 +83,12 @@ def timed_run(name, dataset, args):
         "model_name": name,
         "device": args.device,
         "memory_per_class": args.memory,
+        "convnet_type": BACKBONES[args.shape],
+        "convnet_options.width": args.width,
+        "batch_size": args.batch_size,
+        "init_cls": args.increment,
+        "increment": args.increment,
+        "max_tasks": args.tasks,
         "init_epoch": 1,
         "epochs": args.epochs,
         "wsc.average_every": 1,

@@ -2,6 +2,7 @@
 
     python benchmarks/throughput.py --out results/throughput-cpu.json
     python benchmarks/throughput.py --methods replay der foster memo --tasks 6
+    python benchmarks/throughput.py --shape small --width 8 --batch-size 16
     python benchmarks/throughput.py --shape imagenet --images 512 --cache-images
     python benchmarks/throughput.py --compile reduce-overhead --side-by-side 8 --images 50000 --epochs 5
 
@@ -57,6 +58,7 @@ from pycil_wsc.learners.consolidating import configured_learner
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # per task
 SIDES = {"cifar": 32, "small": 16}
+BACKBONES = {"cifar": "resnet32", "small": "resnet8", "imagenet": "resnet18"}
 COMPILE = {"false": False, "true": True, "reduce-overhead": "reduce-overhead"}
 
 
@@ -93,6 +95,7 @@ def add_options(parser):
     )
     parser.add_argument("--images", type=int, default=2560, help="images in an epoch")
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--width", type=int, default=16, help="channels of a CIFAR ResNet's first stage")
     parser.add_argument(
         "--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256"
     )
@@ -114,7 +117,7 @@ def given(args):
     """The options that are part of a record."""
     return {
         name: getattr(args, name)
-        for name in ("shape", "images", "batch_size", "cache_images", "epochs", "workers", "compile")
+        for name in ("shape", "images", "batch_size", "width", "cache_images", "epochs", "workers", "compile")
     }
 
 
@@ -180,10 +183,9 @@ def one_of_several(_, name, dataset, args, threads, start, spans):
 
 def last_task(name, dataset, args, precision):
     """A learner trained for one epoch on each task but the last and grown for the last one, and that task."""
-    convnet = {"cifar": "resnet32", "small": "resnet8", "imagenet": "resnet18"}[args.shape]
     keys = {
         "model_name": name,
-        "convnet_type": convnet,
+        "convnet_type": BACKBONES[args.shape],
         "precision": precision,
         "device": args.device,
         "batch_size": args.batch_size,
@@ -191,6 +193,7 @@ def last_task(name, dataset, args, precision):
         "epochs": 1,
     }
     keys |= {"compile": COMPILE[args.compile]}
+    keys |= {} if args.shape == "imagenet" else {"convnet_options.width": args.width}
     keys |= dict.fromkeys(registry.learners[name].epoch_keys, 1)
     config = resolve(
         keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"}
