@@ -193,10 +193,13 @@ def peaks(record, names, column):
         ("throughput-methods-cpu", "method", speeds),
         ("throughput-imagenet-cpu", "method", speeds),
         ("throughput-imagenet-cached-cpu", "method", speeds),
+        ("throughput-night-cpu", "method", speeds),
         ("engine-ablation-cpu", "removed", parts),
         ("engine-ablation-imagenet-cpu", "removed", parts),
         ("run-cost-cpu", "method", costs),
         ("run-cost-short-cpu", "method", costs),
+        ("run-cost-night-m1-cpu", "method", costs),
+        ("run-cost-night-m25-cpu", "method", costs),
         ("peak-memory-cpu", "method", peaks),
     ],
 )
