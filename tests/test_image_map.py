@@ -16,7 +16,8 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import augment, crops, image_map
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.image_map import decoded
-from pycil_wsc.data.loader import DeviceSource, FolderSource, Share, open_source
+from pycil_wsc.data.loader import DeviceSource, FolderSource, open_source
+from pycil_wsc.data.order import Share
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.class_incremental import ClassIncremental
@@ -152,7 +153,7 @@ def test_workers_and_device_crop_alike_and_shares_are_parts(dataset, tmp_path):
     images, targets = collected(workers, split, train=True)
     order, flips = np.random.default_rng(5).permutation(len(split)), torch.Generator().manual_seed(5)
     boxes = crops.random_boxes(split.decoded.sizes[order], np.random.default_rng([5, 1]))
-    mirror = torch.cat([augment.coins(number, flips) for number in (4, 4, 2)])
+    mirror = torch.cat([augment.coins(number, flips, torch.device("cpu")) for number in (4, 4, 2)])
     assert targets.tolist() == split.targets[order].tolist() and 0 < mirror.sum() < len(split)
     normalise = augment.Normalise(dataset.info.mean, dataset.info.std, CPU)
     for image, number, box, mirrored in zip(images, order, boxes.tolist(), mirror, strict=True):

@@ -12,7 +12,8 @@ from torchvision.transforms import v2
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import augment
 from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.loader import ArraySource, FolderSource, mixed_order, open_source
+from pycil_wsc.data.loader import ArraySource, FolderSource, open_source
+from pycil_wsc.data.order import Share, batch_slices, mixed_order
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.planning import planned_images
 from pycil_wsc.runs.run import Run
@@ -53,23 +54,34 @@ def test_training_batches_hold_every_sample_once_shuffled_by_the_seed(digits):
     assert other[1].tolist() != order
 
 
-def test_training_images_of_arrays_are_cropped_flipped_and_brightened_as_the_seed_draws(digits):
-    """In batches one after the other, from one generator."""
+@pytest.mark.parametrize("share", [Share(), Share(1, 2), Share(1, 3, of_each=True)])
+@pytest.mark.parametrize("batch_size", [5, 40, 300])
+def test_training_images_of_arrays_are_cropped_flipped_and_brightened_as_the_seed_draws(digits, batch_size, share):
+    """Whole batches are drawn one after the other from one generator, whatever their size and share."""
     _, split, info = digits
     info = replace(info, padding=1, flip=True, brightness=0.25)
     source = ArraySource(info, split, CPU)
+    count = 411  # the last batch is smaller
 
     def epoch(seed):
-        batches = source.batches(np.arange(64), split.targets, 40, train=True, seed=seed, shuffle=False)
-        return [images for images, _ in batches]
+        indices = np.arange(count)
+        batches = source.batches(indices, indices, batch_size, train=True, seed=seed, shuffle=False, share=share)
+        return list(batches)
 
     generator, normalise = torch.Generator().manual_seed(3), augment.Normalise(info.mean, info.std, CPU)
-    for batch, images in zip((slice(0, 40), slice(40, 64)), epoch(3), strict=True):
+    loaded = iter(epoch(3))
+    for number, batch in enumerate(batch_slices(count, batch_size, join=True)):
         stored = torch.from_numpy(split.images[batch])
         augmented = augment.random_crop_flip(stored, 1, True, generator)
         augmented = augment.random_brightness(augmented, 0.25, generator)
-        assert torch.equal(images, normalise(augmented)) and not torch.equal(augmented, stored)
-    assert not torch.equal(epoch(3)[0], epoch(4)[0])
+        assert not torch.equal(augmented, stored)
+        rows = share.rows(number)
+        if rows is not None:
+            images, samples = next(loaded)
+            assert torch.equal(images, normalise(augmented[rows]))
+            assert samples.tolist() == list(range(batch.start, batch.stop))[rows]
+    assert next(loaded, None) is None
+    assert not torch.equal(epoch(3)[0][0], epoch(4)[0][0])
 
 
 @pytest.fixture
@@ -101,7 +113,7 @@ def test_training_images_of_files_are_torchvisions_crops_flipped_as_the_seed_dra
     images, _ = collect(source.batches(np.arange(10), folder.train.targets, 4, train=True, seed=3, shuffle=False))
     seeds = np.random.default_rng([3, 1]).integers(2**63, size=10)
     generator = torch.Generator().manual_seed(3)
-    mirror = torch.cat([augment.coins(number, generator) for number in (4, 4, 2)])
+    mirror = torch.cat([augment.coins(number, generator, CPU) for number in (4, 4, 2)])
     assert 0 < mirror.sum() < 10
     for image, path, seed, mirrored in zip(images, folder.train.images, seeds.tolist(), mirror, strict=True):
         torch.manual_seed(seed)

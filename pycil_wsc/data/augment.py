@@ -12,20 +12,21 @@ from torch.nn.functional import avg_pool2d
 
 
 def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Generator | None) -> Tensor:
-    """Zero-pad, crop at random to the original size and flip at random: uint8 (B, H, W, C) -> the same shape.
+    """Zero-pad, crop at random to the original size and flip at random: uint8 (B, H, W, C) -> the same shape."""
+    return crop_flip(images, padding, *random_places(len(images), padding, flip, generator, images.device))
 
-    Each image's crop offsets are uniform in 0..2*padding. With ``flip``, each image is flipped with probability 0.5.
+
+def random_places(
+    number: int, padding: int, flip: bool, generator: Generator | None, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random rows, columns and mirrors of :func:`crop_flip` for ``number`` images: each (number,).
+
+    Rows and columns are uniform in 0..2*padding. With ``flip``, each image is flipped with probability 0.5.
     """
-    batch = len(images)
-    device = images.device
-    top = torch.randint(0, 2 * padding + 1, (batch,), generator=generator, device=device)
-    left = torch.randint(0, 2 * padding + 1, (batch,), generator=generator, device=device)
-    mirror = (
-        torch.rand(batch, generator=generator, device=device) < 0.5
-        if flip
-        else torch.zeros(batch, dtype=torch.bool, device=device)
-    )
-    return crop_flip(images, padding, top, left, mirror)
+    top = torch.randint(0, 2 * padding + 1, (number,), generator=generator, device=device)
+    left = torch.randint(0, 2 * padding + 1, (number,), generator=generator, device=device)
+    mirror = coins(number, generator, device) if flip else torch.zeros(number, dtype=torch.bool, device=device)
+    return top, left, mirror
 
 
 def crop_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
@@ -40,11 +41,14 @@ def crop_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, mirror: T
 
 
 def random_brightness(images: Tensor, strength: float, generator: Generator | None) -> Tensor:
-    """``ColorJitter(brightness=strength)``: one factor per image, uniform in 1 +- strength; uint8 -> uint8."""
-    factor = torch.empty(len(images), device=images.device).uniform_(
-        max(0, 1 - strength), 1 + strength, generator=generator
-    )
-    return brightness(images, factor)
+    """``ColorJitter(brightness=strength)`` of uint8 images (B, H, W, C): the same shape."""
+    return brightness(images, random_factors(len(images), strength, generator, images.device))
+
+
+def random_factors(number: int, strength: float, generator: Generator | None, device: torch.device) -> Tensor:
+    """Factors of :func:`brightness` for ``number`` images, uniform in 1 +- ``strength``: (number,)."""
+    factors = torch.empty(number, device=device)
+    return factors.uniform_(max(0, 1 - strength), 1 + strength, generator=generator)
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -53,9 +57,9 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
     return scaled.clamp_(0, 255).to(torch.uint8)
 
 
-def coins(number: int, generator: Generator) -> Tensor:
-    """Fair coin flips on the generator's device: bool (number,)."""
-    return torch.rand(number, generator=generator, device=generator.device) < 0.5
+def coins(number: int, generator: Generator | None, device: torch.device) -> Tensor:
+    """Fair coin flips: bool (number,)."""
+    return torch.rand(number, generator=generator, device=device) < 0.5
 
 
 def flip(images: Tensor, mirror: Tensor) -> Tensor:

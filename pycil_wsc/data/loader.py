@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,32 +24,13 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data import augment, crops
 from pycil_wsc.data.auto_augment import AutoAugment
 from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.order import WHOLE, Parts, Share, batch_slices, chunks, epoch_order, size_of
 from pycil_wsc.data.parallel import at_most_one_per_core
 from pycil_wsc.data.rand_augment import RandAugment
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.devices import free_memory
 from pycil_wsc.errors import UserError
 
-
-@dataclass(frozen=True)
-class Share:
-    """The share of process ``rank`` of ``count``: every ``count``-th batch or, with ``of_each``, every ``count``-th
-    image of each batch.
-    """
-
-    rank: int = 0
-    count: int = 1
-    of_each: bool = False
-
-    def rows(self, number: int) -> slice | None:
-        """The rows of batch ``number`` that belong to this process; None if there are none."""
-        if self.of_each:
-            return slice(self.rank, None, self.count)
-        return slice(None) if number % self.count == self.rank else None
-
-
-WHOLE = Share()
-Parts = list[tuple[slice, slice | None]]  # for each batch: its slice of the epoch's order, and the rows to load
 OPERATIONS = {"autoaugment": AutoAugment, "timm": RandAugment}  # by augmentation: what each image draws for itself
 PIECE = 2**26  # pixels copied at a time
 _held = weakref.WeakValueDictionary()  # the pixels of files on devices, as long as a source has them
@@ -140,7 +120,7 @@ class Source:
         choices = self.choices(augmentation, parts, seed)
         flips = bool(augmentation) and self.info.flip
         for number, (batch, rows) in enumerate(parts):
-            mirror = augment.coins(batch.stop - batch.start, generator) if flips else None  # for the whole batch
+            mirror = augment.coins(size_of(batch), generator, self.device) if flips else None  # for the whole batch
             if rows is None:
                 continue
             images = next(cropped)
@@ -156,7 +136,7 @@ class Source:
         kind = OPERATIONS.get(augmentation or "")
         if kind is None:
             return None
-        sizes = [(batch.stop - batch.start, slice(0, 0) if rows is None else rows) for batch, rows in parts]
+        sizes = [(size_of(batch), slice(0, 0) if rows is None else rows) for batch, rows in parts]
         return kind(sizes, seed, self.device)
 
 
@@ -176,20 +156,48 @@ class ArraySource(Source):
         index = torch.from_numpy(order).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
         choices = self.choices(augmentation, parts, seed)
-        for number, (batch, rows) in enumerate(parts):
-            if rows is None and not augmentation:
-                continue
-            images = self.images[index[batch]]
-            if augmentation:  # the whole batch, so that the random numbers do not depend on the share
-                images = self._cropped(images, generator)
-            if rows is None:
-                continue
-            images = images[rows]
-            if choices is not None:
-                images = choices.applied(images, number)
-            if images.shape[1] != self.info.image_size:
-                images = augment.resize(images, self.info.image_size, self.info.interpolation)
-            yield images, batch, rows
+        number = 0
+        for chunk in chunks(parts):
+            images = self._gathered(index, chunk, generator if augmentation else None)
+            start = 0
+            for batch, rows in chunk:
+                if rows is not None:
+                    end = start + len(range(*rows.indices(size_of(batch))))
+                    part = images[start:end]
+                    start = end
+                    if choices is not None:
+                        part = choices.applied(part, number)
+                    if part.shape[1] != self.info.image_size:
+                        part = augment.resize(part, self.info.image_size, self.info.interpolation)
+                    yield part, batch, rows
+                number += 1
+
+    def _gathered(self, index: Tensor, chunk: Parts, generator: torch.Generator | None) -> Tensor:
+        """The images of all rows of a chunk, uint8 (N, H, W, 3), augmented if there is a ``generator``.
+
+        Crops and brightness are drawn for whole batches, one after the other, so they depend neither on the shares of
+        the processes nor on the chunk.
+        """
+        info = self.info
+        samples, places, factors = [], [], []
+        for batch, rows in chunk:
+            size = size_of(batch)
+            if generator is not None and (info.padding or info.flip):
+                place = augment.random_places(size, info.padding, info.flip, generator, self.device)
+                if rows is not None:
+                    places.append([drawn[rows] for drawn in place])
+            if generator is not None and info.brightness:
+                factor = augment.random_factors(size, info.brightness, generator, self.device)
+                if rows is not None:
+                    factors.append(factor[rows])
+            if rows is not None:
+                samples.append(index[batch][rows])
+        images = self.images[_joined(samples) if samples else index[:0]]
+        if places:
+            images = augment.crop_flip(images, info.padding, *map(_joined, zip(*places)))
+        if factors:
+            images = augment.brightness(images, _joined(factors))
+        return images
 
     def _boxes(self, order, parts, seed):
         """A random box of each image, resized."""
@@ -200,13 +208,6 @@ class ArraySource(Source):
         for batch, rows in parts:
             if rows is not None:
                 yield places.of(self.images.view(-1, 3), batch, rows, self.info.image_size, self.info.interpolation)
-
-    def _cropped(self, images, generator):
-        if self.info.padding or self.info.flip:
-            images = augment.random_crop_flip(images, self.info.padding, self.info.flip, generator)
-        if self.info.brightness:
-            images = augment.random_brightness(images, self.info.brightness, generator)
-        return images
 
 
 class CroppedSource(Source):
@@ -377,51 +378,11 @@ def _copied_to(device, pixels):
     return copy
 
 
+def _joined(tensors):
+    """The tensors, one after the other; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
 def _stack(samples):
     """The batch, or the message of the first file that could not be read."""
     return next((sample for sample in samples if isinstance(sample, str)), None) or torch.stack(samples)
-
-
-def epoch_order(indices: np.ndarray, shuffle: bool, seed: int) -> np.ndarray:
-    """``indices`` as given, or shuffled by ``seed``."""
-    return np.random.default_rng(seed).permutation(indices) if shuffle else np.asarray(indices)
-
-
-def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int, seed: int) -> np.ndarray:
-    """An order of ``len(new) + len(old)`` samples in which each batch has the given ``share`` of ``new`` ones, rounded.
-
-    Both arrays are passed over repeatedly, in a random order drawn by ``seed`` for each pass, so the counts of two
-    samples of the same array differ by at most one. ``new`` and ``old``: int64 arrays with at least one sample each.
-    """
-    total, rng = len(new) + len(old), np.random.default_rng(seed)
-    sizes = [min(batch_size, total - start) for start in range(0, total, batch_size)]
-    counts = [round(share * size) for size in sizes]
-    new_stream, old_stream = (
-        _stream(samples, number, rng) for samples, number in ((new, sum(counts)), (old, total - sum(counts)))
-    )
-    parts = []
-    for size, count in zip(sizes, counts):
-        parts += [new_stream[:count], old_stream[: size - count]]
-        new_stream, old_stream = new_stream[count:], old_stream[size - count :]
-    return np.concatenate(parts)
-
-
-def _stream(samples, number, rng):
-    """``number`` samples from concatenated permutations."""
-    rounds = -(-number // len(samples))
-    return np.concatenate([rng.permutation(samples) for _ in range(rounds)] or [samples[:0]])[:number]
-
-
-def num_batches(num_samples: int, batch_size: int, join: bool = False) -> int:
-    """The number of batches in an epoch of ``num_samples``; ``join`` as for :func:`batch_slices`."""
-    return len(batch_slices(num_samples, batch_size, join))
-
-
-def batch_slices(num_samples: int, batch_size: int, join: bool = False) -> list[slice]:
-    """The slice of each batch. With ``join``, a last batch of a single sample is merged into the one before, unless all
-    batches have one sample.
-    """
-    starts = list(range(0, num_samples, batch_size))
-    if join and batch_size > 1 and len(starts) > 1 and num_samples - starts[-1] == 1:
-        starts.pop()
-    return [slice(start, end) for start, end in zip(starts, [*starts[1:], num_samples])]

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc.data.loader import WHOLE, Share, Source, batch_slices
+from pycil_wsc.data.loader import Source
+from pycil_wsc.data.order import WHOLE, Share, batch_slices
 
 
 @dataclass(frozen=True)

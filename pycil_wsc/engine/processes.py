@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import torch
 from torch import distributed
 
-from pycil_wsc.data.loader import Share
+from pycil_wsc.data.order import Share
 from pycil_wsc.devices import accelerator, make_current, numbered
 from pycil_wsc.errors import UserError
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 
-from pycil_wsc.data.loader import batch_slices
+from pycil_wsc.data.order import batch_slices
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.optimization import set_rate
 from pycil_wsc.engine.phase import Phase

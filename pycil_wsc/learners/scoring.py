@@ -17,7 +17,7 @@ from pycil_wsc.consolidation.importance import as_importance
 from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
-from pycil_wsc.data.loader import WHOLE
+from pycil_wsc.data.order import WHOLE
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line

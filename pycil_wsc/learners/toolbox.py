@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import recompute_batch_norm
-from pycil_wsc.data.loader import BatchSource, Source, batch_slices, epoch_order, mixed_order, num_batches
+from pycil_wsc.data.loader import BatchSource, Source
 from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.order import batch_slices, epoch_order, mixed_order, num_batches
 from pycil_wsc.data.stored import ExemplarValues
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.engine.batch import Batch

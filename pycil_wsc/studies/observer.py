@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.data.loader import WHOLE, Share, Source
+from pycil_wsc.data.loader import Source
 from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.order import WHOLE, Share
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.state import State

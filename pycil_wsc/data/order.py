@@ -1,0 +1,93 @@
+"""The order of an epoch's samples, its batches, and the share of them that a process loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+CHUNK = 128  # images that are gathered at once where batches are smaller
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of process ``rank`` of ``count``: every ``count``-th batch or, with ``of_each``, every ``count``-th
+    image of each batch.
+    """
+
+    rank: int = 0
+    count: int = 1
+    of_each: bool = False
+
+    def rows(self, number: int) -> slice | None:
+        """The rows of batch ``number`` that belong to this process; None if there are none."""
+        if self.of_each:
+            return slice(self.rank, None, self.count)
+        return slice(None) if number % self.count == self.rank else None
+
+
+WHOLE = Share()
+Parts = list[tuple[slice, slice | None]]  # for each batch: its slice of the epoch's order, and the rows to load
+
+
+def epoch_order(indices: np.ndarray, shuffle: bool, seed: int) -> np.ndarray:
+    """``indices`` as given, or shuffled by ``seed``."""
+    return np.random.default_rng(seed).permutation(indices) if shuffle else np.asarray(indices)
+
+
+def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int, seed: int) -> np.ndarray:
+    """An order of ``len(new) + len(old)`` samples in which each batch has the given ``share`` of ``new`` ones, rounded.
+
+    Both arrays are passed over repeatedly, in a random order drawn by ``seed`` for each pass, so the counts of two
+    samples of the same array differ by at most one. ``new`` and ``old``: int64 arrays with at least one sample each.
+    """
+    total, rng = len(new) + len(old), np.random.default_rng(seed)
+    sizes = [min(batch_size, total - start) for start in range(0, total, batch_size)]
+    counts = [round(share * size) for size in sizes]
+    new_stream, old_stream = (
+        _stream(samples, number, rng) for samples, number in ((new, sum(counts)), (old, total - sum(counts)))
+    )
+    parts = []
+    for size, count in zip(sizes, counts):
+        parts += [new_stream[:count], old_stream[: size - count]]
+        new_stream, old_stream = new_stream[count:], old_stream[size - count :]
+    return np.concatenate(parts)
+
+
+def _stream(samples, number, rng):
+    """``number`` samples from concatenated permutations."""
+    rounds = -(-number // len(samples))
+    return np.concatenate([rng.permutation(samples) for _ in range(rounds)] or [samples[:0]])[:number]
+
+
+def num_batches(num_samples: int, batch_size: int, join: bool = False) -> int:
+    """The number of batches in an epoch of ``num_samples``; ``join`` as for :func:`batch_slices`."""
+    return len(batch_slices(num_samples, batch_size, join))
+
+
+def batch_slices(num_samples: int, batch_size: int, join: bool = False) -> list[slice]:
+    """The slice of each batch. With ``join``, a last batch of a single sample is merged into the one before, unless all
+    batches have one sample.
+    """
+    starts = list(range(0, num_samples, batch_size))
+    if join and batch_size > 1 and len(starts) > 1 and num_samples - starts[-1] == 1:
+        starts.pop()
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], num_samples])]
+
+
+def size_of(batch: slice) -> int:
+    """The number of samples of a batch."""
+    return batch.stop - batch.start
+
+
+def chunks(parts: Parts) -> Iterator[Parts]:
+    """Consecutive ``parts`` of at most ``CHUNK`` samples together; a larger batch is a chunk of its own."""
+    chunk: Parts = []
+    for part in parts:
+        if chunk and part[0].stop - chunk[0][0].start > CHUNK:
+            yield chunk
+            chunk = []
+        chunk.append(part)
+    if chunk:
+        yield chunk
