@@ -11,7 +11,6 @@ from queue import Queue
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from small_runs import results, without_measurements, write
 
 from main import main
@@ -100,7 +99,7 @@ def test_the_result_from_a_node_with_a_disk_of_its_own_is_written_by_the_driver(
     run_folder(config).mkdir(parents=True)
     (run_folder(config) / "failed.json").touch()  # of an earlier attempt
     ray_cluster.keep_result(Job(1, 1, config), outcome.result)
-    assert {path.name for path in run_folder(config).iterdir()} == {".lock", "config.json", "result.json"}
+    assert {path.name for path in run_folder(config).iterdir()} == {"config.json", "result.json"}
     assert json.loads((run_folder(config) / "result.json").read_text())["curve"] == outcome.result["curve"]
     assert json.loads((run_folder(config) / "config.json").read_text())["out"] == settings["out"]
 
@@ -111,8 +110,6 @@ def test_a_result_that_another_process_finished_is_kept(settings):
     (run_folder(config) / "result.json").write_text("{}")
     ray_cluster.keep_result(Job(1, 1, config), {"curve": [1.0]})
     assert (run_folder(config) / "result.json").read_text() == "{}"
-    with FileLock(run_folder(config) / ".lock").acquire(timeout=0):
-        pass
 
 
 @pytest.mark.parametrize("share", [1, 1 / 3, 1 / 6, 2 / 7])

@@ -45,7 +45,7 @@ def test_a_log_on_a_full_disk_costs_the_run_nothing(settings, tmp_path, capsys):
     config = resolve(settings | SHORT | {"seed": 1})
     run_folder(config).mkdir(parents=True)
     (run_folder(config) / "log.txt").symlink_to("/dev/full")
-    assert attempt(Job(1, 1, config), Datasets(), None).result
+    assert attempt(Job(1, 1, config), Datasets(), lambda progress: None).result
     assert not capsys.readouterr().err, "neither does it say so at each line"
 
 

@@ -80,7 +80,7 @@ class Datasets:
         return self._loader(config.kind)(config)
 
 
-def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None] | None) -> Outcome:
+def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -> Outcome:
     """Execute a run. One process at a time works in a run's folder; a finished run is not trained again."""
     config = job.config
     folder = run_folder(config)

@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,9 +20,8 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import in_file
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError, first_line
-from pycil_wsc.files import Json, locked, write_json
+from pycil_wsc.files import Json, write_json
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, is_finished, remove_unfinished
-from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import attempt_in_processes
 from pycil_wsc.results import RESULT
 from pycil_wsc.runs.progress import Progress
@@ -33,35 +32,6 @@ if TYPE_CHECKING:
 
 NODE_DEATHS = 5  # failures of its node after which a run is still restarted
 ANSWER_SECONDS = 10  # for a cluster's first answer
-
-
-def run_on_cluster(schedule: Schedule, address: str, per_device: int, processes: int) -> None:
-    """Complete the runs of ``schedule``, ``per_device`` at a time on each GPU, or on each node if there is no GPU.
-
-    With ``processes`` above 1, each run is trained by that many processes on as many GPUs of one node.
-    """
-    ray = connect(address)
-    try:
-        cluster = Cluster(ray, per_device, processes)
-        schedule.start()
-        schedule.data.forget()
-        pending: dict[ObjectRef[Outcome], Job] = {}
-        while True:
-            while job := schedule.next():
-                pending[cluster.submit(job)] = job
-            if not pending:
-                return
-            done, _ = ray.wait(list(pending), timeout=1)
-            jobs = {job.number: job for job in pending.values()}
-            for number, progress in cluster.new_progress():
-                if number in jobs:
-                    schedule.overview.progress(jobs[number], progress)
-            for task in done:
-                job = pending.pop(task)
-                schedule.ended(job, cluster.outcome(task, job))
-            schedule.overview.draw()
-    finally:
-        ray.shutdown()
 
 
 def connect(address: str) -> Any:
@@ -89,56 +59,68 @@ def connect(address: str) -> Any:
 
 
 class Cluster:
-    """Submits runs to Ray, each with its part of a GPU, or with one for each of its ``processes``."""
+    """Executes runs on the cluster at ``address``, ``per_device`` at a time on each GPU, or on each node without GPUs.
 
-    def __init__(self, ray: Any, per_device: int, processes: int = 1) -> None:
-        self.ray = ray
+    With ``processes`` above 1, each run is trained by that many processes on as many GPUs of one node.
+    """
+
+    slots = (None,)  # always one free: Ray has a queue of its own
+
+    def __init__(self, address: str, per_device: int, processes: int = 1) -> None:
+        self.ray = ray = connect(address)
         self.processes = processes
+        self.running: dict[ObjectRef[Outcome], Job] = {}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        self.shares = shares(nodes, per_device, processes)
+        try:
+            self.shares = shares(nodes, per_device, processes)
+        except UserError:
+            ray.shutdown()
+            raise
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )
         options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
         self.progress: Queue = ray.util.queue.Queue(actor_options=options)
 
-    def submit(self, job: Job) -> ObjectRef[Outcome]:
-        """Submit a run; returns Ray's reference to its end."""
-        config = job.config
-        device = "cpu" if config.device == "cpu" else "auto"  # Ray chooses the GPU
-        cpus = min(self.processes * (config.threads or self.shares.cpus), self.shares.most)
+    def start(self, job: Job) -> None:
+        """Submit a run."""
+        device = "cpu" if job.config.device == "cpu" else "auto"  # Ray chooses the GPU
+        cpus = min(self.processes * (job.config.threads or self.shares.cpus), self.shares.most)
         cpus = int(cpus) or fraction(cpus)
         gpus = self.shares.gpus if device == "auto" else 0
         on_node = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS)(work_on_node)
-        job, threads = replace(job, config=replace(config, device=device)), max(1, int(cpus / self.processes))
-        return on_node.remote(job, os.getcwd(), threads, self.progress, self.processes)
+        there, threads = replace(job, config=replace(job.config, device=device)), max(1, int(cpus / self.processes))
+        self.running[on_node.remote(there, os.getcwd(), threads, self.progress, self.processes)] = job
 
-    def new_progress(self) -> list[tuple[int, Progress]]:
-        """(number of the job, progress) of the runs under way."""
-        try:
-            return self.progress.get_nowait_batch(self.progress.qsize())
-        except self.ray.exceptions.RayError:  # shown with the next
-            return []
+    def messages(self) -> Iterator[tuple[Job, Progress | Outcome]]:
+        """What the runs have reported since the last call; waits up to a second for the end of one."""
+        ended, _ = self.ray.wait(list(self.running), timeout=1)
+        jobs = {job.number: job for job in self.running.values()}
+        with contextlib.suppress(self.ray.exceptions.RayError):  # shown with the next
+            for number, progress in self.progress.get_nowait_batch(self.progress.qsize()):
+                if number in jobs:
+                    yield jobs[number], progress
+        for task in ended:
+            job = self.running.pop(task)
+            try:
+                outcome: Outcome = self.ray.get(task)
+            except self.ray.exceptions.RayError as error:
+                outcome = Outcome(failure=f"{type(error).__name__}: {first_line(error)}", again=True)
+            if outcome.result:
+                keep_result(job, outcome.result)
+            yield job, outcome
 
-    def outcome(self, task: ObjectRef[Outcome], job: Job) -> Outcome:
-        """The outcome of a run. The result from a node that does not share the output folder is written here."""
-        try:
-            outcome: Outcome = self.ray.get(task)
-        except self.ray.exceptions.RayError as error:
-            return Outcome(failure=f"{type(error).__name__}: {first_line(error)}", again=True)
-        if outcome.result:
-            keep_result(job, outcome.result)
-        return outcome
+    def stop(self) -> None:
+        self.ray.shutdown()
 
 
 def keep_result(job: Job, result: Mapping[str, Json]) -> None:
-    """Write the result of a run into its folder, unless it is there."""
-    folder = run_folder(job.config)
-    with locked(folder):
-        if not is_finished(job.config):
-            write_json(folder / "config.json", in_file(job.config.to_dict()))
-            write_json(folder / RESULT, result)
-            remove_unfinished(job.config)
+    """Write the result from a node that does not share the output folder."""
+    if not is_finished(job.config):
+        folder = run_folder(job.config)
+        write_json(folder / "config.json", in_file(job.config.to_dict()))
+        write_json(folder / RESULT, result)
+        remove_unfinished(job.config)
 
 
 class Shares(NamedTuple):

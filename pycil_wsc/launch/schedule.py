@@ -4,9 +4,10 @@ import contextlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from filelock import Timeout
 
@@ -18,6 +19,20 @@ from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, is_finish
 from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
 from pycil_wsc.results import has_result, set_result_aside
+from pycil_wsc.runs.progress import Progress
+
+
+class Launcher(Protocol):
+    """Starts runs, and tells what they report; the last message of each is an :class:`Outcome`."""
+
+    slots: Collection[object]  # free places
+    running: Collection[object]
+
+    def start(self, job: Job) -> None: ...
+
+    def messages(self) -> Iterable[tuple[Job, Progress | Outcome]]: ...
+
+    def stop(self) -> None: ...
 
 
 class Schedule:
@@ -66,6 +81,23 @@ class Schedule:
         """The next job, or None if there is none at present: a run in progress may fail and come back."""
         queue = self.fresh or self.retries or self.locked_elsewhere
         return queue.popleft() if queue else None
+
+    def complete(self, launcher: Launcher) -> None:
+        """Execute the runs with ``launcher``."""
+        self.data.forget()
+        try:
+            while True:
+                while launcher.slots and (job := self.next()):
+                    launcher.start(job)
+                if not launcher.running:
+                    return
+                for job, message in launcher.messages():
+                    if isinstance(message, Progress):
+                        self.overview.progress(job, message)
+                    else:
+                        self.ended(job, message)
+        finally:
+            launcher.stop()
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """Record the end of an attempt."""
@@ -117,28 +149,17 @@ def set_aside(configs: Sequence[RunConfig]) -> None:
 
     Raises a :class:`UserError` if a folder is write-protected, before any is changed.
     """
-    for config in configs:
-        if run_folder(config).exists() and not os.access(run_folder(config), os.W_OK | os.X_OK):
-            raise UserError(f"--redo: {run_folder(config)} is write-protected; make it writable")
-    for config in configs:
-        folder = run_folder(config)
+    folders = {run_folder(config): config for config in configs}
+    for folder in folders:
+        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"--redo: {folder} is write-protected; make it writable")
+    for folder, config in folders.items():
         try:
             with contextlib.suppress(Timeout), locked(folder, wait=False):
                 if has_result(folder):  # first the checkpoint, from which the run would resume at its end
-                    _remove_records(config)
+                    for pattern in (kind_of(config).checkpoint, *kind_of(config).records):
+                        for path in folder.glob(pattern):
+                            (shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink)(path)
                     set_result_aside(folder)
         except OSError as error:
             raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None
-
-
-def _remove_records(config: RunConfig) -> None:
-    """Remove the checkpoint of a run and what it wrote beside its result and its log."""
-    kind = kind_of(config)
-    folder = run_folder(config)
-    (folder / kind.checkpoint).unlink(missing_ok=True)
-    for pattern in kind.records:
-        for path in folder.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()

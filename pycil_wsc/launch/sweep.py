@@ -14,10 +14,10 @@ from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.engine.processes import launched, rank_and_count
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json
-from pycil_wsc.launch.attempt import Datasets, attempt, finished, is_finished, record_failure
+from pycil_wsc.launch.attempt import attempt, finished, is_finished, record_failure
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
-from pycil_wsc.launch.workers import run_in_processes
+from pycil_wsc.launch.workers import Workers
 from pycil_wsc.runs.progress import duration
 
 
@@ -38,31 +38,26 @@ class Where:
 
     def check(self, configs: Sequence[RunConfig]) -> None:
         """Raise a :class:`UserError` for what is not possible on this machine."""
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"--workers {self.workers}: must be at least 1")
-        if self.gpus_per_run is not None:
-            self._check_gpus_per_run(configs, self.gpus_per_run)
+        workers, gpus = self.workers, self.gpus_per_run
+        for option, number in (("--workers", workers), ("--gpus-per-run", gpus)):
+            if number is not None and number < 1:
+                raise UserError(f"{option} {number}: must be at least 1")
+        if (gpus or 1) > 1 and (workers or 1) > 1:
+            raise UserError(
+                f"--workers {workers}: runs cannot share GPUs with --gpus-per-run {gpus}; leave one of the two out"
+            )
+        for config in configs:
+            kind_of(config).check_processes(config, gpus or 1)
         if self.ray is not None:  # its nodes may have GPUs and packages that this machine lacks
             return
         for key, package in (("tensorboard", "TensorBoard"), ("wandb", "Weights & Biases")):
             if any(getattr(config, key, False) for config in configs) and importlib.util.find_spec(key) is None:
                 raise UserError(f"{key}: {package} is not installed; pip install {key}, or set the key to false")
-        types = {devices.resolved_device(device).type for device in dict.fromkeys(config.device for config in configs)}
-        if types - {"cpu"} and (self.gpus_per_run or 1) > devices.count():
-            raise UserError(
-                f"--gpus-per-run {self.gpus_per_run}: this machine has {devices.count()} GPUs; use at most that many"
-            )
-
-    def _check_gpus_per_run(self, configs: Sequence[RunConfig], count: int) -> None:
-        if count < 1:
-            raise UserError(f"--gpus-per-run {count}: must be at least 1")
-        if count > 1 and (self.workers or 1) > 1:
-            raise UserError(
-                f"--workers {self.workers}: runs cannot share GPUs with --gpus-per-run {count}; leave one of the two "
-                "out"
-            )
-        for config in configs:
-            kind_of(config).check_processes(config, count)
+        for name in {config.device for config in configs}:
+            if devices.resolved_device(name).type != "cpu" and (gpus or 1) > devices.count():
+                raise UserError(
+                    f"--gpus-per-run {gpus}: this machine has {devices.count()} GPUs; use at most that many"
+                )
 
 
 HERE = Where()
@@ -95,13 +90,15 @@ def launch(schedule: Schedule, where: Where) -> None:
     """Execute the runs of ``schedule``."""
     workers, processes = where.workers or 1, where.gpus_per_run or 1
     if where.ray is not None:
-        from pycil_wsc.launch.ray_cluster import run_on_cluster  # Ray is an extra
+        from pycil_wsc.launch.ray_cluster import Cluster  # Ray is an extra
 
-        run_on_cluster(schedule, where.ray, workers, processes)
+        cluster = Cluster(where.ray, workers, processes)
+        schedule.start()
+        schedule.complete(cluster)
         return
     schedule.start()
     if workers > 1 or processes > 1:
-        run_in_processes(schedule, workers, processes)
+        schedule.complete(Workers(workers, processes))
     else:
         run_here(schedule)
 
@@ -118,7 +115,7 @@ def run_here(schedule: Schedule) -> None:
             raise SystemExit(f"{run_folder(job.config)}: {outcome.failure}")
         schedule.ended(job, outcome)
         if outcome.failure and devices.used() and not launched():
-            return run_in_processes(schedule, 1)
+            schedule.complete(Workers(1))
 
 
 def finish(configs: Sequence[RunConfig], results: Mapping[Path, dict[str, Json]], failures: Mapping[Path, str]) -> int:
@@ -127,10 +124,8 @@ def finish(configs: Sequence[RunConfig], results: Mapping[Path, dict[str, Json]]
     Returns the exit code.
     """
     if results:
-        print(
-            "\n"
-            + report.result_table(results[run_folder(config)] for config in configs if run_folder(config) in results)
-        )
+        in_order = (results[run_folder(config)] for config in configs if run_folder(config) in results)
+        print(f"\n{report.result_table(in_order)}")
     for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
         print(f"\nResults: {folder}")
         if results:
@@ -157,28 +152,31 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
     code: 0, or 1 if a run will fail.
     """
     where.check(configs)
-    data, total = Datasets(), Counter()
-    left, unusable, budgeted = 0.0, 0, 0
-    measurers = {name: KINDS[name].measurer() for name in {c.kind for c in configs}} if measured else {}
-    for config in configs:
-        kind, dataset = kind_of(config), data.of(config)
-        cost, done = kind.plan(config, dataset), is_finished(config)
-        if not done:
-            kind.check_model(config, dataset)
+    schedule = Schedule(configs)
+    measurers = {name: KINDS[name].measurer() for name in {config.kind for config in configs}} if measured else {}
+    to_go: Counter[str] = Counter()  # by unit
+    left = 0.0
+    unusable = budgeted = 0
+    for job in schedule.jobs:
+        config, cost, dataset = job.config, schedule.overview.rows[job.number].planned, schedule.data.of(job.config)
+        kind = kind_of(config)
         budget = kind.budget(config, dataset)
-        total[kind.unit] += 0 if done or budget else cost
-        budgeted += not done and bool(budget)
         line = f"{run_folder(config)}  " + (budget or f"{cost:,} {kind.unit}")
+        done = is_finished(config)
+        budgeted += bool(budget) and not done
+        to_go[kind.unit] += 0 if budget or done else cost
         try:
             if done:
                 finished(config, dataset)  # raises if the run would not accept the result
             elif measured:
                 seconds = measurers[config.kind](config, dataset)
-                left, line = left + seconds, f"{line}, {duration(seconds)} of training"
+                left += seconds
+                line += f", {duration(seconds)} of training"
         except UnusableRun as error:
-            unusable, line = unusable + 1, f"{line}, will fail: {error}"
+            unusable += 1
+            line += f", will fail: {error}"
         print(line + "  (finished)" * done)
-    costs = " and ".join(f"{cost:,} training {unit}" for unit, cost in total.items())
+    costs = " and ".join(f"{cost:,} training {unit}" for unit, cost in to_go.items())
     beside = f", and {budgeted} run{'s' * (budgeted != 1)} whose budgets decide" if budgeted else ""
     print(f"{len(configs)} run{'s' * (len(configs) != 1)}, {costs} to go{beside}")
     if measured:

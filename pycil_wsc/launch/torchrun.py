@@ -30,7 +30,10 @@ def together(load: Callable[[], Sequence[RunConfig]], work: Callable[[Sequence[R
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     rank = rank_and_count()[0]
     configs = in_all(lambda: _loaded(load, trains) if rank == 0 else [])
-    check_processes(from_first([config.device for config in configs] if trains else []))
+    names = from_first([config.device for config in configs] if trains else [])
+    in_all(lambda: _check_devices(names))
+    if len(set(exchange(torch.__version__))) > 1:
+        raise UserError("torchrun: the processes have several versions of torch; install one on all nodes")
     if rank:
         follow()
         return 0
@@ -52,43 +55,27 @@ def _loaded(load: Callable[[], Sequence[RunConfig]], trains: bool) -> Sequence[R
     return configs
 
 
+def _check_devices(names: Sequence[str]) -> None:
+    """Raise a :class:`UserError` if this process lacks a device; ``names``: the values of the key ``device``."""
+    rank, count = rank_and_count()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    for name in names:
+        try:
+            device = devices.resolved_device(name)
+        except UserError as error:
+            raise UserError(f"torchrun: process {rank + 1} of {count}: {error}") from None
+        if device.type != "cpu" and here > devices.count():
+            raise UserError(
+                f"torchrun: process {rank + 1} of {count}: one of {here} on a machine with {devices.count()} GPUs; "
+                "start one process per GPU, or use --device cpu"
+            )
+
+
 def follow() -> None:
     """Take part in the run that the first process begins, if it begins one."""
     if config := from_first(None):
         with contextlib.suppress(TrainingDiverged, WrongPlan, UnusableRun):  # raised in all; the first one reports it
             execute(config, Datasets(), lambda progress: None)
-
-
-def check_processes(names: Sequence[str]) -> None:
-    """Raise a :class:`UserError` in every process if their versions of torch differ, or if one of them lacks a device.
-
-    ``names``: the values of the key ``device``.
-    """
-    rank, count = rank_and_count()
-    types = in_all(lambda: _types_of(names, f"torchrun: process {rank + 1} of {count}"))
-    everyone = exchange({"version of torch": torch.__version__, "device": types})
-    for other, description in enumerate(everyone):
-        for name, value in description.items():
-            if value != everyone[0][name]:
-                raise UserError(
-                    f"torchrun: process {other + 1} of {count} has another {name} than the first; start the "
-                    "same command on all nodes, with the same files and packages"
-                )
-
-
-def _types_of(names: Sequence[str], process: str) -> list[str]:
-    """The types of the devices of these ``names`` in this ``process``."""
-    try:
-        types = sorted({devices.resolved_device(name).type for name in names})
-    except UserError as error:
-        raise UserError(f"{process}: {error}") from None
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if set(types) - {"cpu"} and here > devices.count():
-        raise UserError(
-            f"{process}: one of {here} on a machine with {devices.count()} GPUs; start one process per GPU, or use "
-            "--device cpu"
-        )
-    return types
 
 
 def _end_with(parent: int) -> None:

@@ -6,11 +6,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
 import torch
 from torch.distributed import TCPStore
@@ -18,8 +19,8 @@ from torch.distributed import TCPStore
 from pycil_wsc import devices
 from pycil_wsc.data.parallel import cores
 from pycil_wsc.engine.processes import from_first
+from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
-from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.torchrun import follow
 from pycil_wsc.runs.progress import Progress
 
@@ -28,30 +29,31 @@ START_METHOD = "forkserver"  # a fork would inherit threads and the CUDA context
 DEATH_SECONDS = 1.0  # for which a failure of one process waits for the death of another that may be its cause
 
 
-def run_in_processes(schedule: Schedule, workers: int, processes: int = 1) -> None:
-    """Execute the runs of ``schedule``, so many at a time, each in so many new ``processes``."""
-    schedule.data.forget()
-    threads = max(1, cores() // (workers * processes))
-    idle, busy = list(range(workers)), []
-    try:
-        while True:
-            while idle and (job := schedule.next()):
-                busy.append(RunInProcesses(job, processes, threads, slot=idle.pop(0)))
-            if not busy:
-                return
-            connection.wait([place for run in busy for place in run.sources()], timeout=1)
-            for run in list(busy):
-                for message in run.messages():
-                    if isinstance(message, Progress):
-                        schedule.overview.progress(run.job, message)
-                    else:
-                        run.stop()
-                        busy.remove(run)
-                        idle.append(run.slot)
-                        schedule.ended(run.job, message)
-            schedule.overview.draw()
-    finally:
-        for run in busy:
+class Workers:
+    """Executes so many runs at a time, each in so many new ``processes``."""
+
+    def __init__(self, workers: int, processes: int = 1) -> None:
+        self.processes = processes
+        self.threads = max(1, cores() // (workers * processes))
+        self.slots = list(range(workers))  # that are free
+        self.running: list[RunInProcesses] = []
+
+    def start(self, job: Job) -> None:
+        self.running.append(RunInProcesses(job, self.processes, self.threads, self.slots.pop(0)))
+
+    def messages(self) -> Iterator[tuple[Job, Progress | Outcome]]:
+        """What the runs have reported since the last call; waits up to a second for it."""
+        connection.wait([source for run in self.running for source in run.sources()], timeout=1)
+        for run in list(self.running):
+            for message in run.messages():
+                if isinstance(message, Outcome):
+                    run.stop()
+                    self.running.remove(run)
+                    self.slots.append(run.slot)
+                yield run.job, message
+
+    def stop(self) -> None:
+        for run in self.running:
             run.stop()
 
 
@@ -81,14 +83,14 @@ class RunInProcesses:
         context = multiprocessing.get_context(START_METHOD)
         context.set_forkserver_preload(["torch", "pycil_wsc.launch.kinds", __name__])
         pipes = [context.Pipe(duplex=False) for _ in range(count)]
+        self.pipes = [receiver for receiver, _ in pipes]
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None
-        self.pipes = [receiver for receiver, _ in pipes]
+        common = job, threads, slot, ending, multiprocessing.get_start_method()
         self.processes = []
         for rank, (_, sender) in enumerate(pipes):
-            place = Place(rank, count, self.store.port if self.store else 0, threads, slot)
-            arguments = job, place, sender, ending, multiprocessing.get_start_method()
-            self.processes.append(context.Process(target=work, args=arguments))
+            place = variables(rank, count, self.store.port) if self.store else {}
+            self.processes.append(context.Process(target=work, args=(rank, place, sender, *common)))
         with signals_blocked():
             for process in self.processes:
                 process.start()
@@ -101,45 +103,29 @@ class RunInProcesses:
 
     def messages(self) -> Iterator[Progress | Outcome]:
         """What the processes have reported since the last call. The last message of all is an :class:`Outcome`."""
-        ended = self._ended()  # before reading: what a process has sent is there when it has ended
-        outcome = None
-        while outcome is None and (message := received(self.pipes[0])):
-            if isinstance(message, Outcome):
-                outcome = message
-            else:
-                yield message
-        if outcome and not outcome.again:
-            yield outcome
-            return
-        if outcome:  # perhaps since another has died; not by their pipes, which close before the exit code is there
-            connection.wait([process.sentinel for process in self.processes[1:]], DEATH_SECONDS)
-            ended = self._ended()
-        failures = self._failures(ended, outcome)
-        if failures:
-            yield Outcome(
-                failure="; ".join(name + failure.failure for name, failure in failures.items()),
-                again=True,
-                trace=next(iter(failures.values())).trace or (outcome.trace if outcome else ""),
-            )
+        died = any(process.exitcode for process in self.processes)  # before reading what it may have sent
+        message = received(self.pipes[0])
+        while isinstance(message, Progress):
+            yield message
+            message = received(self.pipes[0])
+        if message and not message.again:
+            yield message
+        elif message or died:
+            yield self._cause() or message or Outcome(failure="its process told nothing", again=True)
 
-    def _ended(self) -> dict[int, int]:
-        """The exit codes of the processes that have ended, by rank."""
-        return {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode is not None}
-
-    def _failures(self, ended: Mapping[int, int], outcome: Outcome | None) -> dict[str, Outcome]:
-        """What failed, by the name of the process. The first, which told its ``outcome``, is the last: others may be
-        the cause.
-        """
-        failures = {}
+    def _cause(self) -> Outcome | None:
+        """What the first of the processes that failed has told; if it died, the others failed as it did not answer."""
         count = len(self.processes)
-        for rank in [*range(1, count), 0]:
-            told = received(self.pipes[rank]) if rank else outcome
+        if count > 1:  # a pipe closes before the exit code is there
+            connection.wait([process.sentinel for process in self.processes[1:]], DEATH_SECONDS)
+        codes = {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode}
+        for rank, code in sorted(codes.items(), key=lambda each: each[1]):  # killed ones first
             name = f"process {rank + 1} of {count}" if count > 1 else "its process"
-            if isinstance(told, Outcome):
-                failures[f"{name}: " if count > 1 else ""] = told
-            elif rank in ended and (ended[rank] or rank == 0):
-                failures[f"{name} "] = Outcome(failure=f"died ({ending_of(ended[rank])})")
-        return failures
+            if told := received(self.pipes[rank]):
+                return replace(told, failure=f"{name}: {told.failure}")
+            ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            return Outcome(failure=f"{name} died ({ending})", again=True)
+        return None
 
     def stop(self) -> None:
         """End the processes and their data loaders at once. The run can resume from its last checkpoint."""
@@ -160,10 +146,6 @@ def received(pipe: Connection) -> Progress | Outcome | None:
         return None
 
 
-def ending_of(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
     """Processes that are started within do not see Ctrl-C and SIGTERM, which only this process handles."""
@@ -175,47 +157,48 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def variables(rank: int, count: int, port: int) -> dict[str, str]:
+    """The environment of a process, as torchrun sets it, among the ``count`` that meet at ``port``."""
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    return {name: str(value) for name, value in (here | meeting | {"TORCHELASTIC_RUN_ID": "pycil_wsc"}).items()}
+
+
 # ---- in the new processes --------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
-    """The place of a process among the ``count`` of its run, which meet at ``port``."""
-
-    rank: int
-    count: int
-    port: int
-    threads: int
-    slot: int
-
-    def take(self) -> None:
-        """Set this process up."""
-        torch.set_num_threads(self.threads)
-        if self.count > 1:
-            os.environ |= {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": str(self.count)}
-            os.environ |= {"LOCAL_WORLD_SIZE": str(self.count), "MASTER_ADDR": "localhost"}
-            os.environ |= {"MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-            os.environ["TORCHELASTIC_RUN_ID"] = "pycil_wsc"
-        else:
-            devices.take_turns(self.slot)
-
-
-def work(job: Job, place: Place, pipe: Connection, ending: Connection, start_method: str) -> None:
+def work(
+    rank: int,
+    place: dict[str, str],
+    pipe: Connection,
+    job: Job,
+    threads: int,
+    slot: int,
+    ending: Connection,
+    start_method: str,
+) -> None:
     """The main function of a process: the first attempts the run, the others follow it."""
     multiprocessing.set_start_method(start_method, force=True)  # data loaders start as in the main process
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
-    place.take()
+    torch.set_num_threads(threads)
+    os.environ |= place
+    if not place:
+        devices.take_turns(slot)
 
-    def send(message):
+    def send(message: Progress | Outcome) -> None:
         try:
             pipe.send(message)
         except OSError:
             os._exit(1)  # the parent is gone
 
-    if place.rank:
+    if rank:
         try:
             follow()
+        except UserError:
+            pass  # raised in all; the first one tells it
         except Exception as error:
             send(failed(error))
+            sys.exit(1)
         return
     outcome = attempt(job, Datasets(), send)
     if not outcome.again:
