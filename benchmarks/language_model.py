@@ -60,7 +60,7 @@ def main():
         "--methods",
         nargs="+",
         default=["replay", "wsc"],
-        help="each may be followed by keys in the same word, such as 'replay llm.packing=true threads=2'",
+        help="each may be followed by keys in the same word, such as 'replay llm.shard=true threads=2'",
     )
     for name, size in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from pycil_wsc.errors import UserError
@@ -130,30 +129,6 @@ def test_the_head_of_each_file_is_replayed_after_the_pool():
     assert [item.prompt for item in items] == ["be", "a 0", "a 1", "b 0"]  # int(2.5), int(1.75)
     assert replay_items([], 0.5, pool=pool) == [*pool] and replay_items([task("a", 3)], 0) == []
     assert replay_items([task("a", 3)], 1) == list(task("a", 3).train)
-
-
-def test_a_random_replay_depends_on_the_seed_and_its_own_task_alone():
-    a, b = task("a", 100), task("b", 100)
-    drawn = replay_items([a], 0.2, "random", seed=3)
-    assert len(set(drawn)) == 20 and set(drawn) <= set(a.train) and drawn != list(a.train[:20])
-    assert replay_items([b, a], 0.2, "random", seed=3)[20:] == drawn == replay_items([a], 0.2, "random", seed=3)
-    assert set(drawn) < set(replay_items([a], 0.4, "random", seed=3))
-    assert drawn != replay_items([a], 0.2, "random", seed=4)
-    numbers = [[int(item.answer) for item in replay_items([one], 0.2, "random", seed=3)] for one in (a, b)]
-    assert numbers[0] != numbers[1]
-
-
-def test_a_random_replay_favours_no_place_in_the_file():
-    counts = np.zeros(10)
-    for seed in range(500):
-        counts[[int(item.answer) for item in replay_items([task("a", 10)], 0.3, "random", seed)]] += 1
-    assert counts.sum() == 1500 and abs(counts - 150).max() < 45  # 4.4 standard deviations
-
-
-@pytest.mark.parametrize("arguments", [{"ratio": 1.5}, {"ratio": -0.1}, {"ratio": 0.1, "choice": "tail"}])
-def test_a_replay_that_makes_no_sense_is_refused(arguments):
-    with pytest.raises(ValueError):
-        replay_items([task("a", 3)], **arguments)
 
 
 def items(*prompts):

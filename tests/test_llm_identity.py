@@ -19,8 +19,7 @@ from pycil_wsc.llm.tokens import encode, encode_prompts, raw_frame
 from pycil_wsc.llm.trainer import LanguageRun
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-OTHER = {"llm.average": "ema", "llm.ema_decay": 0.9, "llm.slerp_weight": 0.1, "llm.slerp_on": "task_vectors"}
-OTHER |= {"llm.task_arithmetic_scale": 2.0, "llm.magmax_scale": 2.0}
+OTHER = {"llm.task_arithmetic_scale": 2.0, "llm.magmax_scale": 2.0}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,6 +1,5 @@
 """Steps, consolidation, merging and generation, each against a slow version of its own."""
 
-import contextlib
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -13,13 +12,12 @@ pytest.importorskip("transformers")
 import transformers
 from small_llm import configured, flat, watched
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from pycil_wsc.consolidation import Average, Blend, Revert
 from pycil_wsc.consolidation.merging import slerp
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.corpus import Epoch
 from pycil_wsc.llm.generation import answers, stop_tokens
 from pycil_wsc.llm.model import load_model
@@ -62,9 +60,9 @@ def test_dropout_is_seeded_by_the_step(llm_settings, tmp_path):
 
 @pytest.mark.parametrize("loss", ["item", "token"])
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
-@pytest.mark.parametrize("packing, attention", [(False, "sdpa"), (True, "sdpa"), (True, "eager")])
-def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, packing, attention, llm_settings):
-    changes = {"llm__loss": loss, "llm__micro_tokens": tokens, "llm__packing": packing, "llm__clip": 0.1}
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_step_is_adamws_on_the_mean_however_it_is_split(loss, tokens, attention, llm_settings):
+    changes = {"llm__loss": loss, "llm__micro_tokens": tokens, "llm__clip": 0.1}
     examples = examples_of(llm_settings)
     trainer, computed = trained_on(examples, llm_settings, llm__attn_implementation=attention, **changes)
     assert trainer.model.config._attn_implementation == attention
@@ -94,28 +92,12 @@ def test_without_clipping_gradients_keep_their_norm(llm_settings):
     assert torch.equal(unclipped, loose) and not torch.equal(unclipped, tight)
 
 
-def test_padding_is_below_a_tenth_and_none_where_items_are_packed(llm_settings):
-    padded, packed = (
-        watched(llm_settings, llm__packing=flag, llm__micro_tokens=100).trainer.counts for flag in (False, True)
+def test_padding_is_below_a_tenth_or_what_is_asked(llm_settings):
+    usual, none = (
+        watched(llm_settings, llm__padding=share, llm__micro_tokens=100).trainer.counts for share in (0.1, 0)
     )
-    assert 0 < padded["padding"] < 0.1 * padded["tokens"] and packed["padding"] == 0
-    assert packed["tokens"] == padded["tokens"]
-
-
-def test_packed_items_fill_a_forward_pass(llm_settings):
-    _, corpus = configured(llm_settings)
-    examples = list(corpus.encoded.values())
-    groups = micro_batches(examples, 100, 0.1, packing=True)
-    assert sorted(map(len, (example for group in groups for example in group))) == sorted(map(len, examples))
-    sizes = [sum(map(len, group)) for group in groups]
-    assert max(sizes) <= 100 and all(size + len(later[0]) > 100 for size, later in zip(sizes, groups[1:]))
-
-
-def test_a_model_without_positions_cannot_be_packed(llm_settings, monkeypatch):
-    config, corpus = configured(llm_settings, llm__packing=True)
-    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda self, input_ids: None)
-    with pytest.raises(UserError, match="llm.packing: LlamaForCausalLM does not accept position_ids; use false"):
-        load_model(config, corpus.tokenizer)
+    assert 0 < usual["padding"] < 0.1 * usual["tokens"] and none["padding"] == 0
+    assert none["tokens"] == usual["tokens"]
 
 
 def saved(config, settings, folder):
@@ -132,32 +114,6 @@ def saved(config, settings, folder):
 SMALL = dict(hidden_size=16, num_attention_heads=2)
 OPT = dict(SMALL, ffn_dim=16, num_hidden_layers=1, word_embed_proj_dim=16)
 LLAMA = dict(SMALL, intermediate_size=16, num_hidden_layers=2)
-RECURRENT = dict(LLAMA, lru_width=16, block_types=["recurrent", "attention"], attention_window_size=16)
-RECURRENT |= dict(num_key_value_heads=1, head_dim=8)
-
-
-@pytest.mark.parametrize(
-    "config, packs",
-    [
-        (transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64), True),
-        (transformers.LlamaConfig(**LLAMA), True),
-        (transformers.OPTConfig(**OPT, max_position_embeddings=64), False),  # positions from the mask
-        (transformers.FalconConfig(**SMALL, num_hidden_layers=1, alibi=True), False),
-        (transformers.RecurrentGemmaConfig(**RECURRENT), False),
-    ],
-    ids=lambda value: getattr(value, "model_type", None),
-)
-def test_a_model_is_packed_only_if_packed_items_have_their_own_losses(config, packs, llm_settings, tmp_path):
-    settings = saved(config, llm_settings, tmp_path / "model")
-    numbers = torch.get_rng_state()
-    (config, corpus), (padded, _) = configured(settings, llm__packing=True), configured(settings)
-    with contextlib.nullcontext() if packs else pytest.raises(UnusableRun, match="llm.packing: packed items"):
-        model = load_model(config, corpus.tokenizer)
-        assert not model.training and torch.equal(torch.get_rng_state(), numbers)
-    model, examples = load_model(padded, corpus.tokenizer), list(corpus.encoded.values())[:3]
-    alone = [summed_losses(model, collate([each], 0)).item() for each in examples]
-    packed = summed_losses(model, collate(examples, 0, packing=True)).tolist()
-    assert (packed == pytest.approx(alone, rel=1e-5)) == packs
 
 
 def with_positions(name, count):
@@ -384,11 +340,7 @@ def test_an_offline_merge_is_tested_but_not_gone_on_from(method, merged, llm_set
 
 ONLINE = {
     "mean": ({"llm.method": "avg_online"}, lambda old, new: (old + new) / 2),
-    "ema": (
-        {"llm.method": "avg_online", "llm.average": "ema", "llm.ema_decay": 0.8},
-        lambda old, new: 0.8 * old + 0.2 * new,
-    ),
-    "slerp": ({"llm.method": "slerp", "llm.slerp_weight": 0.3}, lambda old, new: slerp(old, new, 0.3)),
+    "slerp": ({"llm.method": "slerp"}, lambda old, new: slerp(old, new, 0.5)),
 }
 
 

@@ -36,6 +36,12 @@ DROPPED = {
     "wsc.reset_buffers": _gone(False, "Blend(buffers=True) in a loop of your own"),
     "wsc.average_unit": _gone("epoch", "wsc.average_every below 1, a share of the warm-up's steps"),
     "wsc.average_start": _gone("reset", "Average(start='first') in a loop of your own"),
+    "llm.packing": _gone(False, "llm.padding, the maximum share of padding"),
+    "llm.replay_choice": _gone("head", "a train.json whose first items are those to replay"),
+    "llm.average": _gone("mean", "OnlineAverage(decay=...) in a loop of your own"),
+    "llm.ema_decay": _gone(0.5, "OnlineAverage(decay=...) in a loop of your own"),
+    "llm.slerp_weight": _gone(0.5, "Slerp(weight=...) in a loop of your own"),
+    "llm.slerp_on": _gone("weights", "Slerp(space=...) in a loop of your own"),
     "wsc.bn_update": _gone("recompute", "recompute_batch_norm, or leave it out, in a loop of your own"),
 }
 

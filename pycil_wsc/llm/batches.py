@@ -1,4 +1,4 @@
-"""Groups of examples of similar length as tensors, padded or packed, and the loss of each example.
+"""Groups of examples of similar length as padded tensors, and the loss of each example.
 
 Own code where transformers and TRL have a fixed number of items per forward pass. With TRACE's items that is a third to
 more than a half padding; their grouping by length makes steps of long items alone, and steps of short ones alone.
@@ -17,17 +17,15 @@ from pycil_wsc.llm.tokens import Example
 IGNORED = -100  # label of a token without a loss: the default ignore_index of torch's cross_entropy
 
 
-def micro_batches(
-    examples: Iterable[Example], tokens: int, padding: float, packing: bool = False
-) -> list[list[Example]]:
+def micro_batches(examples: Iterable[Example], tokens: int, padding: float) -> list[list[Example]]:
     """The examples of an optimiser step in groups of similar length, one for each forward pass.
 
     A group has at most ``tokens`` tokens, including padding, which is at most the share ``padding`` of them; a longer
-    example is a group of its own. With ``packing`` there is no padding.
+    example is a group of its own.
     """
     groups: list[list[Example]] = []
     for example in sorted(examples, key=len, reverse=True):
-        if groups and (_packs if packing else _fits)(groups[-1], example, tokens, padding):
+        if groups and _fits(groups[-1], example, tokens, padding):
             groups[-1].append(example)
         else:
             groups.append([example])
@@ -39,61 +37,39 @@ def _fits(group: list[Example], example: Example, tokens: int, padding: float) -
     return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
 
 
-def _packs(group: list[Example], example: Example, tokens: int, padding: float) -> bool:
-    return sum(map(len, group)) + len(example) <= tokens
-
-
 @dataclass(frozen=True)
 class Batch:
-    """A group as the model's ``inputs``, in which only the places ``kept`` (K,) predict a learned token.
+    """A group as token numbers ``ids`` (B, T), in which only the places ``kept`` (K,) predict a learned token.
 
-    Padding is on the right and attention is causal, so no mask is needed. A packed group is one row without padding;
-    from positions that restart at 0 with each item, transformers infers that the items do not attend to each other.
-
-    ``targets`` (B, K) are the tokens predicted there, ``IGNORED`` where a row has none; ``items`` (B, K) are the
-    numbers of their examples, ``counts`` (examples,) how many learned tokens each example has.
+    Padding is on the right and attention is causal, so no mask is needed. ``targets`` (B, K) are the tokens predicted
+    there, ``IGNORED`` where a row has none; ``counts`` (B,) is how many learned tokens each example has.
     """
 
-    inputs: dict[str, Tensor]
+    ids: Tensor
     kept: Tensor
     targets: Tensor
-    items: Tensor
     counts: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
-        others = (self.kept, self.targets, self.items, self.counts)
-        return Batch(inputs, *(tensor.to(device, non_blocking=True) for tensor in others))
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
 
 
-def collate(examples: Sequence[Example], pad: int, packing: bool = False) -> Batch:
+def collate(examples: Sequence[Example], pad: int) -> Batch:
     """The group as a :class:`Batch` on the CPU."""
     ids = [torch.tensor(example.ids) for example in examples]
     learned = [torch.arange(len(example)) >= example.prompt for example in examples]
     labels = [torch.where(mask, tokens, IGNORED) for mask, tokens in zip(learned, ids, strict=True)]
-    numbers = [torch.full_like(tokens, number) for number, tokens in enumerate(ids)]
-    if packing:
-        inputs = {
-            "input_ids": torch.cat(ids)[None],
-            "position_ids": torch.cat([torch.arange(len(e)) for e in ids])[None],
-        }
-        targets, items = torch.cat(labels)[None], torch.cat(numbers)[None]
-    else:
-        inputs = {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad)}
-        targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
-        items = torch.arange(len(ids))[:, None].expand(targets.shape)
+    targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
     kept = (targets[:, 1:] != IGNORED).any(0).nonzero().squeeze(1)
     counts = torch.tensor([len(example) - example.prompt for example in examples])
-    return Batch(inputs, kept, targets[:, kept + 1], items[:, kept + 1], counts)
+    return Batch(pad_sequence(ids, batch_first=True, padding_value=pad), kept, targets[:, kept + 1], counts)
 
 
 def summed_losses(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy in fp32, summed over each example's learned tokens: (examples,).
+    """Cross-entropy in fp32, summed over each example's learned tokens: (B,).
 
     Logits, which take most of the memory, are computed for the predicting places only.
     """
-    logits = model(**batch.inputs, logits_to_keep=batch.kept, use_cache=False).logits.float()
+    logits = model(input_ids=batch.ids, logits_to_keep=batch.kept, use_cache=False).logits.float()
     losses = cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
-    if len(batch.targets) == len(batch.counts):  # a row for each example
-        return losses.view(batch.targets.shape).sum(1)
-    return losses.new_zeros(len(batch.counts)).index_add(0, batch.items.flatten(), losses)
+    return losses.view(batch.targets.shape).sum(1)

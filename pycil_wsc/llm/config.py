@@ -146,33 +146,7 @@ class LLMOptions:
         high=1,
         names="folder",
     )
-    replay_choice: str = key(
-        "head", "items to replay: the first of a task (`head`), as in TRACE, or `random`", choices=("head", "random")
-    )
     replay_epochs: int = key(1, "number of replay epochs, after the task's own epochs", low=1)
-    average: str = key(
-        "mean", "`avg_online`: running `mean`, or `ema`", choices=("mean", "ema"), read_by=("avg_online",)
-    )
-    ema_decay: float = key(
-        0.5,
-        "`avg_online` with `ema`: weight of the old average (ours; the paper has no number)",
-        low=0,
-        below=1,
-        read_by=("avg_online",),
-    )
-    slerp_weight: float = key(
-        0.5,
-        "`slerp`: position of the result between the merged model (0) and the new one (1)",
-        low=0,
-        high=1,
-        read_by=("slerp",),
-    )
-    slerp_on: str = key(
-        "weights",
-        "interpolate `weights`, or `task_vectors`, their differences from the initial weights",
-        choices=("weights", "task_vectors"),
-        read_by=("slerp",),
-    )
     task_arithmetic_scale: float = key(
         0.3, "factor of the sum of task vectors (Ilharco et al.); tune it at 20 % memory", read_by=("task_arithmetic",)
     )
@@ -200,12 +174,6 @@ class LLMOptions:
     micro_tokens: int = key(8192, "maximum tokens of a forward pass, including padding", low=1, decides="rounding")
     padding: float = key(
         0.1, "maximum padding in a forward pass, as a share of its tokens", low=0, high=1, decides="rounding"
-    )
-    packing: bool = key(
-        False,
-        "concatenate the items of a forward pass, each attending to itself alone, instead of padding them; saves time "
-        "with `flash_attention_2`, while other attention computes a mask of all pairs",
-        decides="rounding",
     )
     eval_batch: int = key(
         64,

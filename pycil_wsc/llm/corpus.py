@@ -72,8 +72,7 @@ class Corpus:
         own = self._examples(self.tasks[index].train)
         epochs = [Epoch(number, count, False, own) for number in range(count)]
         if config.replays:
-            earlier = self.tasks[:index]
-            items = replay_items(earlier, config.replay_ratio, config.replay_choice, config.seed, self.pool)
+            items = replay_items(self.tasks[:index], config.replay_ratio, self.pool)
             replayed, count = self._examples(items), config.replay_epochs if items else 0
             epochs += [Epoch(number, count, True, replayed) for number in range(count)]
         return epochs

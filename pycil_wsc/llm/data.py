@@ -9,13 +9,11 @@ TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes
 """
 
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
@@ -109,24 +107,14 @@ def load_pool(root: str | Path, name: str) -> tuple[Item, ...]:
     return _items(_task_folder(root, name) / "train.json")
 
 
-def replay_items(
-    earlier: Iterable[TaskData], ratio: float, choice: str = "head", seed: int = 0, pool: Iterable[Item] = ()
-) -> list[Item]:
-    """The items of the replay epoch after a task: all of ``pool``, then ``int(N * ratio)`` items of each earlier task.
+def replay_items(earlier: Iterable[TaskData], ratio: float, pool: Iterable[Item] = ()) -> list[Item]:
+    """The items of the replay epoch after a task: all of ``pool``, then the first ``int(N * ratio)`` of earlier tasks.
 
-    ``choice``: ``"head"`` takes the first training items of the file, as TRACE does; ``"random"`` draws them. The draw
-    depends on ``seed`` and the task's name alone, so neither the other tasks nor their order change it, and a larger
-    ratio adds items to those of a smaller one.
+    The first training items of the file, as in TRACE; ``ratio`` is in 0..1.
     """
-    if not 0 <= ratio <= 1:
-        raise ValueError(f"ratio={ratio}: the share of a task's items to replay must be in 0..1")
-    if choice not in ("head", "random"):
-        raise ValueError(f"choice={choice!r} is unknown; known: 'head', 'random'")
     items = list(pool)
     for task in earlier:
-        count = int(len(task.train) * ratio)
-        order = range(len(task.train)) if choice == "head" else _shuffled(len(task.train), seed, task.name)
-        items += [task.train[i] for i in order[:count]]
+        items += task.train[: int(len(task.train) * ratio)]
     return items
 
 
@@ -148,10 +136,6 @@ def _warnings(task: TaskData) -> Iterator[str]:
         yield "eval and test hold the same prompts; do not choose anything by eval"
     elif shared := len(evaluation & test):
         yield f"{shared} of {len(test)} different test prompts are in eval too; do not choose anything by eval"
-
-
-def _shuffled(count: int, seed: int, name: str) -> np.ndarray:
-    return np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(count)
 
 
 def _task_folder(root: str | Path, name: str) -> Path:

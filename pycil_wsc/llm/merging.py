@@ -27,10 +27,9 @@ MERGES: dict[str, type[Merge]] = {  # by `llm.method`
 def new_merge(config: LLMConfig, start: State, peers: Peers | None) -> Merge:
     """The merge of a method of :data:`MERGES`, of weights that the ``peers`` hold parts of, from ``start`` on."""
     if config.method == "avg_online":
-        return OnlineAverage(start, decay=config.ema_decay if config.average == "ema" else None)
+        return OnlineAverage(start, decay=None)
     if config.method == "slerp":
-        total = None if peers is None else peers.sum
-        return Slerp(start, weight=config.slerp_weight, space=config.slerp_on, total=total)
+        return Slerp(start, weight=0.5, space="weights", total=peers and peers.sum)
     if config.method == "task_arithmetic":
         return TaskArithmetic(start, scale=config.task_arithmetic_scale)
     return MagMax(start, scale=config.magmax_scale) if config.method == "magmax" else ModelSoup(start)
@@ -130,7 +129,6 @@ class ResidentModels(NamedTuple):
 def models_resident(
     method: str,
     tasks: int,
-    task_vectors: bool = False,
     trained: float = 1.0,
     merged: float = 1.0,
     own_moments: bool = False,
@@ -138,7 +136,7 @@ def models_resident(
     """:class:`ResidentModels` over ``tasks`` tasks: the model in training, the running merge, theta_0 if it is kept.
 
     WSC keeps the weights before the task and, after the reset, the average instead; with ``own_moments`` two moments
-    too. ``task_vectors``: whether slerp merges these. ``trained`` and ``merged``: the shares of the parameters that are
+    too. ``trained`` and ``merged``: the shares of the parameters that are
     trained, which other copies of the model hold, and merged, which the running merge holds. They are below 1 with
     adapters.
     """
@@ -147,5 +145,5 @@ def models_resident(
         return ResidentModels(1 + copies, 1 + copies + 2 * trained * own_moments)
     cls = MERGES[method]
     paper = 1 if cls.online else tasks - 1
-    streamed = 2 if cls.task_vectors or task_vectors else 1
+    streamed = 2 if cls.task_vectors else 1
     return ResidentModels(1 + paper * trained, 1 + streamed * merged)

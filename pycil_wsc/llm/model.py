@@ -1,6 +1,5 @@
 """The language model: from a folder, from the hub, or with random weights; with or without LoRA adapters."""
 
-import inspect
 from typing import TypeAlias, cast
 
 import torch
@@ -11,9 +10,8 @@ from transformers.utils import logging
 from pycil_wsc import seeding
 from pycil_wsc.errors import UnusableRun, first_line
 from pycil_wsc.llm.adapters import add_adapters
-from pycil_wsc.llm.batches import collate, summed_losses
 from pycil_wsc.llm.config import TINY, LLMConfig
-from pycil_wsc.llm.tokens import Example, Tokenizer
+from pycil_wsc.llm.tokens import Tokenizer
 
 logging.disable_progress_bar()  # runs have their own
 Model: TypeAlias = PreTrainedModel  # or a PeftModel, which passes on to it what it lacks
@@ -32,8 +30,6 @@ def load_model(config: LLMConfig, tokenizer: Tokenizer) -> Model:
             f"llm.model: the tokeniser of '{config.model}' has {len(tokenizer)} tokens, the model {known}; "
             "use the tokeniser that belongs to the model"
         )
-    if config.packing:
-        _check_packing(model, known)
     if config.gradient_checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if config.lora_rank:
@@ -82,27 +78,6 @@ def _pretrained(config: LLMConfig) -> Model:
     return AutoModelForCausalLM.from_pretrained(
         config.model, dtype=torch.float32, attn_implementation=config.attn_implementation
     )
-
-
-def _check_packing(model: Model, tokens: int) -> None:
-    """Raise :class:`UnusableRun` unless two packed items have the losses that they have alone.
-
-    They differ where a recurrence goes through the row, or positions are counted from the attention mask. ``tokens``:
-    the size of the vocabulary.
-    """
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UnusableRun(f"llm.packing: {type(model).__name__} does not accept position_ids; use false")
-    ids = tuple(tokens * place // 10 for place in range(1, 10))
-    items = Example(ids[:5], prompt=1), Example(ids[5:], prompt=1)
-    attention = str(model.config._attn_implementation)
-    if attention not in ("eager", "sdpa"):  # a CPU computes no other
-        model.set_attn_implementation("eager")
-    with torch.no_grad():
-        alone = torch.cat([summed_losses(model, collate([item], 0)) for item in items])
-        packed = summed_losses(model, collate(items, 0, packing=True))
-    model.set_attn_implementation(attention)
-    if not torch.allclose(packed, alone, rtol=1e-4):  # rounding in fp32 is below 1e-5
-        raise UnusableRun(f"llm.packing: packed items change each other's losses in {type(model).__name__}; use false")
 
 
 def _load_error(error: Exception, config: LLMConfig) -> UnusableRun:

@@ -35,7 +35,6 @@ def result_of(
     residents = models_resident(
         config.method,
         len(history),
-        config.method == "slerp" and config.slerp_on == "task_vectors",
         trained=trained / parameters,
         merged=merged / parameters,
         own_moments=config.method == "wsc" and config.wsc.moments == "own" and config.wsc.reset != "none",

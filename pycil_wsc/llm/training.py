@@ -73,7 +73,7 @@ class TaskTrainer(Trainer):
         """The gradients of a step; returns this process's part of its mean loss, times the number of processes."""
         model.train()
         config, examples = self.config, inputs["step"].examples
-        groups = micro_batches(examples, config.micro_tokens, config.padding, config.packing)
+        groups = micro_batches(examples, config.micro_tokens, config.padding)
         labels = sum(len(example) - example.prompt for example in examples)
         *others, last = self._share(groups)
         loss = torch.zeros((), device=self.args.device)
@@ -104,7 +104,7 @@ class TaskTrainer(Trainer):
 
         Returns the share, times ``factor``.
         """
-        batch = collate(group, self.pad, self.config.packing).to(self.args.device)
+        batch = collate(group, self.pad).to(self.args.device)
         losses = summed_losses(model, batch)
         loss = (losses / batch.counts).sum() / examples if self.config.loss == "item" else losses.sum() / labels
         self.accelerator.backward(factor * loss)
@@ -112,7 +112,7 @@ class TaskTrainer(Trainer):
 
     def _count(self, groups: Sequence[Sequence[Example]], labels: int) -> None:
         tokens = sum(len(example) for group in groups for example in group)
-        area = tokens if self.config.packing else sum(len(group) * len(group[0]) for group in groups)
+        area = sum(len(group) * len(group[0]) for group in groups)
         for name, more in {"steps": 1, "tokens": tokens, "padding": area - tokens, "answers": labels}.items():
             self.counts[name] += more
 

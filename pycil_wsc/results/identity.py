@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
+from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
 from pycil_wsc.data.options import ALL, memory_keys
 from pycil_wsc.files import Json
@@ -39,6 +40,12 @@ class Identity(BaseModel):
     keeps_all: bool = False
     shared: dict[str, Json]
     own: dict[str, Json]
+
+    @field_validator("own")
+    @classmethod
+    def _as_now(cls, values: dict[str, Json]) -> dict[str, Json]:
+        """Without keys that were dropped since the run."""
+        return without_dropped(values)
 
     @cached_property
     def variant(self) -> dict[str, Json]:
