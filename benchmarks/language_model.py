@@ -29,9 +29,8 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.launch.attempt import free_memory
-from pycil_wsc.llm.corpus import Epoch
+from pycil_wsc.llm.corpus import Epoch, Step
 from pycil_wsc.llm.model import load_model
-from pycil_wsc.llm.schedule import Step
 from pycil_wsc.llm.tokens import Example, Tokenizer
 from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
 

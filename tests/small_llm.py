@@ -83,7 +83,7 @@ def watched(settings, **changes):
             self.weights, self.stepped, self.tested = [], [], []
             self.trainer.add_callback(Watch(self))
 
-        def _answers(self, index, number, known):
+        def _answers(self, index, number):
             if number == index:
                 self.tested.append(flat(self.trainer.model))
             return ["" for _ in self.corpus.tasks[number].test]

@@ -56,10 +56,10 @@ def weights_of(settings):
     [
         ({"llm.method": "replay"}, 4),
         ({"llm.method": "wsc", "wsc.covers": "all", "wsc.average_every": 1}, 6),
-        ({"llm.method": "avg_online", "llm.lora_rank": 3}, 5),
+        ({"llm.method": "replay", "llm.lora_rank": 3}, 5),
         ({"llm.method": "magmax"}, 3),
     ],
-    ids=["in-a-task", "after-the-reset", "merged-adapters", "before-a-test"],
+    ids=["in-a-task", "after-the-reset", "adapters", "before-a-test"],
 )
 def test_a_sharded_run_resumes_in_as_many_processes(changes, step, llm_settings, tmp_path):
     """With exactly the weights of two that never stopped, and, up to rounding, those of one."""

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 from damage import a_bit_flipped
 from small_llm import configured, write_rows
 from small_processes import in_two_processes, sharded
-from small_runs import ROOT, Killed, command, killed_at, results, wait_until, without_measurements, write
+from small_runs import ROOT, command, killed_at, results, wait_until, without_measurements, write
 
 pytest.importorskip("transformers")
 
@@ -183,23 +182,6 @@ def test_a_checkpoint_that_was_not_finished_is_none(llm_settings):
     assert "resuming at step 3" in (run_folder(config) / "log.txt").read_text()
 
 
-def test_answers_of_an_interrupted_test_are_kept(llm_settings, monkeypatch):
-    config, corpus = configured(llm_settings)
-    tested, generate = [], LanguageRun._generate
-
-    def interrupted(run, index, number):
-        tested.append(number)
-        if len(tested) == 3:
-            raise Killed
-        return generate(run, index, number)
-
-    monkeypatch.setattr(LanguageRun, "_generate", interrupted)
-    with pytest.raises(Killed):
-        LanguageRun(config, corpus).execute()
-    LanguageRun(config, corpus).execute()
-    assert tested == [0, 0, 1, 1], "of the second test, the answers to the first task"
-
-
 def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path):
     longer = llm_settings | {
         "llm.epochs": [30, 3],
@@ -256,18 +238,6 @@ def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_pat
         assert two[other]["scores"] == result["scores"]
 
 
-def test_done_again_and_stopped_in_a_test_it_does_not_take_the_earlier_answers(llm_settings):
-    config, corpus = configured(llm_settings)
-    whole = LanguageRun(config, corpus).execute()
-    (run_folder(config) / "result.json").unlink()
-    for path in run_folder(config).rglob("predictions/*/*.jsonl"):  # of other code
-        rows = [json.loads(line) | {"prediction": "?"} for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with killed_at(2, LanguageRun):
-        LanguageRun(config, corpus).execute()
-    assert LanguageRun(config, corpus).execute()["scores"] == whole["scores"]
-
-
 def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm_settings, tmp_path, capsys):
     path, (config, corpus) = write(tmp_path, llm_settings), configured(llm_settings)
     train = tmp_path / "data" / "small" / "shapes" / "train.json"
@@ -281,14 +251,6 @@ def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm
         assert f"{file}: was made with other data (then 48 training and 24 test samples" in error, error
         train.write_text(own)
         assert main(["--config", path]) == 0
-
-
-def test_answers_with_any_line_break_are_read_again(llm_settings):
-    config, corpus = configured(llm_settings, llm__method="zero_shot")
-    breaks = "a\u2028b\u2029c\x85d\re\nf"
-    with patch("pycil_wsc.llm.trainer.answers", lambda model, tokenizer, prompts, *others: [breaks] * len(prompts)):
-        result = LanguageRun(config, corpus).execute()
-    assert len(result["scores"]["trace"]["matrix"]) == 2, "after the second task, those after the first are read"
 
 
 def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
@@ -321,6 +283,7 @@ WRONG = [
     ({"llm.epochs": [[1, 2, 3]]}, "llm.epochs: 3 numbers for 2 tasks"),
     ({"llm.tasks": [["colours", "colours"]]}, "llm.tasks: expected different tasks"),
     ({"llm.heads": 5}, "llm.heads: must divide"),
+    ({"llm.lora_rank": 2, "llm.method": "slerp"}, "llm.lora_rank: 'slerp' merges whole weights"),
     ({"llm": 5}, "llm: is a group of keys"),
     ({"llm.betas": [[0.9, 1]]}, "llm.betas: 1.0 is not below 1"),
     ({"llm.packing": True}, "llm.packing: is no longer a key; use llm.padding"),
@@ -383,6 +346,8 @@ def test_every_key_has_a_description_and_a_valid_default():
 
 def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rapidfuzz.fuzz", None)
+    for name in ("corpus", "data", "metrics"):
+        monkeypatch.delitem(sys.modules, f"pycil_wsc.llm.{name}")
     write_rows(
         tmp_path / "data" / "small" / "Py150", [{"prompt": "a", "answer": "b"}], [{"prompt": "a", "answer": "b"}]
     )

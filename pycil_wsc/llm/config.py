@@ -32,7 +32,8 @@ from pycil_wsc.keys import (
 )
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
-METHODS = ("zero_shot", "finetune", "replay", "avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax", "wsc")
+MERGES = ("avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax")
+METHODS = ("zero_shot", "finetune", "replay", *MERGES, "wsc")
 TINY = "tiny-llama"
 CHECKPOINT = "checkpoint.json"  # in a run's folder: which of the Trainer's checkpoints is the last whole one
 CHECKPOINTS = "checkpoints"  # the Trainer's folder
@@ -304,6 +305,8 @@ def _check_together(config: LLMConfig) -> None:
         raise UserError(
             "llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads"
         )
+    if config.lora_rank and config.method in MERGES:
+        raise UserError(f"llm.lora_rank: '{config.method}' merges whole weights; use 0, or a method without merging")
     if len(config.betas) != 2:
         raise UserError(f"llm.betas: expected two numbers, got {list(config.betas)}")
     check_device_and_paths(config)

@@ -1,4 +1,4 @@
-"""The tokenised tasks of a run, and the examples of each epoch."""
+"""The tokenised tasks of a run, and its optimiser steps."""
 
 import functools
 import hashlib
@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import torch
+
+from pycil_wsc import seeding
 from pycil_wsc.data.datasets import path_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.data import Item, TaskData, load_pool, load_task, replay_items, warnings_of
-from pycil_wsc.llm.metrics import VERSIONS, score, trivial_scores
+from pycil_wsc.llm.metrics import VERSIONS, trivial_scores
 from pycil_wsc.llm.tokens import Example, encode, encode_prompts, frame, load_tokenizer
 
 
@@ -25,6 +28,26 @@ class Epoch:
     examples: list[Example]
 
 
+@dataclass(frozen=True)
+class Step:
+    """An optimiser step on the items ``chosen`` of an epoch of task ``task``: ``number`` of ``total`` in the epoch."""
+
+    task: int
+    epoch: Epoch
+    number: int
+    total: int
+    chosen: Sequence[int]
+    ends_task: bool = False
+
+    @property
+    def examples(self) -> list[Example]:
+        return [self.epoch.examples[i] for i in self.chosen]
+
+    @property
+    def ends_epoch(self) -> bool:
+        return self.number == self.total
+
+
 class Corpus:
     """The tasks and the pool, loaded and tokenised."""
 
@@ -32,7 +55,6 @@ class Corpus:
         self.config = config
         root = path_of("data_root", config.data_root) / config.data
         self.tasks = [self._cut(load_task(root, name)) for name in config.tasks]
-        _try_metrics(self.tasks)
         self.pool = self._pool(root)
         items = [item for task in self.tasks for item in task.train]
         self.tokenizer = load_tokenizer(config, (text for item in items for text in (item.prompt, item.answer)))
@@ -77,6 +99,18 @@ class Corpus:
             epochs += [Epoch(number, count, True, replayed) for number in range(count)]
         return epochs
 
+    def steps(self, config: LLMConfig) -> list[Step]:
+        """All optimiser steps of a run, over all tasks and epochs, in order."""
+        steps: list[Step] = []
+        for task in range(len(self.tasks)):
+            epochs = self.epochs(config, task)
+            for index, epoch in enumerate(epochs):
+                batches = shuffled(len(epoch.examples), config.batch_size, config.seed, task, index)
+                for number, chosen in enumerate(batches, 1):
+                    last = index + 1 == len(epochs) and number == len(batches)
+                    steps.append(Step(task, epoch, number, len(batches), chosen, ends_task=last))
+        return steps
+
     def planned_tokens(self, config: LLMConfig) -> int:
         """The number of tokens that a whole run trains on."""
         epochs = [epoch for index in range(len(self.tasks)) for epoch in self.epochs(config, index)]
@@ -109,9 +143,10 @@ class Corpus:
         return [self.encoded[item] for item in items]
 
 
-def _try_metrics(tasks: Sequence[TaskData]) -> None:
-    """Score an answer of each task, so that a missing package is noticed before hours of training."""
-    for task in tasks:
-        answers, prompts = [task.test[0].answer], [task.test[0].prompt]
-        for version in VERSIONS:
-            score(task.info.metric, answers, answers, prompts, version)
+def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> list[list[int]]:
+    """The items of each optimiser step of an epoch: lists of at most ``batch_size``, in random order.
+
+    Together they are ``range(count)``. The order depends on ``seed`` and ``address``.
+    """
+    order = torch.randperm(count, generator=seeding.generator(seed, "order", *address)).tolist()
+    return [order[start : start + batch_size] for start in range(0, count, batch_size)]

@@ -12,44 +12,13 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict
 
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.files import read_json
+from pycil_wsc.files import Json, read_json
 from pycil_wsc.keys import declared, key
 from pycil_wsc.llm.metrics import METRICS
 
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("unicode", r"half a surrogate pair (\ud800 to \udfff)") from None
-    return text
-
-
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise PydanticCustomError("empty", "empty, so there is nothing to learn or to score")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_unicode)]
-
-
-class Row(TypedDict):
-    """A row of a split's file. Its other keys are ignored."""
-
-    prompt: Text
-    answer: Annotated[Text, AfterValidator(_filled)]
-
-
 ROW = 'rows {"prompt": text, "answer": text}'
-ROWS = TypeAdapter(Annotated[list[Row], Field(min_length=1)])
 
 
 @dataclass(frozen=True)
@@ -169,18 +138,23 @@ def _info(folder: Path, known: TaskInfo) -> TaskInfo:
 
 
 def _items(path: Path) -> tuple[Item, ...]:
-    try:
-        rows = ROWS.validate_python(read_json(path), strict=True)
-    except ValidationError as error:
-        raise UserError(f"{path}{_flaw(error)}; a split is a list of {ROW}") from None
-    return tuple(Item(**row) for row in rows)
+    rows = read_json(path)
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path}: not a list of {ROW}, at least one")
+    return tuple(_item(row, f"{path}, row {number} (counted from 1)") for number, row in enumerate(rows, 1))
 
 
-def _flaw(error: ValidationError) -> str:
-    """The first thing that is wrong with the rows of a file: where, and what."""
-    first = error.errors(include_url=False)[0]
-    row, *name = first["loc"] or (None,)
-    place = "" if row is None else f", row {int(row) + 1} (counted from 1)"
-    if first["type"] == "missing":
-        return f"{place}: no '{name[0]}'{did_you_mean(name[0], first['input'])}"
-    return f"{place}{''.join(f', {part!r}' for part in name)}: {first['msg']}"
+def _item(row: Json, place: str) -> Item:
+    """The item of a row at this ``place``. Other keys of the row are ignored."""
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: not an object; a split is a list of {ROW}")
+    for name in ("prompt", "answer"):
+        if not isinstance(row.get(name), str):
+            raise UserError(f"{place}: no text '{name}'; a split is a list of {ROW}")
+        try:
+            row[name].encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{place}, '{name}': half a surrogate pair (\\ud800 to \\udfff) is no text") from None
+    if not row["answer"].strip():
+        raise UserError(f"{place}, 'answer': empty, so there is nothing to learn or to score")
+    return Item(row["prompt"], row["answer"])

@@ -29,9 +29,8 @@ def answers(
 ) -> list[str]:
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
-    Decoding is greedy or, if ``config.temperature`` is not 0, sampled with a seed that depends on ``address``. The
-    model's own generation settings are ignored, except the end-of-text tokens: with a repetition penalty, for example,
-    decoding would not be greedy. Generation stops at the last token of ``end``, too. ``answered`` is called with the
+    Decoding is greedy or, if ``config.temperature`` is not 0, sampled with a seed that depends on ``address``; see also
+    :func:`without_settings`. Generation stops at the last token of ``end``, too. ``answered`` is called with the
     number of answers after each batch. ``together``: the model is sharded, so every process, with equally many prompts,
     continues until all have their answers.
     """
@@ -51,7 +50,7 @@ def answers(
         inputs = tokenizer.pad({"input_ids": [prompts[i] for i in batch]}, padding_side="left", return_tensors="pt")
         seeded = seeding.seeded(config.seed, "sampling", *address, start, device=device)
         casts = contextlib.nullcontext() if together else casts_kept(model)  # FSDP has its own casts
-        with casts, seeded, no_settings(model):
+        with casts, seeded:
             generate = cast(Callable[..., Tensor], model.generate)
             generated = generate(**inputs.to(device), generation_config=options, synced_gpus=together)
         new = generated[:, inputs["input_ids"].shape[1] :].tolist()
@@ -69,15 +68,9 @@ def stop_tokens(model: Model, tokenizer: Tokenizer) -> set[int]:
     return {cast(int, tokenizer.eos_token_id), *(own if isinstance(own, list) else [] if own is None else [own])}
 
 
-@contextlib.contextmanager
-def no_settings(model: Model) -> Iterator[None]:
-    """A context without the model's own generation settings, which ``generate`` would take as defaults."""
-    model = getattr(model, "get_base_model", lambda: model)()  # below adapters
-    own, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own
+def without_settings(model: Model, tokenizer: Tokenizer) -> None:
+    """Remove the model's own generation settings but for where to stop; ``generate`` would take them as defaults."""
+    model.generation_config = GenerationConfig(eos_token_id=sorted(stop_tokens(model, tokenizer)))
 
 
 @contextlib.contextmanager

@@ -4,13 +4,11 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from pycil_wsc.consolidation.merging import MagMax, Merge, ModelSoup, OnlineAverage, Slerp, State, TaskArithmetic
 from pycil_wsc.consolidation.ranking import Peers
-from pycil_wsc.consolidation.sharded import gathered, like, local, part_of, peers_of, whole
-from pycil_wsc.llm.adapters import mergeable_layers, parts
+from pycil_wsc.consolidation.sharded import gathered, like, local, part_of, peers_of
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.model import Model
 from pycil_wsc.plugins.huggingface import drop_gathered
@@ -36,27 +34,21 @@ def new_merge(config: LLMConfig, start: State, peers: Peers | None) -> Merge:
 
 
 class Merging:
-    """The running merge of the trained parameters, or with adapters of the effective weights W + s B A of their layers.
+    """The running merge of a model's parameters, of which each process reads, merges and writes its own part.
 
-    The factors A and B cannot be merged separately: a mean of products is not the product of the means. A merge is
-    written into W, with B = 0, which is exact whatever its rank. The adapter is then trained from there. Of sharded
-    parameters, each process reads, merges and writes its own rows.
-
-    ``parameters``: what is merged, or W; ``merge``: None for a method without merging.
+    ``merge``: None for a method without merging.
     """
 
     def __init__(self, config: LLMConfig, model: Model) -> None:
-        merges = config.method in MERGES
         self.model = model
-        self.layers = mergeable_layers(model) if merges and config.lora_rank else {}
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.parameters = {name: parts(layer).weight for name, layer in self.layers.items()} or trained
-        self.merge = new_merge(config, self._read(), peers_of(self.parameters)) if merges else None
+        self.parameters = dict(model.named_parameters())
+        merges = config.method in MERGES
+        self.merge = new_merge(config, self._weights(), peers_of(self.parameters)) if merges else None
 
     def end_task(self) -> None:
         """Add the weights after a task to the merge; an online merge becomes the weights."""
         if self.merge:
-            self.merge.update(self._read())
+            self.merge.update(self._weights())
             if self.merge.online:
                 self._write(self.merge.result())
 
@@ -69,15 +61,12 @@ class Merging:
         if not self.merge or self.merge.online:
             yield
             return
-        changed = [*self.parameters.values(), *(parts(layer).up for layer in self.layers.values())]
-        own = [(local(parameter.detach()), local(parameter.detach()).clone()) for parameter in changed]
+        own = {name: weight.clone() for name, weight in self._weights().items()}
         self._write(self.merge.result())
         try:
             yield
         finally:
-            drop_gathered(self.model)
-            for tensor, value in own:
-                tensor.copy_(value)
+            self._write(own)
 
     def state_dict(self, keep: bool = True) -> dict[str, Tensor]:
         """The state of the merge, of whole tensors; ``keep=False`` in processes that do not save it."""
@@ -85,35 +74,21 @@ class Merging:
         return gathered({name: like(part, self._merged(name, part)) for name, part in state.items()}, keep)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Resume from :meth:`state_dict`; with adapters, an online merge is written into the weights below them."""
-        if not self.merge:
-            return
-        self.merge.load_state_dict({name: part_of(value, self._merged(name, value)) for name, value in state.items()})
-        if self.merge.online and self.merge.count:
-            merged = self.merge.result()
-            for name in self.layers:
-                local(self.parameters[name].detach()).copy_(merged[name])
+        if self.merge:
+            own = {name: part_of(value, self._merged(name, value)) for name, value in state.items()}
+            self.merge.load_state_dict(own)
 
     def _merged(self, name: str, otherwise: Tensor) -> Tensor:
         """The parameter that an entry of the merge's state is of; for a count or the like, ``otherwise``."""
         return self.parameters.get(name.removeprefix("running."), otherwise)
 
-    @torch.no_grad()
-    def _read(self) -> dict[str, Tensor]:
-        """The current weights by name; with adapters, new tensors."""
-        weights = {name: local(parameter.detach()) for name, parameter in self.parameters.items()}
-        for name, layer in self.layers.items():
-            _, down, up, scaling = parts(layer)
-            weights[name] = torch.addmm(weights[name], local(up), whole(down), alpha=scaling)
-        return weights
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: local(parameter.detach()) for name, parameter in self.parameters.items()}
 
-    @torch.no_grad()
     def _write(self, weights: Mapping[str, Tensor]) -> None:
         drop_gathered(self.model)
-        for name, parameter in self.parameters.items():
-            local(parameter.detach()).copy_(weights[name])
-        for layer in self.layers.values():
-            local(parts(layer).up.detach()).zero_()
+        for name, own in self._weights().items():
+            own.copy_(weights[name])
 
 
 class ResidentModels(NamedTuple):
@@ -126,24 +101,14 @@ class ResidentModels(NamedTuple):
     streamed: float
 
 
-def models_resident(
-    method: str,
-    tasks: int,
-    trained: float = 1.0,
-    merged: float = 1.0,
-    own_moments: bool = False,
-) -> ResidentModels:
+def models_resident(method: str, tasks: int, trained: float = 1.0, own_moments: bool = False) -> ResidentModels:
     """:class:`ResidentModels` over ``tasks`` tasks: the model in training, the running merge, theta_0 if it is kept.
 
     WSC keeps the weights before the task and, after the reset, the average instead; with ``own_moments`` two moments
-    too. ``trained`` and ``merged``: the shares of the parameters that are
-    trained, which other copies of the model hold, and merged, which the running merge holds. They are below 1 with
-    adapters.
+    too. ``trained``: the share of the parameters that are trained, which its copies hold; below 1 with adapters.
     """
     if method not in MERGES:
         copies = trained if method == "wsc" else 0
         return ResidentModels(1 + copies, 1 + copies + 2 * trained * own_moments)
-    cls = MERGES[method]
-    paper = 1 if cls.online else tasks - 1
-    streamed = 2 if cls.task_vectors else 1
-    return ResidentModels(1 + paper * trained, 1 + streamed * merged)
+    merge = MERGES[method]
+    return ResidentModels(2 if merge.online else tasks, 3 if merge.task_vectors else 2)

@@ -1,17 +1,20 @@
 """The language model: from a folder, from the hub, or with random weights; with or without LoRA adapters."""
 
-from typing import TypeAlias, cast
+import warnings
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from pycil_wsc import seeding
-from pycil_wsc.errors import UnusableRun, first_line
-from pycil_wsc.llm.adapters import add_adapters
+from pycil_wsc.errors import UnusableRun, UserError, first_line
 from pycil_wsc.llm.config import TINY, LLMConfig
 from pycil_wsc.llm.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from peft import LoraModel
 
 logging.disable_progress_bar()  # runs have their own
 Model: TypeAlias = PreTrainedModel  # or a PeftModel, which passes on to it what it lacks
@@ -36,6 +39,33 @@ def load_model(config: LLMConfig, tokenizer: Tokenizer) -> Model:
         with seeding.seeded(config.seed, "adapters"):
             model = add_adapters(model, config)
     return model
+
+
+def add_adapters(model: Model, config: LLMConfig) -> Model:
+    """``model`` with LoRA adapters (Hu et al., 2022), which alone are trained."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError:
+        raise UserError("llm.lora_rank: adapters need peft; pip install peft, or use 0") from None
+    targets = [name.strip() for name in config.lora_targets.split(",")]
+    every = targets == ["all-linear"]
+    options = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=cast(int, config.lora_alpha),
+        target_modules="all-linear" if every else targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():  # PEFT asks by a name that transformers has deprecated
+            warnings.simplefilter("ignore", FutureWarning)
+            adapted = get_peft_model(model, options)
+    except ValueError as error:
+        raise UnusableRun(f"llm.lora_targets: {first_line(error)}") from None
+    layers = cast("LoraModel", adapted.base_model).targeted_module_names
+    for name in [] if every else targets:
+        if not any(f".{layer}".endswith(f".{name}") for layer in layers):
+            raise UnusableRun(f"llm.lora_targets: no layer is called '{name}'")
+    return cast(Model, adapted)
 
 
 def positions(model: Model) -> int | None:
@@ -64,14 +94,6 @@ def tiny_llama(config: LLMConfig, tokenizer: Tokenizer) -> LlamaForCausalLM:
             attn_implementation=config.attn_implementation,  # pyright: ignore[reportCallIssue]
         )
     )
-
-
-def own_dtype(config: LLMConfig) -> torch.dtype:
-    """The dtype of the published weights; fp32 if the model's configuration does not set one."""
-    if config.model == TINY:
-        return torch.float32
-    dtype = AutoConfig.from_pretrained(config.model).dtype
-    return (getattr(torch, dtype) if isinstance(dtype, str) else dtype) or torch.float32
 
 
 def _pretrained(config: LLMConfig) -> Model:

@@ -31,12 +31,10 @@ def result_of(
     minutes, computed = seconds / 60, last["padding"] + last["tokens"]
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
-    merged = sum(parameter.numel() for parameter in trainer.merging.parameters.values())
     residents = models_resident(
         config.method,
         len(history),
-        trained=trained / parameters,
-        merged=merged / parameters,
+        trained / parameters,
         own_moments=config.method == "wsc" and config.wsc.moments == "own" and config.wsc.reset != "none",
     )
     return LanguageResult(

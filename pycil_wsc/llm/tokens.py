@@ -18,12 +18,6 @@ PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # placeholders at w
 TEMPLATE_DATE = "26 Jul 2024"  # Llama's template contains the date; a fixed date gives the same tokens every day
 NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")  # the date in others, such as gpt-oss's
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-# padding tokens to use if the tokeniser declares none; Llama 3.1 and later have the first
-PAD_NAMES = (
-    "<|finetune_right_pad_id|>",
-    "<pad>",
-    "<|endoftext|>",
-)
 
 
 @dataclass(frozen=True)
@@ -64,9 +58,7 @@ def load_tokenizer(config: LLMConfig, texts: Iterable[str]) -> Tokenizer:
             "set eos_token in its tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
-        known = tokenizer.get_vocab()
-        # any token will do, since padding is masked by position
-        tokenizer.pad_token = next((name for name in PAD_NAMES if name in known), tokenizer.eos_token)
+        tokenizer.pad_token = tokenizer.eos_token  # any token will do: padding is neither learned nor attended to
     return tokenizer
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import time
 from collections.abc import Callable
 from itertools import chain
@@ -22,13 +21,12 @@ from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.llm import checkpoint
 from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
-from pycil_wsc.llm.corpus import Corpus
-from pycil_wsc.llm.export import save_model, whole_state
-from pycil_wsc.llm.generation import answers
+from pycil_wsc.llm.corpus import Corpus, Step
+from pycil_wsc.llm.export import save_model
+from pycil_wsc.llm.generation import answers, without_settings
 from pycil_wsc.llm.metrics import VERSIONS, score, summary
 from pycil_wsc.llm.model import load_model, positions
 from pycil_wsc.llm.result import result_of
-from pycil_wsc.llm.schedule import Step, steps_of
 from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
 from pycil_wsc.plugins.huggingface import drop_gathered
 from pycil_wsc.results import write_result
@@ -47,10 +45,11 @@ class LanguageRun(TrainerCallback):
 
     def __init__(self, config: LLMConfig, corpus: Corpus, on_progress: Callable[[Progress], None] = print_task) -> None:
         self.config, self.corpus, self.folder = config, corpus, run_folder(config)
-        self.steps = steps_of(config, corpus)
+        self.steps = corpus.steps(config)
         first = rank_and_count()[0] == 0
         self.journal = Journal(self.folder, on_progress, len(corpus.tasks), first, "tokens", ["train_loss"])
         self.peak_memory = 0
+        self.answers: dict[int, list[str]] = {}  # by task, in the last test
 
     def execute(self) -> dict[str, object]:
         """Train and test every task; returns the contents of ``result.json``."""
@@ -64,7 +63,7 @@ class LanguageRun(TrainerCallback):
         except NonFiniteGradients as error:
             raise TrainingDiverged(f"{self.journal.bar.task}: {error}") from None
         for index in range(len(self.journal.history), len(self.corpus.tasks)):  # of zero_shot, which trains nothing
-            self._test(index, known=False)
+            self._test(index)
         result = result_of(self.config, self.corpus, self.trainer, self.journal, self.device, self.peak_memory)
         if self.processes.first:
             write_result(self.folder, result)
@@ -84,6 +83,7 @@ class LanguageRun(TrainerCallback):
         reset_peak_memory(self.device)
         # reading the weights may take longer than the timeout
         model = self.processes.in_all(lambda: load_model(config, self.corpus.tokenizer))
+        without_settings(model, self.corpus.tokenizer)
         layers = sorted(getattr(model, "_no_split_modules", None) or ())
         arguments = training_arguments(config, len(self.steps), self.device, self.processes, layers)
         callbacks = [*consolidation(config, self.steps), self]
@@ -99,19 +99,15 @@ class LanguageRun(TrainerCallback):
 
     def _check_lengths(self) -> None:
         """Raise :class:`UnusableRun` if the model has too few positions for a training item or an answer."""
-        if not (limit := positions(self.trainer.model)):
-            return
-        items = (len(example) for step in self.steps for example in step.examples)
-        if (longest := max(items, default=0)) > limit:
+        limit = positions(self.trainer.model)
+        trained = max((len(example) for step in self.steps for example in step.examples), default=0)
+        tested = (
+            max(map(len, chain(*self.corpus.test_prompts))) + self.config.max_new_tokens - 1
+        )  # the last is not read
+        if limit and max(trained, tested) > limit:
             raise UnusableRun(
-                f"llm.max_prompt: a training item has {longest} tokens, the model {limit} positions; "
-                "reduce llm.max_prompt and llm.max_answer"
-            )
-        prompt, more = max(map(len, chain(*self.corpus.test_prompts))), self.config.max_new_tokens
-        if prompt + more - 1 > limit:  # the last token is not read
-            raise UnusableRun(
-                f"llm.max_new_tokens: a test prompt of {prompt} tokens and {more} new ones do not fit into the model's "
-                f"{limit} positions; reduce llm.max_prompt or llm.max_new_tokens"
+                f"llm.model: has {limit} positions, but a training item has {trained} tokens, and a test prompt with "
+                f"its answer {tested}; reduce llm.max_prompt, llm.max_answer or llm.max_new_tokens"
             )
 
     def _restore(self) -> str | None:
@@ -147,7 +143,7 @@ class LanguageRun(TrainerCallback):
         if last and (merge := self._saved(done) / MERGE).exists():
             merging.load_state_dict(load_file(merge))
         if last and last.ends_task and len(self.journal.history) == last.task:
-            self._test(last.task, known=True)  # it was interrupted
+            self._test(last.task)  # it was interrupted
         if done < len(self.steps):
             self._show(self.steps[done])
         self.journal.mark = self.saved = time.perf_counter()
@@ -195,9 +191,7 @@ class LanguageRun(TrainerCallback):
         self._checkpoint(self._saved(state.global_step))
         self.journal.tick()
         if step.ends_task:
-            if self.processes.first:  # answers of an earlier run in this folder
-                shutil.rmtree(self._after(step.task), ignore_errors=True)
-            self._test(step.task, known=False)
+            self._test(step.task)
         self.saved = time.perf_counter()
 
     def _saved(self, step: int) -> Path:
@@ -236,16 +230,13 @@ class LanguageRun(TrainerCallback):
 
     # ---- testing ----------------------------------------------------------------------------------------------------
 
-    def _test(self, index: int, known: bool) -> None:
-        """Test on every task so far.
-
-        ``known``: answers that an interrupted test has written are of these weights, and are used again.
-        """
+    def _test(self, index: int) -> None:
+        """Test on every task so far."""
         self.journal.bar.begin(index)
         scores: dict[str, list[float]] = {version: [] for version in VERSIONS}
         with self.trainer.merging.tested():
             for number in range(index + 1):
-                task, texts = self.corpus.tasks[number], self._answers(index, number, known)
+                task, texts = self.corpus.tasks[number], self._answers(index, number)
                 wanted, prompts = [item.answer for item in task.test], [item.prompt for item in task.test]
                 for version in VERSIONS:
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
@@ -260,28 +251,17 @@ class LanguageRun(TrainerCallback):
             line += f", backward transfer {100 * now['bwt'][-1]:+.2f}"
         self.journal.say(line)
 
-    def _answers(self, index: int, number: int, known: bool) -> list[str]:
+    def _answers(self, index: int, number: int) -> list[str]:
         """The answers to the test items of task ``number`` after task ``index``; also written to ``predictions``."""
-        task, path = self.corpus.tasks[number], self._predictions(index, number)
-        if self.config.method == "zero_shot" and number < index:  # the same model
-            known, path = True, self._predictions(index - 1, number)
-        texts = None
-        if self.processes.first and known and path.exists():
-            texts = [json.loads(line)["prediction"] for line in path.read_text("utf-8").split("\n")[:-1]]
-        texts = self.processes.broadcast(texts)
-        if texts is None:
-            texts = self._generate(index, number)
+        task = self.corpus.tasks[number]
+        if self.steps or number == index:  # a model that is not trained has answered already
+            self.answers[number] = self._generate(index, number)
+        texts = self.answers[number]
         if self.processes.first:
             rows = ({"prediction": text, "answer": item.answer} for text, item in zip(texts, task.test, strict=True))
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            write_atomically(self._predictions(index, number), lines)
+            write_atomically(self.folder / "predictions" / f"after-{index + 1}" / f"{task.name}.jsonl", lines)
         return texts
-
-    def _after(self, index: int) -> Path:
-        return self.folder / "predictions" / f"after-{index + 1}"
-
-    def _predictions(self, index: int, number: int) -> Path:
-        return self._after(index) / f"{self.corpus.tasks[number].name}.jsonl"
 
     def _generate(self, index: int, number: int) -> list[str]:
         task, prompts, count = self.corpus.tasks[number], self.corpus.test_prompts[number], self.processes.count
@@ -308,8 +288,9 @@ class LanguageRun(TrainerCallback):
     def _save_weights(self, index: int) -> None:
         """Save the model as a folder for transformers if ``save_weights`` asks for it."""
         if self.config.save_weights == "every" or self.config.save_weights and index + 1 == len(self.corpus.tasks):
-            model, state = self.trainer.model, whole_state(self.trainer)
+            state = self.trainer.accelerator.get_state_dict(
+                self.trainer.model
+            )  # of the whole model, in the first process
             if self.processes.first:
                 folder = self.folder / "models" / f"after-{index + 1}"
-                # a merge changes the layers below the adapters
-                save_model(folder, model, self.corpus.tokenizer, state, self.config, not self.trainer.merging.merge)
+                save_model(folder, self.corpus.tokenizer, state, self.config)

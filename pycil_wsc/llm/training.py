@@ -18,9 +18,9 @@ from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
+from pycil_wsc.llm.corpus import Step
 from pycil_wsc.llm.merging import Merging
 from pycil_wsc.llm.model import Model
-from pycil_wsc.llm.schedule import Step
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.plugins.huggingface import Period, WSCCallback
 
