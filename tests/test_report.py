@@ -17,8 +17,7 @@ from pycil_wsc import report
 from pycil_wsc.data.options import ALL
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report import __main__ as command
-from pycil_wsc.report.groups import group_runs
-from pycil_wsc.report.options import Options
+from pycil_wsc.report.groups import Options, group_runs
 from pycil_wsc.results import Record
 
 # ---- the page and the figures ----------------------------------------------------------------------------------------

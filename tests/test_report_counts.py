@@ -17,9 +17,8 @@ from pycil_wsc.config.options import KEYS
 from pycil_wsc.data.options import ALL
 from pycil_wsc.keys import Key, having
 from pycil_wsc.report import __main__ as command
-from pycil_wsc.report.groups import group_runs
+from pycil_wsc.report.groups import Options, group_runs
 from pycil_wsc.report.names import clean, dataset_names, method_name
-from pycil_wsc.report.options import Options
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -27,6 +26,12 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 def record(method="replay", memory=20, seed=1993, **keys):
     return Record.of(synthetic.result(method, memory, seed, losses=1, **keys))
+
+
+def names_of(group):
+    """``{record: name}`` of the group's runs."""
+    rows = group.named(group.rows)
+    return dict(zip(rows["record"], rows["method"]))
 
 
 # ---- the same run ----------------------------------------------------------------------------------------------------
@@ -73,7 +78,7 @@ def test_a_key_added_later_has_in_older_results_the_value_that_runs_had_then(mon
     monkeypatch.setattr("pycil_wsc.results.earlier.KEYS", {**KEYS, "init_lr": added})
     older, newer, changed = record(), record(init_lr=0.1), record(init_lr=0.9)
     assert [len(group.records) for group in group_runs([older, newer])[0]] == [1]
-    assert sorted(group_runs([older, changed])[0][0].names([older, changed]).values()) == [
+    assert sorted(names_of(group_runs([older, changed])[0][0]).values()) == [
         "replay init_lr=0.1",
         "replay init_lr=0.9",
     ]
@@ -138,10 +143,10 @@ def test_a_memory_of_all_images_is_not_that_of_as_many_exemplars():
     assert [record.memory for record in records[2:]] == [500] * 4
     ((group,), problems) = group_runs(records)
     assert not problems and len(group.records) == 6
-    names = group.names(group.records)
+    names = names_of(group)
     assert [names[one] for one in records] == ["replay"] * 4 + ["replay memory_per_class=all"] * 2
     ((group,), _) = group_runs(records[:2] + records[4:])
-    assert set(group.names(group.records).values()) == {"replay"}
+    assert set(names_of(group).values()) == {"replay"}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +205,7 @@ def test_no_cell_of_any_table_has_a_seed_twice(runs):
     found, doubles = group_runs(records)
     assert len({member for group in found for member in group.records}) + len(doubles) == len(records)
     for group in found:
-        names = group.names(group.records)
+        names = names_of(group)
         places = [(name, record.memory, record.seed) for record, name in names.items()]
         assert len(places) == len(set(places))
 
@@ -252,7 +257,7 @@ def test_a_method_trained_in_a_way_of_its_own_stands_beside_its_other_runs_alone
     runs = [record("replay"), record("wsc"), record("replay", lrate=0.3)]
     main, own = group_runs(runs)[0]
     assert {member.method for member in main.records} == {"replay", "wsc"} and own.variants_of == ["replay"]
-    assert sorted(own.names(own.records).values()) == ["replay lrate=0.1", "replay lrate=0.3"]
+    assert sorted(names_of(own).values()) == ["replay lrate=0.1", "replay lrate=0.3"]
 
 
 def test_a_row_that_differs_in_more_than_the_studys_subject_is_never_bold(tmp_path, undrawn):
@@ -383,7 +388,7 @@ def test_runs_of_other_memory_sizes_keep_their_own_labels():
     records = [record("wsc", memory, seed, label=name) for (memory, seed), name in labelled.items()]
     without = record("wsc", 200, 2)
     ((group,), _) = group_runs([*records, without])
-    names = group.names(group.records)
+    names = names_of(group)
     assert [names[one] for one in (*records, without)] == ["Ours, few", "Ours, many", "Ours, few"]
     assert group.shown("Ours, many") == "Ours, many"
 

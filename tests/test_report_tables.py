@@ -464,7 +464,7 @@ def test_methods_with_other_options_of_the_backbone_are_not_compared():
 def test_what_the_papers_method_has_goes_without_saying():
     made = [synthetic.result("wsc", 20, **keys) for keys in ({}, {"wsc__reset": "revert"}, {"wsc__retain": 0.5})]
     ((group,), _) = groups.group_runs([Record.of(result) for result in made])
-    assert list(group.names(group.records).values()) == ["wsc", "wsc wsc.reset=revert", "wsc wsc.retain=0.5"]
+    assert list(group.named(group.rows)["method"]) == ["wsc", "wsc wsc.reset=revert", "wsc wsc.retain=0.5"]
 
 
 def test_a_minus_sign_in_latex_is_no_hyphen(tmp_path, undrawn):

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pycil_wsc.report.names import STUDIED, studied_value  # noqa: E402
-from pycil_wsc.report.paper import PAPER  # noqa: E402
 from pycil_wsc.report.recorded import alignment, drift  # noqa: E402
+from pycil_wsc.report.rows import PAPER  # noqa: E402
 from pycil_wsc.report.stats import reach  # noqa: E402
 from pycil_wsc.results import Record  # noqa: E402
 from pycil_wsc.results.packed import lines  # noqa: E402

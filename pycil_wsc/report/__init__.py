@@ -2,14 +2,13 @@
 
 A number goes from a result to the page in this order:
 
-1. :mod:`pycil_wsc.results` reads the records; :mod:`~pycil_wsc.report.groups` divides them into groups that may be
-   compared, and :mod:`~pycil_wsc.report.names` names the runs of a group by the keys that distinguish them.
-2. :mod:`~pycil_wsc.report.rows` makes one table of rows of a group, a line per run with every measure. Its columns say
-   where in a result each number is.
-3. :mod:`~pycil_wsc.report.views` has a function for each table, which chooses rows and columns;
-   :mod:`~pycil_wsc.report.studies` says which runs belong to the paper's tables.
-   :func:`~pycil_wsc.report.tables.aggregate` averages over the seeds, :mod:`~pycil_wsc.report.stats` decides what is
-   ahead, and :mod:`~pycil_wsc.report.notes` says so below.
+1. :mod:`pycil_wsc.results` reads the records; :mod:`~pycil_wsc.report.rows` makes a table of them, a line per run, and
+   says where in a result each measure is (``measures.json``).
+2. :mod:`~pycil_wsc.report.groups` divides the runs into groups that may be compared, and names the rows of a group by
+   the keys that distinguish them (:mod:`~pycil_wsc.report.names`).
+3. :mod:`~pycil_wsc.report.views` has a function for each table, which chooses rows and columns; ``studies.json`` says
+   which runs belong to the paper's tables. :func:`~pycil_wsc.report.tables.aggregate` averages over the seeds,
+   :mod:`~pycil_wsc.report.stats` decides what is ahead, and ``notes.j2`` says so below.
 4. :mod:`~pycil_wsc.report.figures` and ``maps`` draw the same rows, and the curves that runs ``recorded``.
 5. :mod:`~pycil_wsc.report.page` and the templates beside it write the page, Markdown and LaTeX.
 
@@ -23,8 +22,7 @@ from pathlib import Path
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
-from pycil_wsc.report.groups import group_runs
-from pycil_wsc.report.options import DEFAULT, Options
+from pycil_wsc.report.groups import DEFAULT, Options, group_runs
 from pycil_wsc.report.views import console_text
 from pycil_wsc.results import Found, Record, find_runs, read_result
 

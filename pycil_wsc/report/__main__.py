@@ -11,10 +11,10 @@ from pathlib import Path
 from pycil_wsc.errors import UserError
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import find_runs, write_found
-from pycil_wsc.report.groups import group_runs
+from pycil_wsc.report.groups import DEFAULT, Options, group_runs
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.views import baseline_of, row_names
+from pycil_wsc.report.studies import STUDIES
+from pycil_wsc.report.views import baseline_of
 from pycil_wsc.results import Record
 
 
@@ -89,10 +89,10 @@ def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
 def _check_baseline(records: Sequence[Record], options: Options) -> None:
     present: set[str] = set()
     for group in group_runs(records, options)[0]:
-        names = row_names(group)
-        if baseline_of(group, names):
+        rows = STUDIES[0].rows_of(group)
+        if baseline_of(group, rows):
             return
-        present |= {group.name_of(record) for record in names}
+        present |= set(rows["own"])
     raise UserError(
         f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
         f"available: {clean(', '.join(sorted(present))) or 'none'}"

@@ -16,11 +16,12 @@ from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.names import clean, studied_value
 from pycil_wsc.report.recorded import Points
-from pycil_wsc.report.rows import memory_text
+from pycil_wsc.report.rows import MEASURES, measured, memory_text
 from pycil_wsc.report.series import Plot, Series
-from pycil_wsc.report.studies import RETAINED
+from pycil_wsc.report.studies import STUDIES
 from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, legend, new_figure, panels, wrapped
 from pycil_wsc.report.tables import Failed
+from pycil_wsc.report.views import rest_of
 from pycil_wsc.results import Record
 
 MARKED = 25  # points of a curve with markers
@@ -262,19 +263,20 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     Runs that differ in further keys are lines of their own, with another marker.
     """
     group = series.group
-    studied = RETAINED.studied or ()
-    rows = group.rows.loc[[RETAINED.row(record) is not None for record in group.records]]
+    retained = next(study for study in STUDIES if study.slug == "retain-rate")
+    rows = retained.rows_of(group)
     rows = rows.assign(
         x=[100 * float(studied_value(record, "wsc.retain")) for record in rows["record"]],
         last=[not studied_value(record, "wsc.average") for record in rows["record"]],
-        rest=[group.rest(record, studied) for record in rows["record"]],
+        rest=rest_of(rows, retained.studied or ()),
+        average=measured(rows, MEASURES["accuracy"][0]),
     )
     line_of = ["memory", "last", "rest"]
     rows = rows.loc[rows.groupby(line_of)["x"].transform("nunique") > 1]
     if rows.empty:
         return
-    names = group.names(rows["record"], lambda record: record.method, studied)
-    rows["variant"] = [clean(names[record].removeprefix("wsc")) for record in rows["record"]]
+    rows = group.named(rows, "variant", "learner", retained.studied or ())
+    rows["variant"] = [clean(name.removeprefix("wsc")) for name in rows["variant"]]
     memories, variants = sorted(rows["memory"].unique()), list(rows["variant"].unique())
     styles: dict[str, Style] = {}
     for (memory, last, _), own in rows.groupby(line_of):

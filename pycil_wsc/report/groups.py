@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -15,7 +15,6 @@ from pycil_wsc.errors import shown
 from pycil_wsc.report.names import (
     STUDIED,
     as_text,
-    changed_keys,
     clean,
     dataset_names,
     distinguishing_keys,
@@ -24,14 +23,30 @@ from pycil_wsc.report.names import (
     method_rank,
     studied_value,
 )
-from pycil_wsc.report.options import DEFAULT, Options
-from pycil_wsc.report.paper import PAPER, share_of_schedule
-from pycil_wsc.report.rows import ACCURACIES, COSTS, LANGUAGE_COSTS, SCORING, USE, rows_of, scores
+from pycil_wsc.report.rows import PAPER, rows_of
 from pycil_wsc.results import LanguageResult, Problem, Record
 from pycil_wsc.results.duplicates import Variant, distinct, variants
 
 Variants = Mapping[Record, Variant]
 Comparison = tuple[list[Record], Mapping[str, object], Sequence[str]]  # records, conditions, variants_of of a group
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a report."""
+
+    spread: str = "se"  # what ± and error bars show: the standard error of the mean, or the standard deviation (sd)
+    baseline: str = "replay"  # the method that the others are compared with over equal seeds
+    labels: tuple[tuple[str, str], ...] = ()  # a shell pattern and the display name of methods or data sets it matches
+    paper: bool = True  # show the paper's numbers beside ours
+    all_figures: bool = False  # also draw the figures that are omitted from the report of a large sweep
+
+    @property
+    def spread_name(self) -> str:
+        return {"se": "standard error", "sd": "standard deviation"}[self.spread]
+
+
+DEFAULT = Options()
 
 
 class Setting(NamedTuple):
@@ -54,9 +69,10 @@ class Setting(NamedTuple):
 class Group:
     """Runs that may be compared: they differ only in the method and in the keys that a study varies.
 
-    ``rows`` is their table of rows, ``reference`` has the paper's numbers. ``conditions``: keys for which the setting's
-    other groups have other values. ``variants_of``: methods that have variants without a counterpart in any other
-    method; their group holds all their runs and has no conditions. ``only_tuning``: no other setting has trials.
+    ``rows``: their table of rows, with the name of each run's method or label as ``own``, and whether it is one of the
+    ``main`` runs, which belong to no study. ``reference``: the paper's numbers. ``conditions``: keys for which the
+    setting's other groups have other values. ``variants_of``: methods that have variants without a counterpart in any
+    other method; their group holds all their runs and has no conditions. ``only_tuning``: no other setting has trials.
     """
 
     def __init__(
@@ -64,84 +80,73 @@ class Group:
     ) -> None:
         records, self.conditions, self.variants_of = comparison
         self.records = sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.seed))
-        self.setting, self.variant_of, self.options = setting, variant_of, options
+        self.setting, self.options = setting, options
         self.only_tuning = True
         self.tasks = [clean(task) for task in setting.tasks]
-        self.columns = [*ACCURACIES, *COSTS, *SCORING]
         self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
         self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
         if setting.tasks:
-            self.columns = [*scores(self.tasks, "trace"), *USE, *LANGUAGE_COSTS]
             self.memory_title = "% of each earlier task replayed"
+        self.rows = rows_of(self.records, variant_of)
         self.labels: set[str] = set()
-        self.labelled: dict[Hashable, str] = {}  # the label of each method's variants
-        for record in self.records:
+        self.rows["own"] = self._own_names()
+        self.rows["main"] = self._in_no_study()
+        self.title, self.slug = self._title(dataset), self._slug()
+
+    def _own_names(self) -> list[str]:
+        """The label in each run's configuration; else that of the same variant's runs, or the method."""
+        labelled: dict[Hashable, str] = {}
+        for record, frozen in zip(self.records, self.rows["frozen"]):
             own = _label_of(record)
             if own:
                 self.labels.add(own)
-                self.labelled.setdefault((record.method, variant_of[record].frozen), own)
-        self.title, self.slug = self._title(dataset), self._slug()
+                labelled.setdefault((record.method, frozen), own)
+        names = []
+        for record, frozen in zip(self.records, self.rows["frozen"]):
+            names.append(_label_of(record) or labelled.get((record.method, frozen), record.method))
+        return names
 
-    @cached_property
-    def rows(self) -> pd.DataFrame:
-        """The table of rows: a line per run."""
-        return rows_of(self.records, self.columns)
-
-    def base(self) -> list[Record]:
-        """The runs that belong to no study, shown in the main tables and figures.
-
-        Their studied keys have the paper's values or, where no run has it, the most frequent one.
-        """
-        standard = {}
+    def _in_no_study(self) -> list[bool]:
+        """Whether a run's studied keys have the paper's values or, where no run has it, the most frequent one."""
+        usual = {}
         for name, papers in STUDIED.items():
             values = Counter(studied_value(record, name) for record in self.records if name in record.config)
-            standard[name] = papers if papers in values or not values else values.most_common(1)[0][0]
+            usual[name] = papers if papers in values or not values else values.most_common(1)[0][0]
         found = []
         for record in self.records:
             own = [name for name in STUDIED if name in record.config]
-            if all(studied_value(record, name) == standard[name] for name in own):
-                found.append(record)
+            found.append(all(studied_value(record, name) == usual[name] for name in own))
         return found
 
-    def rest(self, record: Record, studied: Iterable[str]) -> Hashable:
-        """The values that decide the result, except ``studied`` keys, method, memory size and seed."""
-        return Variant((name, value) for name, value in self.variant_of[record].items() if name not in studied).frozen
-
-    def names(
+    def named(
         self,
-        records: Iterable[Record],
-        base: Callable[[Record], str] | None = None,
+        rows: pd.DataFrame,
+        column: str = "method",
+        base: str = "own",
         studied: Collection[str] = (),
         brief: bool = True,
-    ) -> dict[Record, str]:
-        """``{record: name}``: the ``base`` name and the keys that distinguish runs with the same base name.
+    ) -> pd.DataFrame:
+        """``rows`` with a name in a further ``column``, in the order of the names.
 
-        By default, the base name is the label in the run's configuration, or its method. ``studied`` keys are already
-        in the base name. ``brief``: omit values of the paper's method if the names remain distinct.
+        A name is that in the column ``base`` and the keys that distinguish runs with the same one. Rows without a base
+        are left out. ``studied`` keys are already in the base. ``brief``: omit values of the paper's method if the
+        names remain distinct.
         """
-        brief = brief and not self.tasks
-        alike: dict[str, dict[Hashable, list[Record]]] = defaultdict(lambda: defaultdict(list))
-        for record in records:
-            alike[(base or self.name_of)(record)][self.variant_of[record].frozen].append(record)
-        names: dict[Record, str] = {}
-        for name, members in alike.items():
-            first = [found[0] for found in members.values()]
-            distinguishing = distinguishing_keys([self.variant_of[record] for record in first], studied)
+        names: dict[Hashable, str] = {}  # by the index of the row
+        for name, alike in rows.groupby(base, sort=False):
+            runs = [own for _, own in alike.groupby("frozen", sort=False)]
+            distinguishing = distinguishing_keys([own["variant"].iloc[0] for own in runs], studied)
             whole, shorter = [], []
-            for record in first:
-                variant = self.variant_of[record]
-                keys = in_order({*distinguishing, *changed_keys(record).difference(studied)} & variant.keys())
+            for own in runs:
+                variant, changed = own["variant"].iloc[0], own["changed"].iloc[0]
+                keys = in_order({*distinguishing, *changed.difference(studied)} & variant.keys())
                 told = [key for key in keys if key not in STUDIED or variant[key] != STUDIED[key]]
-                for texts, chosen in ((whole, keys), (shorter, told)):
-                    texts.append(" ".join([name, *(f"{key}={as_text(variant[key])}" for key in chosen)]))
-            for found, text in zip(members.values(), shorter if brief and len(set(shorter)) == len(shorter) else whole):
-                names |= dict.fromkeys(found, str(text))
-        return names
-
-    def name_of(self, record: Record) -> str:
-        """The label in the run's configuration; else that of the same variant's runs, or the method."""
-        same = record.method, self.variant_of[record].frozen
-        return _label_of(record) or self.labelled.get(same, record.method)
+                whole.append(_with_keys(str(name), variant, keys))
+                shorter.append(_with_keys(str(name), variant, told))
+            distinct = len(set(shorter)) == len(shorter)
+            for own, text in zip(runs, shorter if brief and distinct and not self.tasks else whole):
+                names |= dict.fromkeys(own.index, text)
+        return rows.loc[list(names)].assign(**{column: list(names.values())})
 
     def shown(self, name: str) -> str:
         """The display name of a row or line."""
@@ -188,6 +193,10 @@ def _papers_numbers(setting: Setting) -> dict[str, Any]:
     usual = setting.fixed_memory and not setting.validation_split and not setting.part
     same = usual and PAPER["backbones"].get(setting.dataset) == setting.convnet_type
     return PAPER["tables"].get(f"{setting.dataset}-b{setting.init_cls}-inc{setting.increment}", {}) if same else {}
+
+
+def _with_keys(name: str, variant: Variant, keys: Iterable[str]) -> str:
+    return " ".join([name, *(f"{key}={as_text(variant[key])}" for key in keys)])
 
 
 def _label_of(record: Record) -> str:
@@ -325,6 +334,10 @@ def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:
     known = sorted(by_method[anchor], reverse=True)
     if len(known) == 1:
         return dict.fromkeys(records, known[0])
+
+    def share_of_schedule(method: str, epochs: tuple[int, int]) -> tuple[float, float] | None:
+        theirs = PAPER["schedules"].get(method.removesuffix("+wsc"))
+        return (epochs[0] / theirs[0], epochs[1] / theirs[1]) if theirs else None
 
     def unlikeness(method: str, epochs: tuple[int, int], other: tuple[int, int]) -> int:
         share = share_of_schedule(method, epochs)

@@ -6,17 +6,22 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
+from typing import Any
 
 from pycil_wsc.results import Record
 from pycil_wsc.results.identity import LEADING, OF_FIRST_TASK
 
-METHODS = json.loads(Path(__file__).with_name("methods.json").read_text(encoding="utf-8"))["methods"]
+
+def data_file(name: str) -> Any:
+    """The contents of a JSON file of this package."""
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+METHODS = data_file("methods.json")["methods"]
 RANKS = {method: place for place, method in enumerate(METHODS)}
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100", "digits": "Digits"}
 LONGEST = 60  # longest name of a user's data set, in characters
-STUDIED: dict[
-    str, bool | float | str
-] = {  # the keys that the paper's studies vary, with the values of the paper's method
+STUDIED: dict[str, bool | float | str] = {  # the keys of the paper's studies with the values of the paper's method
     "wsc.importance": "moment",
     "wsc.reset": "blend",
     "wsc.reset_every": "once",

@@ -15,10 +15,9 @@ from markupsafe import Markup
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.experiment import experiment
 from pycil_wsc.report.figures import Plot, figures
-from pycil_wsc.report.groups import Group, group_runs
+from pycil_wsc.report.groups import Group, Options, group_runs
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.options import Options
-from pycil_wsc.report.paper import PAPER
+from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.style import drawing, inline, to_files
 from pycil_wsc.report.tables import FOLDER, Failed, Table
 from pycil_wsc.report.tuning import write_winners

@@ -1,15 +1,19 @@
-"""The table of rows: a line per run with its method, memory, seed and every measure. All tables are views of it."""
+"""The table of rows, a line per run, of which every table and figure is a view; and the measures that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from pycil_wsc.report.paper import expands
+from pycil_wsc.report.names import changed_keys, data_file
 from pycil_wsc.results import ALL, Record
+from pycil_wsc.results.duplicates import Variant
 
+PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
 Contents = Mapping[str, Any]  # of a result
 
 
@@ -17,108 +21,97 @@ class Column(NamedTuple):
     """A column of a table.
 
     ``place``: where its number is in a result, keys and indices with dots between, or a function of the result. If a
-    list is there, its mean counts.
+    list is there, its mean counts. ``exact``: a count, the same in every seed. ``signed``: a difference.
     """
 
     label: str
     place: str | Callable[[Contents], float] = ""
     decimals: int = 2
     scale: float = 1
-    exact: bool = False  # a count: the same in every seed
-    signed: bool = False  # a difference
+    exact: bool = False
+    signed: bool = False
+
+    def read(self, record: Record) -> float | None:
+        """The number in a run's result; None if it lacks the measure, such as a result of an earlier version."""
+        found: Any = record.data
+        try:
+            if callable(self.place):
+                return self.place(found)
+            for key in self.place.split("."):
+                found = found[int(key)] if isinstance(found, list) else found[key]
+            return self.scale * sum(found) / len(found) if isinstance(found, list) else self.scale * found
+        except (KeyError, TypeError, IndexError, ZeroDivisionError):
+            return None
 
 
-MIB = 2**-20
-ACCURACIES = [
-    Column("average", "avg_acc"),
-    Column("last", "last_acc"),
-    Column("newest task", "new_acc"),
-    Column("forgetting", "forgetting"),
-    Column("last, top-5", "top5_curve.-1"),
-    Column("task known", "task_known_curve"),
-    Column("NME average", "nme_curve"),
-]
-TRAINING = Column("training, s", "train_seconds", 0)
-SPENT = Column("training in this run, s", "train_seconds_spent", 0)
-COSTS = [
-    TRAINING,
-    SPENT,
-    Column("total, s", "total_seconds", 0),
-    Column("training images", "images_trained", 0, exact=True),
-    Column("peak memory, MiB", "peak_memory_bytes", 0, MIB),
-    Column("parameters", "parameters", 0, exact=True),
-]
-SCORING = [
-    Column("scoring, s", "importance_seconds"),
-    Column("scoring, MiB", "importance_bytes", scale=MIB),
-    Column("scoring, passes", "importance_passes"),
-]
-USE = [Column("minutes", "train_minutes", 1), Column("relative VRAM", "relative_vram_minutes", 1)]
-LANGUAGE_COSTS = [
-    Column("models resident", "models_resident", exact=True),
-    Column("streamed", "models_resident_streamed", exact=True),
-    Column("relative VRAM, streamed", "relative_vram_minutes_streamed", 1),
-    Column("peak memory (MiB)", "peak_memory_bytes", 0, MIB),
-    Column("tokens trained", "tokens_trained", 0, exact=True),
-    Column("tokens per second", "tokens_per_second", 0),
-    Column("padding (%)", "padding", 1, 100),
-]
+MEASURES: dict[str, list[Column]] = {}
+for _kind, _columns in data_file("measures.json").items():
+    if _kind != "note":
+        MEASURES[_kind] = [Column(**column) for column in _columns]
 
 
-def scores(tasks: Sequence[str], version: str) -> list[Column]:
-    """A language model's scores after the last task, in percent, by one version of the metrics."""
-    summaries = {"last_average": "average", "new_score": "new task", "forgetting": "forgetting"}
-    places = {f"matrix.-1.{place}": task for place, task in enumerate(tasks)} | summaries
+def scores(tasks: Sequence[str], version: str = "trace", stage: int | None = None) -> list[Column]:
+    """A language model's scores in percent, by one version of the metrics.
+
+    They are those after the last task with their summaries, or those after the task number ``stage``, from 0, with
+    their mean (TRACE's overall performance).
+    """
+    row = "matrix.-1" if stage is None else f"matrix.{stage}"
+    places = {f"{row}.{number}": task for number, task in enumerate(tasks)}
+    if stage is None:
+        places |= {"last_average": "average", "new_score": "new task", "forgetting": "forgetting"}
+    else:
+        places[row] = "overall"
     columns = [Column(label, f"scores.{version}.{place}", scale=100) for place, label in places.items()]
-    return [*columns, _transfer(len(tasks), version)]
+    learned = len(tasks) if stage is None else stage + 1
+    return [*columns, Column("backward transfer", partial(_backward_transfer, version=version, tasks=learned))]
 
 
-def scores_after(tasks: Sequence[str], stage: int) -> list[Column]:
-    """A language model's scores after the task number ``stage``, from 0, with their mean (TRACE's overall)."""
-    places = {f"matrix.{stage}.{place}": task for place, task in enumerate(tasks)} | {f"matrix.{stage}": "overall"}
-    columns = [Column(label, f"scores.trace.{place}", scale=100) for place, label in places.items()]
-    return [*columns, _transfer(stage + 1, "trace")]
-
-
-def _transfer(tasks: int, version: str) -> Column:
+def _backward_transfer(data: Contents, version: str, tasks: int) -> float:
     """The mean over the first ``tasks`` of (last score - score when learned) in percent; 0 for the newest one."""
-
-    def read(data: Contents) -> float:
-        matrix = data["scores"][version]["matrix"][:tasks]
-        return sum(100 * (last - row[-1]) for last, row in zip(matrix[-1], matrix)) / tasks
-
-    return Column("backward transfer", read)
+    matrix = data["scores"][version]["matrix"][:tasks]
+    return sum(100 * (last - row[-1]) for last, row in zip(matrix[-1], matrix)) / tasks
 
 
-def rows_of(records: Iterable[Record], columns: Sequence[Column]) -> pd.DataFrame:
-    """A line per run. A measure that a run lacks, such as one of an earlier version, is NaN."""
+def rows_of(records: Iterable[Record], variant_of: Mapping[Record, Variant]) -> pd.DataFrame:
+    """The table of rows.
+
+    ``variant``: the values that decide the result, except method, memory size and seed; ``frozen``: the same as a
+    hashable. ``changed``: the keys of the paper's studies in which a run differs from the paper's method.
+    """
     lines = []
     for record in records:
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
-        line["expands"] = expands(record.method)
-        for column in columns:
-            line[column.label] = _value(record.data, column)
+        line |= {"expands": expands(record.method), "changed": changed_keys(record)}
+        line |= {"variant": variant_of[record], "frozen": variant_of[record].frozen}
         lines.append(line)
     return pd.DataFrame(lines)
 
 
-def _value(found: Any, column: Column) -> float | None:
-    try:
-        if callable(column.place):
-            return column.place(found)
-        for key in column.place.split("."):
-            found = found[int(key)] if isinstance(found, list) else found[key]
-        return column.scale * sum(found) / len(found) if isinstance(found, list) else column.scale * found
-    except (KeyError, TypeError, IndexError, ZeroDivisionError):
-        return None
+def measured(rows: pd.DataFrame, column: Column) -> np.ndarray:
+    """The measure of each row; NaN where a run lacks it."""
+    return np.array([column.read(record) for record in rows["record"]], dtype=float)
 
 
-def named(rows: pd.DataFrame, names: Mapping[Record, str], column: str) -> pd.DataFrame:
-    """The lines of the runs that have a name, in the order of ``names``, with the name in a further ``column``."""
-    lines = rows.set_index("record").loc[list(names)].reset_index()
-    return lines.assign(**{column: lines["record"].map(dict(names))})
+def melted(rows: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
+    """A line per row and measure, with the measure's label as its ``column`` and its ``value``."""
+    parts = []
+    for column in columns:
+        parts.append(rows.assign(column=column.label, value=measured(rows, column)))
+    return pd.concat(parts) if parts else rows.iloc[:0]
+
+
+def by_memory(rows: pd.DataFrame, unit: str = "") -> pd.DataFrame:
+    """A line per row, whose ``column`` is the size of its memory and whose ``value`` is its average accuracy."""
+    sizes = [memory_text(memory) + unit for memory in rows["memory"]]
+    return rows.assign(column=sizes, value=measured(rows, MEASURES["accuracy"][0]))
 
 
 def memory_text(memory: float) -> str:
     """A number of exemplars in tables and figures."""
     return "all" if memory == ALL else f"{memory:,}"
+
+
+def expands(method: str) -> bool:
+    """Whether the method's network grows with the tasks (or doubles)."""
+    return method.removesuffix("+wsc") in PAPER["expanding"]

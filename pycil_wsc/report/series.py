@@ -10,10 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.notes import of_gaps
-from pycil_wsc.report.paper import expands
-from pycil_wsc.report.rows import TRAINING, memory_text, named
+from pycil_wsc.report.rows import MEASURES, expands, measured, memory_text, scores
 from pycil_wsc.report.style import line_styles
+from pycil_wsc.report.tables import notes
 from pycil_wsc.results import ALL
 
 MOST = 16  # lines in a figure that a reader can still distinguish
@@ -40,7 +39,12 @@ class Series:
 
     def __init__(self, group: Group) -> None:
         self.group, self.options = group, group.options
-        rows = named(group.rows, group.names(group.base()), "name")
+        rows = group.named(group.rows.loc[group.rows["main"]], "name")
+        columns = (
+            [*scores(group.tasks), *MEASURES["use"]] if group.tasks else [*MEASURES["accuracy"], *MEASURES["cost"]]
+        )
+        for column in columns:
+            rows[column.label] = measured(rows, column)
         methods: dict[str, str] = dict(zip(rows["name"], rows["learner"]))
         runs = Counter(rows["name"])
         often = sorted(methods, key=lambda name: -runs[name])
@@ -53,7 +57,7 @@ class Series:
         self.labels = {name: group.shown(name) for name in self.methods}
         self.rows = rows.loc[rows["name"].isin(kept)]
         self.memories: list[float] = sorted(self.rows["memory"].unique())
-        seconds = self.rows.get(TRAINING.label, pd.Series(dtype=float))  # language models have other measures
+        seconds = self.rows.get("training, s", pd.Series(dtype=float))  # language models have other measures
         self.unit = "hours" if seconds.max() >= 36_000 else "minutes" if seconds.max() >= 180 else "seconds"
         self.rows = self.rows.assign(time=seconds / {"hours": 3600, "minutes": 60, "seconds": 1}[self.unit])
 
@@ -62,14 +66,14 @@ class Series:
         numbers = [number for number in self.memories if number != ALL]
         return 2 * (max(numbers, default=0) or 1) if memory == ALL else memory
 
-    def notes(self, rows: pd.DataFrame, *notes: str, errors: str = "") -> tuple[str, ...]:
-        """Notes on the number of seeds of ``rows``, ``notes``, and notes on missing runs.
+    def notes(self, rows: pd.DataFrame, *further: str, errors: str = "") -> tuple[str, ...]:
+        """Notes on the number of seeds of ``rows``, ``further``, and notes on missing runs.
 
         ``errors``: what shows the spread in the figure, such as "error bars", if anything does.
         """
         counts = rows.groupby(["name", "memory"])["record"].nunique()
         spread = f"; {errors}: ± {self.options.spread_name}." if errors and counts.max() > 1 else "."
-        found = [means_over(counts) + spread, *notes]
+        found = [means_over(counts) + spread, *further]
         if any(map(expands, self.methods.values())):
             found.append("Dashed lines and hollow markers: methods whose network grows with the tasks.")
         if self.left_out:
@@ -78,7 +82,7 @@ class Series:
         for name, own in self.rows.groupby("name", sort=False)["memory"]:
             wanted = [memory for memory in self.memories if memory] if own.any() else [0]
             gaps[self.labels[str(name)]] = [memory_text(memory) for memory in wanted if (name, memory) not in counts]
-        return *found, *of_gaps(gaps)
+        return *found, *notes("missing", {name: places for name, places in gaps.items() if places})
 
 
 def means_over(counts: Iterable[int]) -> str:

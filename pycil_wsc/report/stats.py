@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
+import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
 LEVEL = 0.95  # of the intervals by which a difference counts
-Summary = tuple[float, float, int]  # a mean over seeds, its standard error, and the number of seeds
+Numbers = TypeVar("Numbers", float, pd.Series)
 
 
-def reach(freedom: float) -> float:
+def reach(freedom: Numbers) -> Numbers:
     """How many standard errors a two-sided interval of ``LEVEL`` reaches to each side, by Student's t."""
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return stdtrit(freedom, (1 + LEVEL) / 2)
 
 
 def is_ahead(differences: pd.Series) -> bool:
@@ -23,19 +24,17 @@ def is_ahead(differences: pd.Series) -> bool:
     return bool(count > 1 and differences.mean() > reach(count - 1) * differences.sem())
 
 
-def is_above(ours: Summary, theirs: Summary) -> bool:
-    """Whether the interval of the difference between two means over unrelated seeds is above 0 (Welch's test).
+def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
+    """Whether the interval of the difference between two means over unrelated seeds excludes 0 (Welch's test).
 
-    A single seed has no interval, nor has a mean without a standard error.
+    Both have the columns ``mean``, ``error`` and ``count``. A single seed has no interval, nor has a mean without a
+    standard error.
     """
-    (mean, error, count), (other, other_error, others) = ours, theirs
-    if min(count, others) < 2:
-        return False
-    variance = error**2 + other_error**2
-    if not variance:
-        return mean > other
-    freedom = variance**2 / (error**4 / (count - 1) + other_error**4 / (others - 1))
-    return mean - other > reach(freedom) * math.sqrt(variance)
+    squares, their_squares = ours["error"] ** 2, theirs["error"] ** 2
+    variance = squares + their_squares
+    freedom = variance**2 / (squares**2 / (ours["count"] - 1) + their_squares**2 / (theirs["count"] - 1))
+    width = reach(freedom.fillna(1)) * np.sqrt(variance)  # without any variance, every difference counts
+    return (ours["mean"] - theirs["mean"]).abs() > width
 
 
 def best(candidates: Mapping[Hashable, pd.Series]) -> list[Hashable]:
@@ -55,8 +54,8 @@ def _behind(ours: pd.Series, top: pd.Series) -> bool:
     differences = (top - ours).dropna()  # of the seeds that both have
     if len(differences) > 1:
         return is_ahead(differences)
-    return is_above(_summary(top), _summary(ours))
+    return bool(apart(_summary(top), _summary(ours)).iloc[0])
 
 
-def _summary(seeds: pd.Series) -> Summary:
-    return float(seeds.mean()), float(seeds.std() / math.sqrt(seeds.count())), int(seeds.count())
+def _summary(seeds: pd.Series) -> pd.DataFrame:
+    return pd.DataFrame({"mean": [seeds.mean()], "error": [seeds.sem()], "count": [seeds.count()]})

@@ -22,7 +22,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pycil_wsc.report.paper import expands
+from pycil_wsc.report.rows import expands
 
 INK, SURFACE = "#24292f", "#fefefe"
 LOOKS = json.loads(Path(__file__).with_name("methods.json").read_text(encoding="utf-8"))

@@ -191,5 +191,11 @@ def _number(text: str) -> str:
 FOLDER = jinja2.FileSystemLoader(Path(__file__).parent)
 MARKDOWN = jinja2.Environment(loader=FOLDER, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
 LATEX = MARKDOWN.overlay("<%", "%>", "<<", ">>", "<#", "#>")  # braces are LaTeX's own
-MARKDOWN.filters |= {"markdown": _markdown}
+MARKDOWN.filters |= {"markdown": _markdown, "clean": clean}
 LATEX.filters |= {"latex": _latex, "number": _number, "clean": clean}
+
+
+def notes(kind: str, *facts: object) -> list[str]:
+    """The lines of a macro of ``notes.j2``."""
+    text = getattr(MARKDOWN.get_template("notes.j2").module, kind)(*facts)
+    return [line for line in text.split("\n") if line]
