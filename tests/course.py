@@ -11,13 +11,13 @@ from small_runs import SETTINGS
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS
+from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.devices import resolved_device
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.learners import loop
 from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.runs.class_incremental import for_training
 from pycil_wsc.runs.testing import accuracy_of, predictions
 
 SCHEDULES = [  # by epoch, over epochs of one step, and by iteration

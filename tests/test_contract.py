@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.features import FeatureSource
 from pycil_wsc.data.stored import ExemplarValues
@@ -24,7 +25,6 @@ from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.networks.stages import with_stages
 from pycil_wsc.registry import register_learner
-from pycil_wsc.runs.class_incremental import for_training
 from pycil_wsc.runs.run import Run
 
 

@@ -9,6 +9,7 @@ from small_runs import results, write
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load
+from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.errors import UserError
@@ -20,7 +21,6 @@ from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs import measure
-from pycil_wsc.runs.class_incremental import for_training
 from pycil_wsc.runs.planning import plan_of
 from pycil_wsc.runs.run import Run
 
@@ -46,7 +46,7 @@ def slow(monkeypatch, clock, cls, loss, seconds_per_image):
 
 def seconds_of(tmp_path, settings):
     (config,) = load(write(tmp_path, settings))
-    return measure.measurer(for_training)(config, Datasets().of(config))
+    return measure.measurer()(config, Datasets().of(config))
 
 
 def test_the_estimate_is_each_phases_images_times_its_measured_seconds(settings, tmp_path, clock, monkeypatch):

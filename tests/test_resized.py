@@ -15,13 +15,13 @@ from small_runs import write
 from main import main
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import measure
-from pycil_wsc.runs.class_incremental import for_training
 
 SIZES = {"wide.jpg": (200, 100), "high.jpg": (90, 300), "small.jpg": (64, 80), "exact.png": (73, 73)}
 

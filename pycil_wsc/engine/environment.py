@@ -1,7 +1,9 @@
 """The environment of a run: deterministic algorithms, and the commit of the code."""
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -16,6 +18,19 @@ def deterministic(wanted: bool) -> None:
     With the restriction, an operation without a deterministic algorithm raises RuntimeError.
     """
     torch.use_deterministic_algorithms(wanted)
+
+
+@contextlib.contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Within, torch computes with so many threads on the CPU; None: with as many as before."""
+    before = torch.get_num_threads()
+    if number:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        if number:
+            torch.set_num_threads(before)
 
 
 def commit() -> str | None:

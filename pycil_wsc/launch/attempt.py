@@ -23,7 +23,7 @@ from pycil_wsc.files import Json, locked, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import RECORD, recorded
 from pycil_wsc.results import RESULT, has_result, read_result
-from pycil_wsc.runs.progress import Progress, close_log, log_closed_after, open_log
+from pycil_wsc.runs.progress import Progress, log_file
 
 TRACEBACK_LINES = 20
 FAILURE = "failed.json"
@@ -106,13 +106,9 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
 
 
 def execute(config: RunConfig, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Json]:
-    """Train and test the run in all processes, each of which calls this; returns its result.
-
-    Afterwards its log is closed, and torch has as many threads as before.
-    """
+    """Train and test the run in all processes, each of which calls this; returns its result."""
     dataset = in_all(lambda: data.of(config))
-    with log_closed_after(run_folder(config)):
-        return kind_of(config).execute(config, dataset, on_progress)
+    return kind_of(config).execute(config, dataset, on_progress)
 
 
 def failed(error: Exception) -> Outcome:
@@ -130,11 +126,9 @@ def record_failure(job: Job, outcome: Outcome) -> None:
     folder = run_folder(job.config)
     record = {"reason": outcome.failure, "traceback": outcome.trace.splitlines()[-TRACEBACK_LINES:]}
     record |= {"attempt": job.attempt, "time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": commit()}
-    try:
-        open_log(folder).error("attempt %d failed: %s\n%s", job.attempt, outcome.failure, outcome.trace)
-        write_json(folder / FAILURE, record)
-    finally:
-        close_log(folder)
+    with log_file(folder) as log:
+        log.error("attempt %d failed: %s\n%s", job.attempt, outcome.failure, outcome.trace)
+    write_json(folder / FAILURE, record)
 
 
 def remove_unfinished(config: RunConfig) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, SeededTasks
+from pycil_wsc.data.options import DataOptions
 from pycil_wsc.engine.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
 from pycil_wsc.keys import key
 from pycil_wsc.networks.options import BackboneOptions
@@ -63,10 +63,7 @@ class LearnerConfig(
     BudgetOptions,
     LearnerOptions,
     BackboneOptions,
-    AugmentationOptions,
-    ImageOptions,
-    MemoryOptions,
-    SeededTasks,
+    DataOptions,
 ):
     """What a learner reads of a run's configuration: the keys of the rooms below, and these.
 

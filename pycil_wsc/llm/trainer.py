@@ -16,6 +16,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.consolidation.sharded import local
 from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device, synchronize
+from pycil_wsc.engine.environment import threads
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
@@ -53,7 +54,11 @@ class LanguageRun(TrainerCallback):
 
     def execute(self) -> dict[str, object]:
         """Train and test every task; returns the contents of ``result.json``."""
-        self.journal.open()
+        with contextlib.ExitStack() as files, threads(self.config.threads):
+            self.journal.open_log(files)
+            return self._execute()
+
+    def _execute(self) -> dict[str, object]:
         self._set_up()
         found = self._restore()
         self.journal.mark = self.saved = time.perf_counter()
@@ -73,8 +78,6 @@ class LanguageRun(TrainerCallback):
     def _set_up(self) -> None:
         """Processes, device, model and Trainer."""
         config = self.config
-        if config.threads:
-            torch.set_num_threads(config.threads)
         self.processes = Processes(config.timeout_minutes)
         self.device = self.processes.device(resolved_device(config.device))
         if not self.processes.agree(self.corpus.fingerprint):

@@ -12,7 +12,7 @@ from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.files import Json, write_atomically
 from pycil_wsc.results.schema import HUGE
-from pycil_wsc.runs.progress import Progress, TaskBar, open_log
+from pycil_wsc.runs.progress import Progress, TaskBar, log_file
 from pycil_wsc.runs.scalars import Scalars, TensorBoard, WandB
 from pycil_wsc.state import State
 
@@ -50,10 +50,10 @@ class Journal:
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.mark = time.perf_counter()  # up to which the clock has counted
 
-    def open(self) -> None:
-        """Begin to write the log, which the caller closes."""
+    def open_log(self, files: contextlib.ExitStack) -> None:
+        """Begin to write the log, until ``files`` closes."""
         if self.writes:
-            self.log = open_log(self.folder)
+            self.log = files.enter_context(log_file(self.folder))
 
     def open_scalars(self, config: Config, files: contextlib.ExitStack) -> None:
         """Begin to write scalars, until ``files`` closes; those beyond the present state are discarded."""

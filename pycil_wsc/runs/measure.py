@@ -8,20 +8,19 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 
 from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.options import Config
+from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import numbered, resolved_device, synchronize
-from pycil_wsc.engine.environment import deterministic
+from pycil_wsc.engine.environment import deterministic, threads
 from pycil_wsc.engine.phase import Monitor, Phase
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners import budget
@@ -32,12 +31,11 @@ from pycil_wsc.runs.planning import plan_of
 WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA graph), then timed
 
 
-def measurer(for_training: Callable[[Dataset, Config], Dataset]) -> Callable[[Config, Dataset], float]:
+def measurer() -> Callable[[Config, Dataset], float]:
     """A function that estimates the training time of a whole run, in seconds, from its configuration and data.
 
-    ``for_training`` returns the data that the run reads, such as the copies that ``cache_images`` asks for. Runs whose
-    steps take equally long share a measurement; with a budget in operations, those that also have the same number of
-    images. Testing, the choice of exemplars, resets and saving are not included.
+    Runs whose steps take equally long share a measurement; with a budget in operations, those that also have the same
+    number of images. Testing, the choice of exemplars, resets and saving are not included.
     """
     measured: dict[str, Stopwatch] = {}
 
@@ -45,35 +43,33 @@ def measurer(for_training: Callable[[Dataset, Config], Dataset]) -> Callable[[Co
         plan = plan_of(config, tasks_of(dataset, config))
         if config.task_seconds:
             return config.task_seconds * len(plan)
-        relevant = {name: value for name, value in config.to_dict().items() if _is_relevant(name, config)}
-        key = json.dumps([relevant, plan if config.operations_like else []], sort_keys=True)
-        if key not in measured:
-            measured[key] = _measured(config, for_training(dataset, config))
+        keys = config.keys
+        decisive = {
+            name: value
+            for name, value in config.to_dict().items()
+            if keys[name].affects == "time" and keys[name].decides not in ("name", "files")
+        }
+        shared_by = json.dumps([decisive, plan if config.operations_like else []], sort_keys=True)
+        if shared_by not in measured:
+            measured[shared_by] = _measured(config, for_training(dataset, config))
+        watch = measured[shared_by]
         if config.operations_like:
-            return sum(map(measured[key].seconds, range(len(plan))))
-        return sum(images * each for images, each in zip(plan, measured[key].seconds_per_image(), strict=True))
+            return sum(map(watch.seconds, range(len(plan))))
+        return sum(images * each for images, each in zip(plan, watch.seconds_per_image(), strict=True))
 
     return seconds
 
 
-def _is_relevant(name: str, config: Config) -> bool:
-    key = config.keys[name]
-    return key.affects == "time" and key.decides not in ("name", "files")
-
-
 def _measured(config: Config, dataset: Dataset) -> Stopwatch:
     """Measure and print the speed."""
-    threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(config.threads or threads)
-        watch = measure(config, dataset)
+        with threads(config.threads):
+            watch = measure(config, dataset)
     except UserError:
         raise
     except Exception as error:  # such as a GPU without enough memory
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"--measure: {config.method} cannot be trained here ({message})") from error
-    finally:
-        torch.set_num_threads(threads)
     print(f"measured {config.method}: {watch}", flush=True)
     return watch
 
@@ -108,10 +104,9 @@ def truncated(learner: type[BaseLearner]) -> type[Truncated]:
 
 
 class Truncated(BaseLearner):
-    """A mixin for learners that shortens each phase to ``most_steps`` steps.
+    """A mixin for learners that ends each phase after ``most_steps`` steps.
 
-    If an epoch has fewer batches, a phase has as many whole epochs as reach that number of steps. ``planned``: task ->
-    the number of images that each of its phases would train on, within the budget if there is one.
+    ``planned``: task -> the number of images that each of its phases would train on, within the budget if there is one.
     """
 
     most_steps = 0
@@ -124,21 +119,14 @@ class Truncated(BaseLearner):
         self.planned[task.index] = []  # also of a task that trains nothing
         for number, phase in enumerate(super().phases(task)):
             budget.fit(self, task, number, phase)
-            batches = self.batches_of(phase)
+            batches = self.num_batches(len(phase.indices), phase.batch_size)
             epochs = phase.epochs if phase.steps is None else phase.steps / batches
             self.planned[task.index].append(epochs * phase.counted_images)
-            phase.epochs, phase.steps = min(phase.epochs, -(-self.most_steps // batches)), None
+            phase.steps = min(self.most_steps, phase.epochs * batches)
+            phase.epochs = -(-phase.steps // batches)
             before = self.train_flops
             yield phase
             self.train_flops = before + epochs * len(phase.indices) * (self.step_cost or 0)  # as if it were all done
-
-    def training_batches(self, indices: np.ndarray, *address: int, **options: Any) -> Iterator[Any]:
-        steps = max(1, self.most_steps)  # the operations of one are counted also where none is taken
-        return islice(super().training_batches(indices, *address, **options), steps)
-
-    def batches_of(self, phase: Phase) -> int:
-        """The batches of an epoch."""
-        return self.num_batches(len(phase.indices), phase.batch_size)
 
     def end_task(self, task: Task) -> None:
         """Do nothing: the task is not trained to its end."""
@@ -152,23 +140,21 @@ class Stopwatch(Monitor):
         self.warm_up = warm_up
         self.speeds: dict[tuple[int, int], float] = {}  # (task, number of its phase) -> seconds per image
         self.names: dict[tuple[int, int], str] = {}
-        self.steps = 0  # of the phase
-        self.untimed = 0  # of these
+        self.untimed = 0  # steps of the phase that are still to be left out
         self.images = 0.0  # of the timed steps
         self.started = 0.0
 
     def phase_started(self, task: Task, phase: Phase, first: int) -> None:
-        steps = phase.epochs * min(self.learner.batches_of(phase), self.learner.most_steps)
-        self.untimed = min(self.warm_up, steps - 1)
-        self.steps = 0
+        self.untimed = max(0, min(self.warm_up, (phase.steps or 0) - 1))
         self.images = 0.0
         self.started = self._now()
 
     def step(self, images: int) -> None:
-        self.steps += 1
-        if self.steps > self.untimed:
+        if not self.untimed:
             self.images += images
-        elif self.steps == self.untimed:
+            return
+        self.untimed -= 1
+        if not self.untimed:
             self.started = self._now()
 
     def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from pycil_wsc.errors import UserError
 
 INTERVAL = 0.25  # seconds
@@ -28,10 +26,6 @@ class Progress:
     line: str = ""  # a line to print, such as the summary of a task
     loaded: bool = False  # the task was loaded from another run instead of being trained
     unit: str = "images"
-
-    def seconds_left(self, planned: int) -> float | None:
-        """To the end of a run of ``planned`` images, at the present speed; None if that is not known."""
-        return max(0, planned - self.images) / self.speed if self.speed else None
 
 
 class TaskBar:
@@ -126,41 +120,18 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
-def open_log(folder: Path) -> logging.Logger:
-    """Create the run's own logger, which appends to ``log.txt`` in its folder until :func:`close_log`."""
-    close_log(folder)
-    log = _log_of(folder)
-    log.setLevel(logging.INFO)
-    log.propagate = False
+@contextlib.contextmanager
+def log_file(folder: Path) -> Iterator[logging.Logger]:
+    """A logger that appends to ``log.txt`` in a run's folder, until the end of the context."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handler = LogFile(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log = logging.Logger("pycil_wsc.run")  # of this run alone
     log.addHandler(handler)
-    return log
-
-
-def close_log(folder: Path) -> None:
-    """Close the log of the run in ``folder``, if it is open."""
-    log = _log_of(folder)
-    for handler in list(log.handlers):
-        log.removeHandler(handler)
-        handler.close()
-
-
-@contextlib.contextmanager
-def log_closed_after(folder: Path) -> Iterator[None]:
-    """A context for the run in ``folder``: on exit its log is closed, and torch has as many threads as before."""
-    threads = torch.get_num_threads()
     try:
-        yield
+        yield log
     finally:
-        close_log(folder)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-
-
-def _log_of(folder):
-    return logging.getLogger(f"pycil_wsc.run.{folder}")
+        handler.close()

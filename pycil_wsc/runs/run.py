@@ -17,7 +17,7 @@ from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.engine.environment import deterministic
+from pycil_wsc.engine.environment import deterministic, threads
 from pycil_wsc.engine.phase import Monitor, Phase, Resume
 from pycil_wsc.engine.processes import Processes, backend_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
@@ -83,12 +83,13 @@ class Run(Monitor):
 
     def execute(self) -> dict[str, Json]:
         """Train and test every task; returns the contents of ``result.json``."""
-        self.learn()
-        if self.config.save_weights is True and self.processes.first:
-            weights.save(self.folder, self.learner, self.config)
-        result = result_of(
-            self.config, self.dataset, self.data, self.learner, self.journal, self.confusion, self.peak_memory
-        )
+        with threads(self.config.threads):
+            self.learn()
+            if self.config.save_weights is True and self.processes.first:
+                weights.save(self.folder, self.learner, self.config)
+            result = result_of(
+                self.config, self.dataset, self.data, self.learner, self.journal, self.confusion, self.peak_memory
+            )
         if self.processes.first:
             write_result(self.folder, result)
         if self.processes.first and not self.config.tasks:  # a longer list of tasks resumes from it
@@ -98,6 +99,7 @@ class Run(Monitor):
     def learn(self) -> None:
         """Train and test every task that is left."""
         with contextlib.ExitStack() as files:  # closed, too, if the run fails
+            self.journal.open_log(files)
             self._begin()
             first, resume = self._restore()
             self.journal.open_scalars(self.config, files)
@@ -115,11 +117,8 @@ class Run(Monitor):
                 self.journal.say(summary(self.journal.history[-1]))
 
     def _begin(self):
-        """Open the log and set the process up."""
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
+        """Set the process up."""
         deterministic(self.config.deterministic)
-        self.journal.open()
         self._write(write_json, "config.json", in_file(self.config.to_dict()))
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")

@@ -1,0 +1,81 @@
+"""A data set as the options of this room ask for it: which of its images, how large, and read from where."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from pycil_wsc.data.datasets import path_of, sized
+from pycil_wsc.data.image_files import image_status
+from pycil_wsc.data.image_map import decoded
+from pycil_wsc.data.options import AugmentationOptions, DataOptions
+from pycil_wsc.data.resized import resized
+from pycil_wsc.data.subset import at_most, only
+from pycil_wsc.data.types import Dataset
+from pycil_wsc.data.validation import hold_out
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import Json
+from pycil_wsc.keys import declared
+
+D = TypeVar("D", bound=DataOptions)
+
+
+def configured(dataset: Dataset, options: DataOptions, pretraining: Mapping[str, Json] | None = None) -> Dataset:
+    """``dataset`` with the image size, augmentation, classes and part of the images that ``options`` specify.
+
+    ``pretraining``: ``image_size``, ``mean``, ``std`` and ``interpolation`` of a pre-trained model's images, of which
+    ``options`` may give another size.
+    """
+    changes: dict[str, Json] = {}
+    for name in declared(AugmentationOptions):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    if dataset.info.crop == "resized" and (unused := [name for name in ("padding", "brightness") if name in changes]):
+        raise UserError(f"{unused[0]}: has no effect on image files, which get random resized crops; leave the key out")
+    size = options.image_size
+    if pretraining:
+        size = size or pretraining["image_size"]
+        changes |= {name: pretraining[name] for name in ("mean", "std", "interpolation")}
+    if size:
+        dataset = sized(dataset, size)
+    dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **changes))
+    if options.classes:
+        dataset = only(dataset, options.classes)
+    if options.validation_split:
+        dataset = hold_out(dataset, options.validation_split, options.seed, one_task=bool(options.tasks))
+    if options.images_per_class is not None:
+        dataset = at_most(dataset, options.images_per_class, options.seed)
+    return dataset
+
+
+def for_training(dataset: Dataset, options: DataOptions) -> Dataset:
+    """``dataset`` with its image files replaced by decoded images or small copies, depending on ``cache_images``."""
+    root = path_of("data_root", options.data_root)
+    if options.cache_images in ("memory", "device"):
+        return decoded(dataset, root, options.num_workers, options.cache_images == "device")
+    return resized(dataset, root, options.num_workers) if options.cache_images else dataset
+
+
+def known_images(dataset: Dataset) -> np.ndarray:
+    """The training images by which a run counts ``memory_bytes``: all, or with ``tasks`` those of the first one.
+
+    Then a longer list of tasks does not change the size of the memory.
+    """
+    images, tasks = dataset.train.images, dataset.arrivals
+    return images if tasks is None or dataset.train.in_memory else images[tasks.train == 0]
+
+
+def with_memory_size(options: D, images: np.ndarray) -> D:
+    """``options`` with the ``memory_size`` that follows from ``memory_bytes``, if that is given.
+
+    ``images``: uint8 (N, side, side, 3), or (N,) paths, of which each counts as much as their mean size.
+    """
+    if options.memory_bytes is None:
+        return options
+    if images.dtype == np.uint8:
+        size = math.prod(images.shape[1:])
+    else:
+        size = sum(image_status(path).st_size for path in images.tolist()) / len(images)
+    return dataclasses.replace(options, memory_size=int(options.memory_bytes // size))
