@@ -275,3 +275,6 @@ def test_the_keys_of_the_data_set_are_those_of_the_file(tmp_path):
     wrong = {"digits": {"scheduler": {"gamma": 3}}}
     with pytest.raises(UserError, match="unknown key 'scheduler.gamma'"):
         load(pycils(tmp_path / "ds-al.json", dataset="digits", configurations=wrong))
+    warm = {"digits": {"scheduler": {"type": "MultiStep", "warmup": 5}}}
+    with pytest.raises(UserError, match="scheduler.warmup: .* is not built in; .* give warmup_epochs"):
+        load(pycils(tmp_path / "acil.json", model_name="acil", dataset="digits", configurations=warm))

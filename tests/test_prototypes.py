@@ -1,13 +1,14 @@
 """Methods that classify by mean features: SimpleCIL, APER with finetuning."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
 import torch
 from test_methods import SILENT, SMALL
 
-from pycil_wsc.config.loading import resolve
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs.run import Run
@@ -95,3 +96,12 @@ def test_the_backbone_of_cosine_classifiers_has_signed_features_and_learned_shor
     x = torch.rand(1, 16, 8, 8)
     expected = torch.relu(block.bn2(block.conv2(torch.relu(block.bn1(block.conv1(x))))) + block.shortcut(x))
     assert torch.equal(block(x), expected)
+
+
+def test_adam_in_pycils_file_of_aper_is_adamw_with_the_constants_of_sgd_as_there(tmp_path):
+    path = tmp_path / "aper_finetune.json"
+    for epochs, optimizer, rates in (("tuned_epoch", "adamw", (0.01, 0.004)), ("epochs", "adam", (1e-3, 0.004))):
+        path.write_text(json.dumps({"model_name": "aper_finetune", "optimizer": "adam", epochs: 20, "lrate": 0.004}))
+        (run,) = load(path)
+        assert (run.optimizer, run.epochs, run.init_lr, run.lrate) == (optimizer, 20, *rates)
+        assert (run.init_weight_decay, run.weight_decay) == ((5e-4, 0.005) if optimizer == "adamw" else (0, 0))

@@ -44,6 +44,8 @@ CASES = {
     **{name: {"model_name": name} for name in ("finetune", "replay", "bic", "wa", "der", "foster", "memo")},
     "icarl": {"model_name": "icarl", "seed": 1994},  # with 1993 rounding grows to 2e-4 in a weight, else to 1e-9
     **{name: {"model_name": name} for name in ("acil", "ds-al", "ncm", "slda", "ranpac", "fecam")},
+    **{name: TWO_TASKS | {"model_name": name} for name in ("lwf", "ewc", "gem", "simplecil", "aper_finetune")},
+    **{name: TWO_TASKS | {"model_name": name, "c_rate_list": [0.3]} for name in ("rmm-icarl", "rmm-foster")},
     "joint": {"model_name": "joint", "init_epoch": 2},
     "wsc": {"model_name": "wsc", "seed": 1994},  # with 1993 one element's rank hangs on rounding: kept, or reset
     # means over a part of a batch, stored values, a second backward pass, averages and merges of weights
@@ -75,7 +77,8 @@ CASES = {
     "mixed": TWO_TASKS | {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
     "analyses": TWO_TASKS | {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
 }
-PROTOTYPES = ("pass", "il2a", "ssre")  # each process computes the loss of all prototypes of a batch
+# each process computes the loss of all prototypes of a batch; the first one may have an exemplar of GEM's more
+MORE = {"pass": 0.03, "il2a": 0.03, "ssre": 0.03, "gem": 0.01}
 
 
 def outcomes(cases, data, out):
@@ -141,11 +144,12 @@ def test_two_processes_give_what_one_gives(name, both):
     one, first, second = (outcome[name] for outcome in both)
     np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4)
     assert first["curves"] == one["curves"] and first["exemplars"] == one["exemplars"]
-    assert first["flops"] == one["flops"] or name in PROTOTYPES and 1 < first["flops"] / one["flops"] < 1.03
+    assert 1 <= first["flops"] / one["flops"] <= 1 + MORE.get(name, 0)
     assert nearly(first["records"], one["records"])
     assert first["units"] == one["units"] and all(one["units"])
     assert bool(one["units"]) == (name == "continual-backprop") and bool(one["records"]) == (name == "analyses")
-    twice = one["curves"][3] if name == "il2a" else 0  # each process loads all images that are mixed
+    # each process loads all images that are mixed, and those of two tasks by whose losses RMM divides the memory
+    twice = {"il2a": one["curves"][3], "rmm-icarl": 44, "rmm-foster": 44}.get(name, 0)
     assert first["images"] + second["images"] == one["images"] + twice, "no process loads what another does too"
     assert first["herded classes"] + second["herded classes"] == one["herded classes"]
     assert first["weights"].keys() == one["weights"].keys()

@@ -27,7 +27,6 @@ OF_SCHEDULER = {
     "init_epochs": "init_epoch",
     "milestones": "init_milestones",
     "decay": "init_lr_decay",
-    "warmup": "warmup_epochs",
 }
 SCHEDULERS = {"MultiStep": "steplr", "CosineAnnealing": "cosine"}
 STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: not supported here, ignored at these values
@@ -37,6 +36,8 @@ OF_ALL_TASKS = {  # in the files of methods that have one schedule for all tasks
     "epochs": ("init_epoch", "epochs"),
     "weight_decay": ("init_weight_decay", "weight_decay"),
 }
+# in aper_finetune.json "adam" is AdamW, with the constants that SGD has there
+APERS_ADAM = {"init_lr": 0.01, "lrate": 0.001, "init_weight_decay": 5e-4, "weight_decay": 0.005}
 ONE_SCHEDULE = ("pass", "il2a", "ssre")
 STOCK_OF = {
     "ssre": {"mode": "parallel_adapters", "threshold": 0.8},
@@ -73,7 +74,10 @@ def our_names(file: Mapping[str, Json], dataset: Json = None) -> dict[str, Json]
     for name, ours in aliases.items():
         if name in file and ours in file:
             raise UserError(f"{name}: is PyCIL's name of {ours}, which is given, too; leave one of the two out")
-    return {aliases.get(name, name): value for name, value in file.items() if name not in stock or value != stock[name]}
+    ours = {aliases.get(name, name): value for name, value in file.items() if name not in stock or value != stock[name]}
+    if method == "aper_finetune" and file.get("optimizer") == "adam" and not aliases.keys().isdisjoint(file):
+        return APERS_ADAM | ours | {"optimizer": "adamw"}
+    return ours
 
 
 def is_configuration(name: str, model_name: Json) -> bool:
@@ -97,6 +101,12 @@ def _for_dataset(file: Mapping[str, Json], dataset: Json) -> dict[str, Json]:
 
 def _schedule(theirs: Mapping[str, Json]) -> dict[str, Json]:
     """The keys of a nested ``scheduler``. Those without a counterpart stay, and are refused as unknown."""
+    if theirs.get("warmup"):
+        raise UserError(
+            "scheduler.warmup: PyCIL's warm-up, after which milestones are counted, is not built in; set it to 0, and "
+            "for a warm-up give warmup_epochs"
+        )
+    theirs = {name: value for name, value in theirs.items() if name != "warmup"}
     ours = {OF_SCHEDULER.get(name, f"scheduler.{name}"): value for name, value in theirs.items()}
     if "scheduler" in ours:
         ours["scheduler"] = SCHEDULERS.get(str(ours["scheduler"]), ours["scheduler"])
