@@ -246,7 +246,7 @@ def test_error_bars_over_the_retain_rate_show_the_chosen_spread(spread, half, na
     (plot,) = (plot for plot in figures(group) if plot.slug == "retain-rate")
     (bars,) = plot.figure.axes[0].collections
     assert [upper - lower for (_, lower), (_, upper) in bars.get_segments()] == pytest.approx([2 * half] * 2)
-    assert plot.notes == (f"Error bars: ± {name}.",)
+    assert plot.notes == [f"Error bars: ± {name}."]
 
 
 def test_axes_are_labelled_and_measured_quantities_have_units(made):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,9 @@ from matplotlib.ticker import MaxNLocator
 
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import memory_text
-from pycil_wsc.report.series import Plot, Series, means_over
+from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.style import PAGE, arranged, new_figure
+from pycil_wsc.report.tables import notes
 from pycil_wsc.results import Record
 
 NUMBERED = 10  # numbers are written for at most this many tasks
@@ -35,14 +37,14 @@ class Maps:
     norm: Normalize
     first: int = 0
     names: Sequence[str] = ()  # of the rows and columns
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     def draw(self, series: Series, rows: pd.DataFrame) -> Iterator[Plot]:
         """The figures of ``rows``, which have a ``map`` each. Of many memory sizes, only the outermost are drawn."""
         between = sorted(set(rows["memory"]) - {0})[1:-1]
-        undrawn = [] if series.options.all_figures or len(between) <= FOLDED else between
+        undrawn = [] if series.group.options.all_figures or len(between) <= FOLDED else between
         unit = series.group.memory_title
-        more = f"Not drawn: {', '.join(map(memory_text, undrawn))} {unit}; --all-figures draws them."
+        more = notes("undrawn", [memory_text(memory) for memory in undrawn], unit)
         for memory in sorted(set(rows["memory"]) - set(undrawn)):
             own = rows.loc[rows["memory"] == memory].groupby("name", sort=False)["map"]
             down, across = arranged(len(own))
@@ -56,9 +58,9 @@ class Maps:
                 empty.set_visible(False)
             figure.colorbar(axes[0].images[0], ax=axes, label=self.unit, shrink=min(1, 1.6 / down), aspect=24)
             size = memory_text(memory)
-            notes = (f"{means_over(own.size())}.", *self.notes, *([more] if undrawn else []))
+            below = [*notes("means", own.size()), *self.notes, *more]
             slug = f"{self.slug}-m{size.replace(',', '')}"
-            yield Plot(slug, f"{self.title}, {size} {unit}", figure, notes, memory in between)
+            yield Plot(slug, f"{self.title}, {size} {unit}", figure, below, memory in between)
 
     def _panel(self, ax: Axes, values: np.ndarray) -> None:
         count, first = len(values), self.first
@@ -86,8 +88,8 @@ def matrix_maps(series: Series) -> Iterator[Plot]:
     """Accuracy on each task's classes (columns) after each task (rows)."""
     maps = []
     for record in series.rows["record"]:
-        rows = record.data["matrix"]
-        maps.append(np.array([[*row, *[np.nan] * (len(rows) - len(row))] for row in rows]))
+        columns = zip_longest(*record.data["matrix"], fillvalue=np.nan)  # rows are as long as the tasks learned
+        maps.append(np.array(list(columns), dtype=float).T)
     axes, title = ("classes of task", "after task"), "Accuracy on each task's classes"
     kind = Maps("matrix", title, axes, "accuracy (%)", Normalize(0, 100), 1)
     yield from kind.draw(series, series.rows.assign(map=maps))
@@ -103,23 +105,24 @@ def confusion_maps(series: Series) -> Iterator[Plot]:
         return
     records = list(rows["record"])
     orders = [_learned(record) for record in records]
-    places = [list(range(len(record.data["confusion"]))) for record in records]
-    names: list[str] = records[0].data.get("class_names") or []
-    if all(order and order == orders[0] for order in orders):
-        axis, note = "learning order", "Classes are in learning order."
-    elif all(order and sorted(order) == sorted(orders[0]) for order in orders):
-        axis = "sorted by label"
-        note = "Classes are sorted by their label, because the runs learned them in different orders."
-        places = [list(np.argsort(order)) for order in orders]
-        names = [names[i] for i in places[0]] if len(names) == len(orders[0]) else []
-    else:
-        axis, names = "place in the learning order", []
-        note = "Row k is the k-th class that a run learned; the runs' orders differ, or were not recorded."
-    scale = "The colour scale is a square root, so that small shares are visible."
+    known = [sorted(order) == sorted(orders[0]) for order in orders if order]
+    order, names = "learned", records[0].data.get("class_names") or []
+    if not orders[0] or len(known) < len(orders) or not all(known):
+        order, names = "unknown", []
+    elif orders.count(orders[0]) < len(orders):
+        order = "sorted"
+        names = list(np.array(names)[np.argsort(orders[0])]) if len(names) == len(orders[0]) else []
+    maps = []
+    for record, learned in zip(records, orders):
+        counts = np.array(record.data["confusion"], dtype=float)
+        shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        places = np.argsort(learned) if order == "sorted" else np.arange(len(counts))
+        maps.append(shares[np.ix_(places, places)])
+    axis = {"learned": "learning order", "sorted": "sorted by label", "unknown": "place in the learning order"}[order]
     axes = f"predicted class ({axis})", f"true class ({axis})"
     unit, norm = "share of the true class's images (%)", PowerNorm(0.5, 0, 100)
-    kind = Maps("confusion", "Confusion after the last task", axes, unit, norm, 0, names, (note, scale))
-    yield from kind.draw(series, rows.assign(map=list(map(_shares, records, places))))
+    kind = Maps("confusion", "Confusion after the last task", axes, unit, norm, 0, names, notes("confusion", order))
+    yield from kind.draw(series, rows.assign(map=maps))
 
 
 def _learned(record: Record) -> list[int]:
@@ -129,9 +132,3 @@ def _learned(record: Record) -> list[int]:
     if not isinstance(order, list) or len(order) < size or not all(isinstance(label, int) for label in order):
         return []
     return order[:size]
-
-
-def _shares(record: Record, places: list[int]) -> np.ndarray:
-    """The confusion matrix in percent of the true class's images, with the classes in this order."""
-    counts = np.array(record.data["confusion"], dtype=float)[np.ix_(places, places)]
-    return 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)

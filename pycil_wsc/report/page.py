@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from collections import Counter
@@ -14,11 +15,12 @@ from markupsafe import Markup
 
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.experiment import experiment
-from pycil_wsc.report.figures import Plot, figures
+from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group, Options, group_runs
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import PAPER
-from pycil_wsc.report.style import drawing, inline, to_files
+from pycil_wsc.report.series import Plot
+from pycil_wsc.report.style import drawing, to_files
 from pycil_wsc.report.tables import FOLDER, Failed, Table
 from pycil_wsc.report.tuning import write_winners
 from pycil_wsc.report.views import tables
@@ -131,7 +133,8 @@ def _section(group: Group, plots: Iterable[Plot | Failed], undrawn: str, out: Pa
                 section.failed.append(Failed(f"{plot.title} of {group.title}", f"{type(error).__name__}: {error}"))
                 continue
             _write(out / "figures", slug, files)
-            section.figures.append(Drawn(slug, plot, inline(files["svg"]), round(96 * plot.figure.get_figwidth())))
+            image = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
+            section.figures.append(Drawn(slug, plot, image, round(96 * plot.figure.get_figwidth())))
     if not group.tasks:
         path, content = out / "configs" / f"{group.slug}.json", experiment(group)
         write_json(path, content)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,12 @@ Points = dict[float, float]
 Lines = list[dict[str, Any]]  # the records of an analysis, a dict per task
 
 
-def curve(record: Record) -> Points:
-    return _numbered(record.curve)
-
-
-def losses(record: Record) -> Points:
-    """The training loss of each epoch; none for a method without training."""
-    found = record.data.get("train_loss") or []
-    return _in_tasks(found) if all(found) else {}
+def _analysed(record: Record, name: str) -> Lines:
+    """The records of one analysis, a dict per task; empty unless every task of the run has one."""
+    lines = [line for line in record.analyses if line.get(name)]
+    if [line["task"] for line in lines] != list(range(len(record.curve))):
+        return []
+    return [line[name] | {"share_new": line["share_new"]} for line in lines]
 
 
 def alignment(record: Record) -> Lines:
@@ -32,52 +30,35 @@ def alignment(record: Record) -> Lines:
 
 def drift(record: Record) -> Lines:
     """The drift between tasks from the second task on."""
-    lines = _analysed(record, "drift")
-    return [line["between"] | {"share_new": line["share_new"]} for line in lines if line["between"]]
+    return [line["between"] for line in _analysed(record, "drift") if line["between"]]
 
 
-def similarity(record: Record) -> Points:
-    """The cosine of the gradients of new and past data, over the share of new data in percent."""
-    return {100 * line["share_new"]: line["cosine"] for line in alignment(record)}
+def _losses(record: Record) -> Points:
+    """The training loss of each epoch; none for a method without training."""
+    found = record.data.get("train_loss") or []
+    return _in_tasks(found) if all(found) else {}
 
 
-def gradient_ratio(record: Record) -> Points:
-    """The norm of the mean gradient relative to that of new data's, over the share of new data in percent."""
-    return {100 * line["share_new"]: line["norm"] / line["norm_new"] for line in alignment(record)}
-
-
-def drift_between(record: Record) -> Points:
-    return _numbered((line["norm"] for line in drift(record)), 2)
-
-
-def drift_of_layers(record: Record) -> Points:
+def _drift_of_layers(record: Record) -> Points:
     """Mean over the tasks of the relative drift of each layer that exists in the first record."""
     relative = [line["relative"] for line in drift(record)]
     frame = pd.DataFrame(relative, columns=list(relative[0]) if relative else [], dtype=float)
     return _numbered(frame.mean().fillna(0.0))
 
 
-def drift_within(record: Record) -> Points:
-    return _in_tasks(line["within"]["norm"] for line in _analysed(record, "drift"))
-
-
-def loss_around(record: Record) -> Points:
+def _loss_around(record: Record) -> Points:
     """The loss around the last solution, averaged over the directions; a non-finite loss is a gap."""
     lines = _analysed(record, "flatness")
     return dict(zip(lines[-1]["distance"], np.array(lines[-1]["loss"], dtype=float).mean(0))) if lines else {}
 
 
-def dormant(record: Record) -> Points:
+def _dormant(record: Record) -> Points:
     lines = _analysed(record, "dormant")
     return _numbered(100 * line["share"] for line in lines if line["share"] is not None)
 
 
-def _analysed(record: Record, name: str) -> Lines:
-    """The records of one analysis, a dict per task; empty unless every task of the run has one."""
-    lines = [line for line in record.analyses if line.get(name)]
-    if [line["task"] for line in lines] != list(range(len(record.curve))):
-        return []
-    return [line[name] | {"share_new": line["share_new"]} for line in lines]
+def _gradient_ratio(record: Record) -> Points:
+    return {100 * line["share_new"]: line["norm"] / line["norm_new"] for line in alignment(record)}
 
 
 def _numbered(values: Iterable[float], first: int = 1) -> Points:
@@ -91,3 +72,16 @@ def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
         for epoch, value in enumerate(values, 1):
             points[task + epoch / len(values)] = value
     return points
+
+
+READERS: dict[str, Callable[[Record], Points]] = {  # of the curves in ``figures.json``
+    "curves": lambda record: _numbered(record.curve),
+    "training-loss": _losses,
+    "gradients": lambda record: {100 * line["share_new"]: line["cosine"] for line in alignment(record)},
+    "gradient-norm": _gradient_ratio,
+    "drift": lambda record: _numbered((line["norm"] for line in drift(record)), 2),
+    "drift-layers": _drift_of_layers,
+    "drift-within": lambda record: _in_tasks(line["within"]["norm"] for line in _analysed(record, "drift")),
+    "flatness": _loss_around,
+    "dormant": _dormant,
+}

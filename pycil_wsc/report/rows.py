@@ -48,6 +48,7 @@ MEASURES: dict[str, list[Column]] = {}
 for _kind, _columns in data_file("measures.json").items():
     if _kind != "note":
         MEASURES[_kind] = [Column(**column) for column in _columns]
+AVERAGE, TRAINING = MEASURES["accuracy"][0], MEASURES["cost"][0]
 
 
 def scores(tasks: Sequence[str], version: str = "trace", stage: int | None = None) -> list[Column]:
@@ -104,7 +105,7 @@ def melted(rows: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
 def by_memory(rows: pd.DataFrame, unit: str = "") -> pd.DataFrame:
     """A line per row, whose ``column`` is the size of its memory and whose ``value`` is its average accuracy."""
     sizes = [memory_text(memory) + unit for memory in rows["memory"]]
-    return rows.assign(column=sizes, value=measured(rows, MEASURES["accuracy"][0]))
+    return rows.assign(column=sizes, value=measured(rows, AVERAGE))
 
 
 def memory_text(memory: float) -> str:

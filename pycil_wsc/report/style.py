@@ -6,9 +6,7 @@ methods. Methods that expand have dashed lines and hollow markers.
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -22,10 +20,11 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from pycil_wsc.report.names import data_file
 from pycil_wsc.report.rows import expands
 
 INK, SURFACE = "#24292f", "#fefefe"
-LOOKS = json.loads(Path(__file__).with_name("methods.json").read_text(encoding="utf-8"))
+LOOKS = data_file("methods.json")
 COLUMN, PAGE = 5.9, 12.0  # inches at 96 pixels: widths of one column and of the whole page
 Style = dict[str, Any]  # keyword arguments of plot
 
@@ -66,24 +65,24 @@ def arranged(count: int) -> tuple[int, int]:
 
 def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
     """``{name: keyword arguments of plot}`` for ``{name: method}``; a method's other variants are paler and dashed."""
-    bases = {name: method.removesuffix("+wsc") for name, method in names.items()}
-    looks = {base: look for base, look in LOOKS["methods"].items() if "marker" in look}
-    own = [base for base in dict.fromkeys(bases.values()) if base not in looks]
+    looks = {method: look for method, look in LOOKS["methods"].items() if "marker" in look}
+    further = 0  # methods without a look of their own
     seen: dict[str, int] = {}
     styles: dict[str, Style] = {}
     for name, method in names.items():
-        base = bases[name]
-        look = looks[base] if base in looks else LOOKS["further"][own.index(base) % len(LOOKS["further"])]
-        colour, marker = look["colour"], look["marker"]
+        base = method.removesuffix("+wsc")
+        if base not in looks:
+            looks[base] = LOOKS["further"][further % len(LOOKS["further"])]
+            further += 1
         variant = seen[method] = seen.get(method, -1) + 1
-        red, green, blue = (c + (1 - c) * (0, 0.38, 0.62)[variant % 3] for c in to_rgb(colour))
+        pale = (0, 0.38, 0.62)[variant % 3]
+        red, green, blue = (c + (1 - c) * pale for c in to_rgb(looks[base]["colour"]))
         colour = to_hex((red, green, blue))
         dashes: object = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
-        dashes = (0, (6, 1.5, 1, 1.5)) if method != base else dashes
         styles[name] = {
             "color": colour,
-            "marker": marker,
-            "linestyle": dashes,
+            "marker": looks[base]["marker"],
+            "linestyle": dashes if method == base else (0, (6, 1.5, 1, 1.5)),
             "markerfacecolor": SURFACE if expands(method) else colour,
             "markeredgecolor": colour if method == base else INK,
         }
@@ -103,7 +102,9 @@ def wrapped(name: str, width: int = 26) -> str:
     """Wrap a name to several lines, with each key of a variant on its own line."""
     first, *keys = re.split(r" (?=[\w.]+=)", name)
     lines = textwrap.wrap(first, width) or [first]
-    return "\n  ".join([*lines, *(line for key in keys for line in textwrap.wrap(key, width))])
+    for key in keys:
+        lines += textwrap.wrap(key, width)
+    return "\n  ".join(lines)
 
 
 def to_files(figure: Figure) -> dict[str, bytes]:
@@ -118,8 +119,3 @@ def to_files(figure: Figure) -> dict[str, bytes]:
         files[suffix] = buffer.getvalue()
     files["svg"] = re.sub(rb"(\.\d\d)\d+", rb"\1", files["svg"])  # hundredths of a point: a third of the size
     return files
-
-
-def inline(svg: bytes) -> str:
-    """The address of an SVG that a page contains."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

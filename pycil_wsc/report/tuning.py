@@ -12,7 +12,7 @@ import pandas as pd
 from pycil_wsc.files import write_json
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.rows import MEASURES, Column, measured
+from pycil_wsc.report.rows import AVERAGE, Column, measured
 from pycil_wsc.report.tables import Table, aggregate, notes
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
@@ -26,7 +26,7 @@ def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
     large ones, that of the most trials, and then the one with the smallest numbers.
     """
     rows = group.named(group.rows, "keys", "learner", brief=False)
-    rows["value"] = measured(rows, MEASURES["accuracy"][0])
+    rows["value"] = measured(rows, AVERAGE)
     found = {}
     for method, own in rows.groupby("learner", sort=False):
         own["keys"] = own["keys"].str.removeprefix(str(method)).str.strip()

@@ -12,14 +12,14 @@ import pandas as pd
 
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean, distinguishing_keys, method_rank
-from pycil_wsc.report.rows import MEASURES, PAPER, Column, by_memory, measured, melted, memory_text, scores
+from pycil_wsc.report.rows import MEASURES, PAPER, TRAINING, Column, by_memory, measured, melted, memory_text, scores
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.tables import Failed, Table, aggregate, notes, seeds_of
 from pycil_wsc.report.tuning import tuning
 from pycil_wsc.results import ALL, Record
 
-TRAINING, SPENT = MEASURES["cost"][:2]
+SPENT = MEASURES["cost"][1]
 
 
 def tables(group: Group) -> Iterator[Table | Failed]:
