@@ -27,12 +27,13 @@ from transformers import TrainerCallback
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.launch.attempt import free_memory
 from pycil_wsc.llm.corpus import Epoch, Step
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.tokens import Example, Tokenizer
-from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
+from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 
@@ -124,7 +125,7 @@ def timed(method, args, device):
     epochs = [Epoch(0, 1, False, examples), Epoch(0, 1, True, examples)]
     steps = []
     for number in range(args.steps + WARM):
-        chosen = range(number * args.items, (number + 1) * args.items)
+        chosen = examples[number * args.items : (number + 1) * args.items]
         task = int(number >= WARM)
         steps.append(Step(task, epochs[task], number, args.steps, chosen))
     timer, processes = Timer(device), Processes()
@@ -146,7 +147,7 @@ def timed(method, args, device):
         "cpu_seconds": timer.cpu_seconds,
         "memory": peak_memory(device),
         "parameters": parameters,
-        "precision": precision_of(config, device),
+        "precision": resolved_precision(config.precision, device),
     }
 
 

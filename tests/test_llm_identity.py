@@ -42,14 +42,14 @@ def test_a_key_added_since_the_checkpoint_has_its_earlier_value(llm_settings):
     (run_folder(config) / "result.json").unlink()
     with killed_at(1, LanguageRun):
         LanguageRun(config, corpus).execute()
-    _rewritten(run_folder(config) / CHECKPOINT, lambda state: state["identity"].pop("llm.loss"))
+    _rewritten(run_folder(config) / CHECKPOINT, lambda state: state["identity"].pop("llm.eps"))
     assert LanguageRun(config, corpus).execute()["scores"] == whole["scores"]
 
 
 @pytest.mark.parametrize(
     "change, reason",
     [
-        (lambda state: state["identity"].update({"llm.loss": "token"}), "was made with other settings"),
+        (lambda state: state["identity"].update({"llm.eps": 1e-6}), "was made with other settings"),
         (lambda state: state.pop("counts"), "is not a checkpoint of this version"),
     ],
 )

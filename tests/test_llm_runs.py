@@ -24,7 +24,7 @@ from main import main
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.llm.config import KEYS, METHODS
-from pycil_wsc.llm.generation import answers
+from pycil_wsc.llm.generation import answers, stops_alone
 from pycil_wsc.llm.trainer import LanguageRun
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -258,6 +258,7 @@ def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
     LanguageRun(config, corpus).execute()
     folder = run_folder(config) / "models" / "after-2"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    stops_alone(model, tokenizer)
     texts = answers(model, tokenizer, corpus.test_prompts[0], config, torch.device("cpu"))
     kept = (run_folder(config) / "predictions" / "after-2" / "colours.jsonl").read_text().splitlines()
     assert texts == [json.loads(line)["prediction"] for line in kept]
@@ -346,7 +347,7 @@ def test_every_key_has_a_description_and_a_valid_default():
 
 def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rapidfuzz.fuzz", None)
-    for name in ("corpus", "data", "metrics"):
+    for name in ("trainer", "corpus", "data", "metrics"):
         monkeypatch.delitem(sys.modules, f"pycil_wsc.llm.{name}")
     write_rows(
         tmp_path / "data" / "small" / "Py150", [{"prompt": "a", "answer": "b"}], [{"prompt": "a", "answer": "b"}]

@@ -11,8 +11,25 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 pytest.importorskip("transformers")
 
-from pycil_wsc.consolidation.merging import Ties, fisher_mean, slerp
-from pycil_wsc.llm.merging import MERGES, ResidentModels, models_resident
+from pycil_wsc.consolidation.merging import (
+    MagMax,
+    ModelSoup,
+    OnlineAverage,
+    Slerp,
+    TaskArithmetic,
+    Ties,
+    fisher_mean,
+    slerp,
+)
+from pycil_wsc.llm.result import models_resident
+
+MERGES = {
+    "avg_offline": ModelSoup,
+    "avg_online": OnlineAverage,
+    "slerp": Slerp,
+    "task_arithmetic": TaskArithmetic,
+    "magmax": MagMax,
+}
 
 OPTIONS = {
     "avg_offline": [{}],
@@ -333,17 +350,10 @@ def test_the_streamed_count_is_what_a_merge_holds_and_the_model_in_training(name
         for tensor in part.values()
         if torch.is_tensor(tensor)
     }
-    assert 1 + len(held) == models_resident(name, 8, options.get("space") == "task_vectors").streamed
+    assert 1 + len(held) == models_resident(merge, 8)[1]
 
 
 def test_the_papers_count_is_t_for_offline_methods_and_two_for_online_ones():
-    assert models_resident("finetune", 8) == models_resident("replay", 8) == ResidentModels(1, 1)
-    assert (
-        models_resident("wsc", 8)
-        == models_resident("slerp", 8)
-        == models_resident("avg_online", 8)
-        == ResidentModels(2, 2)
-    )
-    assert models_resident("wsc", 8, own_moments=True) == ResidentModels(2, 4)
-    assert [models_resident(name, 8).paper for name in ("avg_offline", "task_arithmetic", "magmax")] == [8, 8, 8]
-    assert [name for name in MERGES if MERGES[name].online] == ["avg_online", "slerp"]
+    assert models_resident(None, 8) == (1, 1) and models_resident(None, 8, copied=0.2) == (1.2, 1.2)
+    counts = {name: models_resident(MERGES[name]({}, **OPTIONS[name][0]), 8)[0] for name in MERGES}
+    assert counts == {"avg_offline": 8, "avg_online": 2, "slerp": 2, "task_arithmetic": 8, "magmax": 8}

@@ -37,6 +37,8 @@ DROPPED = {
     "wsc.average_unit": _gone("epoch", "wsc.average_every below 1, a share of the warm-up's steps"),
     "wsc.average_start": _gone("reset", "Average(start='first') in a loop of your own"),
     "llm.packing": _gone(False, "llm.padding, the maximum share of padding"),
+    "llm.loss": _gone("item", "WSCCallback in a Trainer of your own, whose loss is a mean over tokens"),
+    "wsc.moments": _gone("carried", "WSCCallback with moment_score() in a Trainer of your own"),
     "llm.replay_choice": _gone("head", "a train.json whose first items are those to replay"),
     "llm.average": _gone("mean", "OnlineAverage(decay=...) in a loop of your own"),
     "llm.ema_decay": _gone(0.5, "OnlineAverage(decay=...) in a loop of your own"),

@@ -16,7 +16,6 @@ from pycil_wsc.data.options import ImageOptions
 from pycil_wsc.engine.options import DeviceOptions
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import (
-    RECORDED,
     RESULT,
     SAME,
     Key,
@@ -56,11 +55,6 @@ class Consolidation(WSCOptions):
         "consolidate over the `replay` epochs, or `all` epochs of a task; the paper does not say",
         choices=("replay", "all"),
     )
-    moments: str = key(
-        "carried",
-        "moments to rank by: AdamW's, `carried` over from earlier steps, or `own` moments of the covered steps",
-        choices=("carried", "own"),
-    )
 
 
 @dataclass(frozen=True)
@@ -74,12 +68,8 @@ class SharedOptions:
     device: str = again(
         DeviceOptions, "device", doc="`auto`, `cpu`, `cuda`, `mps` or `xpu`, or one of these with a number"
     )
-    precision: str = again(
-        DeviceOptions,
-        "precision",
-        doc="`fp32`, `bf16`, or `auto`: bf16 on a GPU that supports it natively; weights and moments are always fp32",
-    )
-    threads: int | None = again(DeviceOptions, "threads", doc="CPU threads of a run; null: one per core")
+    precision: str = again(DeviceOptions, "precision")
+    threads: int | None = again(DeviceOptions, "threads")
     data_root: str = again(ImageOptions, "data_root")
     out: str = again(RunOptions, "out")
     save_weights: bool | str = again(
@@ -159,12 +149,6 @@ class LLMOptions:
     eps: float = key(1e-8, "AdamW's epsilon", low=0)
     weight_decay: float = key(0.0, "AdamW's weight decay, of all weights but biases and norms", low=0)
     clip: float | None = key(1.0, "clip the total norm of the gradients to this value; null: no clipping", above=0)
-    loss: str = key(
-        "item",
-        "mean over each `item`'s mean over its tokens (TRACE's, apart from its batches of two), or mean over all "
-        "`token`s",
-        choices=("item", "token"),
-    )
     lora_rank: int = key(0, "rank of the LoRA adapters (needs peft); 0 trains all weights", low=0)
     lora_alpha: float = key(16.0, "LoRA's alpha", low=0)
     lora_targets: str = key("all-linear", "modules that get adapters: `all-linear`, or names separated by commas")
@@ -225,10 +209,6 @@ class LLMConfig(LLMOptions, CorpusOptions, TinyModel, SharedOptions):
         """The keys that decide the result, with their values."""
         return select(self.to_dict(), KEYS, RESULT)
 
-    def recorded(self) -> dict[str, object]:
-        """The keys that ``result.json`` records, with their values."""
-        return select(self.to_dict(), KEYS, RECORDED)
-
     def continues(self, identity: Mapping[str, object]) -> bool:
         """Whether the run with this ``identity`` is the same run; keys that it lacks have their earlier values."""
         own = self.identity()
@@ -238,11 +218,6 @@ class LLMConfig(LLMOptions, CorpusOptions, TinyModel, SharedOptions):
     def corpus(self) -> tuple[Hashable, ...]:
         """The values that decide the tokenised items."""
         return self.data_root, *(getattr(self, each.name) for each in fields(CorpusOptions))
-
-    @property
-    def replays(self) -> bool:
-        """Whether the method replays items of earlier tasks."""
-        return self.method not in ("zero_shot", "finetune")
 
 
 KEYS = {**declared(SharedOptions), **declared(CorpusOptions, "llm."), **declared(TinyModel, "llm.")}

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -30,18 +30,14 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Step:
-    """An optimiser step on the items ``chosen`` of an epoch of task ``task``: ``number`` of ``total`` in the epoch."""
+    """An optimiser step on some items of an ``epoch`` of task ``task``: ``number`` of ``total`` in the epoch."""
 
     task: int
     epoch: Epoch
     number: int
     total: int
-    chosen: Sequence[int]
+    examples: list[Example]
     ends_task: bool = False
-
-    @property
-    def examples(self) -> list[Example]:
-        return [self.epoch.examples[i] for i in self.chosen]
 
     @property
     def ends_epoch(self) -> bool:
@@ -93,7 +89,7 @@ class Corpus:
         count = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
         own = self._examples(self.tasks[index].train)
         epochs = [Epoch(number, count, False, own) for number in range(count)]
-        if config.replays:
+        if config.method != "finetune":
             items = replay_items(self.tasks[:index], config.replay_ratio, self.pool)
             replayed, count = self._examples(items), config.replay_epochs if items else 0
             epochs += [Epoch(number, count, True, replayed) for number in range(count)]
@@ -108,13 +104,13 @@ class Corpus:
                 batches = shuffled(len(epoch.examples), config.batch_size, config.seed, task, index)
                 for number, chosen in enumerate(batches, 1):
                     last = index + 1 == len(epochs) and number == len(batches)
-                    steps.append(Step(task, epoch, number, len(batches), chosen, ends_task=last))
+                    examples = [epoch.examples[i] for i in chosen]
+                    steps.append(Step(task, epoch, number, len(batches), examples, last))
         return steps
 
     def planned_tokens(self, config: LLMConfig) -> int:
         """The number of tokens that a whole run trains on."""
-        epochs = [epoch for index in range(len(self.tasks)) for epoch in self.epochs(config, index)]
-        return sum(sum(map(len, epoch.examples)) for epoch in epochs)
+        return sum(len(example) for step in self.steps(config) for example in step.examples)
 
     def _cut(self, task: TaskData) -> TaskData:
         test = task.test if self.config.test_on == "test" else task.eval

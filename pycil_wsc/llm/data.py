@@ -110,10 +110,9 @@ def _warnings(task: TaskData) -> Iterator[str]:
 def _task_folder(root: str | Path, name: str) -> Path:
     folder = Path(root).expanduser() / name
     if not folder.is_dir():
-        known = (
-            sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir()) if folder.parent.is_dir() else []
-        )
-        hint = did_you_mean(name, known) if known else f" (a relative path starts at {os.getcwd()})"
+        hint = f" (a relative path starts at {os.getcwd()})"
+        if folder.parent.is_dir():
+            hint = did_you_mean(name, sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir()))
         raise UserError(
             f"{folder}: no such folder{hint}; a task is a folder with train.json and test.json in TRACE's format"
         )

@@ -35,5 +35,4 @@ def own_dtype(config: LLMConfig) -> torch.dtype:
     """The dtype of the published weights; fp32 if the model's configuration does not set one."""
     if config.model == TINY:
         return torch.float32
-    dtype = AutoConfig.from_pretrained(config.model).dtype
-    return (getattr(torch, dtype) if isinstance(dtype, str) else dtype) or torch.float32
+    return AutoConfig.from_pretrained(config.model).dtype or torch.float32

@@ -23,22 +23,21 @@ def answers(
     config: LLMConfig,
     device: torch.device,
     address: Sequence[str | int] = (),
-    end: Sequence[int] = (),
     answered: Callable[[int], None] = lambda count: None,
     together: bool = False,
 ) -> list[str]:
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
     Decoding is greedy or, if ``config.temperature`` is not 0, sampled with a seed that depends on ``address``; see also
-    :func:`without_settings`. Generation stops at the last token of ``end``, too. ``answered`` is called with the
+    :func:`stops_alone`. ``answered`` is called with the
     number of answers after each batch. ``together``: the model is sharded, so every process, with equally many prompts,
     continues until all have their answers.
     """
     model.eval()
-    stop = stop_tokens(model, tokenizer) | set(end[-1:])
+    stop = cast(list[int], cast(GenerationConfig, model.generation_config).eos_token_id)
     options = GenerationConfig(
         max_new_tokens=config.max_new_tokens,
-        eos_token_id=sorted(stop),
+        eos_token_id=stop,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
         do_sample=config.temperature > 0,
@@ -62,15 +61,15 @@ def answers(
     return texts
 
 
-def stop_tokens(model: Model, tokenizer: Tokenizer) -> set[int]:
-    """The tokeniser's end-of-text token, which is learned, and the model's own (such as a chat model's end of turn)."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    return {cast(int, tokenizer.eos_token_id), *(own if isinstance(own, list) else [] if own is None else [own])}
+def stops_alone(model: Model, tokenizer: Tokenizer, end: Sequence[int] = ()) -> None:
+    """Of the model's own generation settings keep only where to stop: ``generate`` would take all as defaults.
 
-
-def without_settings(model: Model, tokenizer: Tokenizer) -> None:
-    """Remove the model's own generation settings but for where to stop; ``generate`` would take them as defaults."""
-    model.generation_config = GenerationConfig(eos_token_id=sorted(stop_tokens(model, tokenizer)))
+    It stops at the tokeniser's end-of-text token, which is learned, the model's own (such as a chat model's end of
+    turn), and the last token of ``end``.
+    """
+    own = getattr(model.generation_config, "eos_token_id", None) or []
+    stops = {cast(int, tokenizer.eos_token_id), *(own if isinstance(own, list) else [own]), *end[-1:]}
+    model.generation_config = GenerationConfig(eos_token_id=sorted(stops))
 
 
 @contextlib.contextmanager

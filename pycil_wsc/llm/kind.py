@@ -1,7 +1,6 @@
 """Language models as a kind of run. Their packages are an extra, imported when data for a run are loaded."""
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pycil_wsc.errors import UserError
@@ -23,12 +22,14 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
         found: dict[Hashable, Corpus] = {}
 
         def load(config: LLMConfig) -> "Corpus":
-            with needing_packages():
+            try:
                 from pycil_wsc.llm.corpus import Corpus
-
-                if config.corpus not in found:
-                    found[config.corpus] = Corpus(config)
-                return found[config.corpus]
+                from pycil_wsc.llm.trainer import LanguageRun  # noqa: F401  # which needs all packages
+            except ModuleNotFoundError as error:
+                raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None
+            if config.corpus not in found:
+                found[config.corpus] = Corpus(config)
+            return found[config.corpus]
 
         return load
 
@@ -37,8 +38,8 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
 
     def check_model(self, config: LLMConfig, data: "Corpus") -> None:
         later = [epoch for index in range(1, len(data.tasks)) for epoch in data.epochs(config, index)]
-        replays = any(epoch.replay for epoch in later) or config.wsc.covers == "all"
-        if config.method == "wsc" and later and not replays:
+        covered = any(epoch.replay for epoch in later) or config.wsc.covers == "all"
+        if config.method == "wsc" and later and not covered:
             raise UserError(
                 "wsc.covers: no task has a replay epoch for WSC to cover; set llm.pool, raise llm.replay_ratio, or set "
                 "wsc.covers to 'all'"
@@ -49,17 +50,5 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
 
         return LanguageRun(config, data, on_progress).execute()
 
-    def leftovers(self, config: LLMConfig) -> tuple[str, ...]:
-        return (self.checkpoint, "checkpoint.safetensors")  # the second of earlier versions
-
     def headline(self, result: Mapping[str, Any]) -> str:
         return f"average score {100 * result['avg_score']:.2f}"
-
-
-@contextlib.contextmanager
-def needing_packages() -> Iterator[None]:
-    """Raise a :class:`UserError` that says how to install a missing package."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None

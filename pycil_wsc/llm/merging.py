@@ -1,25 +1,16 @@
-"""The merging methods of language models: what they merge, and how many models each keeps in memory."""
+"""The merging methods of language models."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from torch import Tensor
 
 from pycil_wsc.consolidation.merging import MagMax, Merge, ModelSoup, OnlineAverage, Slerp, State, TaskArithmetic
 from pycil_wsc.consolidation.ranking import Peers
 from pycil_wsc.consolidation.sharded import gathered, like, local, part_of, peers_of
-from pycil_wsc.llm.config import LLMConfig
+from pycil_wsc.llm.config import MERGES, LLMConfig
 from pycil_wsc.llm.model import Model
 from pycil_wsc.plugins.huggingface import drop_gathered
-
-MERGES: dict[str, type[Merge]] = {  # by `llm.method`
-    "avg_offline": ModelSoup,
-    "avg_online": OnlineAverage,
-    "slerp": Slerp,
-    "task_arithmetic": TaskArithmetic,
-    "magmax": MagMax,
-}
 
 
 def new_merge(config: LLMConfig, start: State, peers: Peers | None) -> Merge:
@@ -89,26 +80,3 @@ class Merging:
         drop_gathered(self.model)
         for name, own in self._weights().items():
             own.copy_(weights[name])
-
-
-class ResidentModels(NamedTuple):
-    """Models in memory at once, in units of one model.
-
-    ``paper``: as counted by the paper's relative VRAM (T for offline methods); ``streamed``: as needed by this package.
-    """
-
-    paper: float
-    streamed: float
-
-
-def models_resident(method: str, tasks: int, trained: float = 1.0, own_moments: bool = False) -> ResidentModels:
-    """:class:`ResidentModels` over ``tasks`` tasks: the model in training, the running merge, theta_0 if it is kept.
-
-    WSC keeps the weights before the task and, after the reset, the average instead; with ``own_moments`` two moments
-    too. ``trained``: the share of the parameters that are trained, which its copies hold; below 1 with adapters.
-    """
-    if method not in MERGES:
-        copies = trained if method == "wsc" else 0
-        return ResidentModels(1 + copies, 1 + copies + 2 * trained * own_moments)
-    merge = MERGES[method]
-    return ResidentModels(2 if merge.online else tasks, 3 if merge.task_vectors else 2)

@@ -23,13 +23,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
-from typing import TypedDict
 
 import numpy as np
 from rapidfuzz.distance import LCSseq
 from rapidfuzz.fuzz import ratio
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
+from pycil_wsc.files import Json
 from pycil_wsc.results import metrics
 
 VERSIONS = ("trace", "fixed")
@@ -230,15 +230,7 @@ def trivial_scores(
     return scores
 
 
-class Summary(TypedDict):
-    last_average: float
-    op: list[float]
-    bwt: list[float]
-    new_score: float
-    forgetting: float
-
-
-def summary(matrix: Sequence[Sequence[float]]) -> Summary:
+def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Json]:
     """The usual summaries of ``matrix[t][i]``, the score on task i after task t (i <= t).
 
     ``last_average``: mean of the last row. ``op``: the mean of each row (overall performance). ``bwt``: for each row,

@@ -1,20 +1,18 @@
 """The language model: from a folder, from the hub, or with random weights; with or without LoRA adapters."""
 
 import warnings
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
+from peft import LoraConfig, LoraModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from pycil_wsc import seeding
-from pycil_wsc.errors import UnusableRun, UserError, first_line
+from pycil_wsc.errors import UnusableRun, first_line
 from pycil_wsc.llm.config import TINY, LLMConfig
 from pycil_wsc.llm.tokens import Tokenizer
-
-if TYPE_CHECKING:
-    from peft import LoraModel
 
 logging.disable_progress_bar()  # runs have their own
 Model: TypeAlias = PreTrainedModel  # or a PeftModel, which passes on to it what it lacks
@@ -26,7 +24,10 @@ def load_model(config: LLMConfig, tokenizer: Tokenizer) -> Model:
         try:
             model = (tiny_llama(config, tokenizer) if config.model == TINY else _pretrained(config)).eval()
         except Exception as error:  # damaged files raise many kinds
-            raise _load_error(error, config) from None
+            raise UnusableRun(
+                f"llm.model: '{config.model}' cannot be loaded ({first_line(error)}); give a folder, or a name on the "
+                "hub that is reachable or cached, and an llm.attn_implementation that is installed"
+            ) from None
     known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > known:
         raise UnusableRun(
@@ -43,25 +44,17 @@ def load_model(config: LLMConfig, tokenizer: Tokenizer) -> Model:
 
 def add_adapters(model: Model, config: LLMConfig) -> Model:
     """``model`` with LoRA adapters (Hu et al., 2022), which alone are trained."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError:
-        raise UserError("llm.lora_rank: adapters need peft; pip install peft, or use 0") from None
-    targets = [name.strip() for name in config.lora_targets.split(",")]
-    every = targets == ["all-linear"]
-    options = LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=cast(int, config.lora_alpha),
-        target_modules="all-linear" if every else targets,
-        task_type="CAUSAL_LM",
-    )
+    every = config.lora_targets == "all-linear"
+    targets = config.lora_targets if every else [name.strip() for name in config.lora_targets.split(",")]
+    alpha = cast(int, config.lora_alpha)
+    options = LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
         with warnings.catch_warnings():  # PEFT asks by a name that transformers has deprecated
             warnings.simplefilter("ignore", FutureWarning)
             adapted = get_peft_model(model, options)
     except ValueError as error:
         raise UnusableRun(f"llm.lora_targets: {first_line(error)}") from None
-    layers = cast("LoraModel", adapted.base_model).targeted_module_names
+    layers = cast(LoraModel, adapted.base_model).targeted_module_names
     for name in [] if every else targets:
         if not any(f".{layer}".endswith(f".{name}") for layer in layers):
             raise UnusableRun(f"llm.lora_targets: no layer is called '{name}'")
@@ -99,15 +92,4 @@ def tiny_llama(config: LLMConfig, tokenizer: Tokenizer) -> LlamaForCausalLM:
 def _pretrained(config: LLMConfig) -> Model:
     return AutoModelForCausalLM.from_pretrained(
         config.model, dtype=torch.float32, attn_implementation=config.attn_implementation
-    )
-
-
-def _load_error(error: Exception, config: LLMConfig) -> UnusableRun:
-    """A one-line error for a model that cannot be loaded."""
-    reason = first_line(error)
-    if "attn" in reason or "ttention" in reason:
-        return UnusableRun(f"llm.attn_implementation: {reason}")
-    return UnusableRun(
-        f"llm.model: no model at '{config.model}' ({reason}); "
-        "give a folder, or a name on the hub that is reachable or cached"
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 import transformers
 
+from pycil_wsc.consolidation.merging import Merge
 from pycil_wsc.devices import device_name
 from pycil_wsc.engine.environment import commit
-from pycil_wsc.llm.config import LLMConfig
+from pycil_wsc.engine.precision import resolved_precision
+from pycil_wsc.keys import RECORDED, select
+from pycil_wsc.llm.config import KEYS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus
-from pycil_wsc.llm.merging import models_resident
 from pycil_wsc.llm.metrics import VERSIONS, summary
-from pycil_wsc.llm.training import TaskTrainer, precision_of
+from pycil_wsc.llm.training import TaskTrainer
 from pycil_wsc.results.identity import language_identity
 from pycil_wsc.results.schema import LanguageResult
 from pycil_wsc.runs.journal import Journal
@@ -27,16 +29,13 @@ def result_of(
     history = journal.history
     matrices = {version: [row[version] for row in history] for version in VERSIONS}
     scores = {version: {**summary(matrix), "matrix": matrix} for version, matrix in matrices.items()}
-    values, last, seconds = config.recorded(), history[-1], journal.clock["train_seconds"]
+    values = select(config.to_dict(), KEYS, RECORDED)
+    last, seconds = history[-1], journal.clock["train_seconds"]
     minutes, computed = seconds / 60, last["padding"] + last["tokens"]
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
-    residents = models_resident(
-        config.method,
-        len(history),
-        trained / parameters,
-        own_moments=config.method == "wsc" and config.wsc.moments == "own" and config.wsc.reset != "none",
-    )
+    copied = trained / parameters if config.method == "wsc" else 0
+    paper, streamed = models_resident(trainer.merging.merge, len(history), copied)
     return LanguageResult(
         config=values,
         identity=language_identity(config.identity(), values),
@@ -51,10 +50,10 @@ def result_of(
         train_seconds=seconds,
         total_seconds=journal.clock["total_seconds"],
         train_minutes=minutes,
-        models_resident=residents.paper,
-        models_resident_streamed=residents.streamed,
-        relative_vram_minutes=minutes * residents.paper,
-        relative_vram_minutes_streamed=minutes * residents.streamed,
+        models_resident=paper,
+        models_resident_streamed=streamed,
+        relative_vram_minutes=minutes * paper,
+        relative_vram_minutes_streamed=minutes * streamed,
         tokens_trained=last["tokens"],
         padding=last["padding"] / computed if computed else 0.0,
         tokens_per_second=last["tokens"] / seconds if last["tokens"] else 0.0,
@@ -62,7 +61,7 @@ def result_of(
         processes=trainer.processes.count,
         sharded=trainer.sharded,
         device=device_name(device),
-        precision=precision_of(config, device),
+        precision=resolved_precision(config.precision, device),
         torch=torch.__version__,
         transformers=transformers.__version__,
         commit=commit(),
@@ -73,3 +72,14 @@ def result_of(
             "parameters_trained": trained,
         },
     )
+
+
+def models_resident(merge: Merge | None, tasks: int, copied: float = 0) -> tuple[float, float]:
+    """Models in memory at once: as counted by the paper's relative VRAM, T for offline merges, and as needed here.
+
+    These are the model in training, the running merge, theta_0 if the merge keeps it, and the share of the parameters
+    that WSC has ``copied``: as they were before the task and, after the reset, their average instead.
+    """
+    if not merge:
+        return 1 + copied, 1 + copied
+    return 2 if merge.online else tasks, 3 if merge.task_vectors else 2

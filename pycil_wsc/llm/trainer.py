@@ -17,6 +17,7 @@ from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.consolidation.sharded import local
 from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device, synchronize
 from pycil_wsc.engine.environment import threads
+from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
@@ -24,11 +25,11 @@ from pycil_wsc.llm import checkpoint
 from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus, Step
 from pycil_wsc.llm.export import save_model
-from pycil_wsc.llm.generation import answers, without_settings
-from pycil_wsc.llm.metrics import VERSIONS, score, summary
+from pycil_wsc.llm.generation import answers, stops_alone
+from pycil_wsc.llm.metrics import VERSIONS, score
 from pycil_wsc.llm.model import load_model, positions
 from pycil_wsc.llm.result import result_of
-from pycil_wsc.llm.training import TaskTrainer, consolidation, precision_of, training_arguments
+from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
 from pycil_wsc.plugins.huggingface import drop_gathered
 from pycil_wsc.results import write_result
 from pycil_wsc.runs.journal import Journal, check_loss
@@ -86,7 +87,7 @@ class LanguageRun(TrainerCallback):
         reset_peak_memory(self.device)
         # reading the weights may take longer than the timeout
         model = self.processes.in_all(lambda: load_model(config, self.corpus.tokenizer))
-        without_settings(model, self.corpus.tokenizer)
+        stops_alone(model, self.corpus.tokenizer, self.corpus.frame.end)
         layers = sorted(getattr(model, "_no_split_modules", None) or ())
         arguments = training_arguments(config, len(self.steps), self.device, self.processes, layers)
         callbacks = [*consolidation(config, self.steps), self]
@@ -97,16 +98,15 @@ class LanguageRun(TrainerCallback):
         write_json(self.folder / "config.json", config.to_dict())
         for line in self.corpus.warnings:
             self.journal.log.warning("%s", line)
-        where = device_name(self.device), precision_of(config, self.device), self.processes.count
+        where = device_name(self.device), resolved_precision(config.precision, self.device), self.processes.count
         self.journal.log.info("%s on %s, %s, %d process(es)", self.folder, *where)
 
     def _check_lengths(self) -> None:
         """Raise :class:`UnusableRun` if the model has too few positions for a training item or an answer."""
         limit = positions(self.trainer.model)
         trained = max((len(example) for step in self.steps for example in step.examples), default=0)
-        tested = (
-            max(map(len, chain(*self.corpus.test_prompts))) + self.config.max_new_tokens - 1
-        )  # the last is not read
+        prompt = max(map(len, chain(*self.corpus.test_prompts)))
+        tested = prompt + self.config.max_new_tokens - 1  # the last token is not read
         if limit and max(trained, tested) > limit:
             raise UnusableRun(
                 f"llm.model: has {limit} positions, but a training item has {trained} tokens, and a test prompt with "
@@ -131,7 +131,8 @@ class LanguageRun(TrainerCallback):
                 "or delete it to start again"
             )
         self.journal.load_state_dict(found)
-        self.trainer.load_state_dict(found)
+        self.trainer.counts = found["counts"]
+        self.trainer.epoch_loss.fill_(found["epoch_loss"])
         self.peak_memory = found["peak_memory"]
         self.journal.log.info("resuming at step %d", found["counts"]["steps"] + 1)
         return str(self.folder / CHECKPOINTS / found["checkpoint"])
@@ -151,9 +152,7 @@ class LanguageRun(TrainerCallback):
             self._show(self.steps[done])
         self.journal.mark = self.saved = time.perf_counter()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if (step := self.steps[state.global_step]).number == 1:
             self._show(step)
 
@@ -163,9 +162,7 @@ class LanguageRun(TrainerCallback):
         self.journal.bar.begin(step.task)
         self.journal.bar.start(phase, step.epoch.number, step.epoch.total, self.trainer.counts["tokens"])
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         step = self.steps[state.global_step - 1]
         self.journal.tick("train_seconds")
         self.journal.bar.step(sum(map(len, step.examples)))
@@ -181,7 +178,8 @@ class LanguageRun(TrainerCallback):
             self.journal.tick("train_seconds")
 
     def _epoch_ended(self, step: Step) -> None:
-        loss, bar = self.trainer.end_epoch(step.total), self.journal.bar
+        loss, bar = self.trainer.loss() / step.total, self.journal.bar
+        self.trainer.epoch_loss.zero_()
         self.journal.tick("train_seconds")
         self.journal.log.info("%s: loss %.4f, %s tokens/s", bar.position, loss, f"{bar.speed:,.0f}")
         check_loss(loss, bar.position)
@@ -206,7 +204,8 @@ class LanguageRun(TrainerCallback):
         merge = self.trainer.merging.state_dict(keep=self.processes.first)
         state = {
             **self.journal.state_dict(),
-            **self.trainer.state_dict(),
+            "counts": self.trainer.counts,
+            "epoch_loss": self.trainer.loss(),
             "peak_memory": self._peak(),
             "sharded": self.trainer.sharded,
             "identity": self.config.identity(),
@@ -248,11 +247,8 @@ class LanguageRun(TrainerCallback):
         self._peak()
         name = self.corpus.tasks[index].name
         self.journal.task_ended({"task": index, "name": name, **scores, **self.trainer.counts})
-        now = summary([row["trace"] for row in self.journal.history])
-        line = f"{name} {100 * scores['trace'][-1]:.2f}, average of {index + 1} {100 * now['last_average']:.2f}"
-        if index:
-            line += f", backward transfer {100 * now['bwt'][-1]:+.2f}"
-        self.journal.say(line)
+        average = sum(scores["trace"]) / (index + 1)
+        self.journal.say(f"{name} {100 * scores['trace'][-1]:.2f}, average of {index + 1} {100 * average:.2f}")
 
     def _answers(self, index: int, number: int) -> list[str]:
         """The answers to the test items of task ``number`` after task ``index``; also written to ``predictions``."""
@@ -282,7 +278,6 @@ class LanguageRun(TrainerCallback):
                 self.config,
                 self.device,
                 (index, number),
-                self.corpus.frame.end,
                 answered,
                 sharded,
             )

@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import groupby, zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -70,69 +70,41 @@ class TaskTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Step], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """The gradients of a step; returns this process's part of its mean loss, times the number of processes."""
+        """The gradients of the mean over items of each item's mean loss over its tokens.
+
+        Returns this process's part of it, times the number of processes, over which gradients are averaged.
+        """
         model.train()
-        config, examples = self.config, inputs["step"].examples
+        config, examples, processes = self.config, inputs["step"].examples, self.processes
         groups = micro_batches(examples, config.micro_tokens, config.padding)
-        labels = sum(len(example) - example.prompt for example in examples)
-        *others, last = self._share(groups)
+        # as many groups for each process, since sharded layers are gathered together: the last with a factor of 0
+        factors = [processes.count / len(examples)] * len(groups) + [0.0] * (-len(groups) % processes.count)
+        own = processes.share(list(zip_longest(groups, factors, fillvalue=groups[-1])))
         loss = torch.zeros((), device=self.args.device)
-        with seeding.seeded(config.seed, "dropout", self.counts["steps"], self.processes.rank, device=self.args.device):
-            # sharded gradients are reduced at once: whole ones would not fit beside the model
-            with contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(model):
-                for group, factor in others:
-                    loss += self._backward(model, group, factor, len(examples), labels)
-            loss += self._backward(model, *last, len(examples), labels)
-        self._count(groups, labels)
+        with seeding.seeded(config.seed, "dropout", self.counts["steps"], processes.rank, device=self.args.device):
+            for number, (group, factor) in enumerate(own, 1):
+                batch = collate(group, self.pad).to(self.args.device)
+                # sharded gradients are reduced at once: whole ones would not fit beside the model
+                reduced = self.sharded or number == len(own)
+                with contextlib.nullcontext() if reduced else self.accelerator.no_sync(model):
+                    part = factor * (summed_losses(model, batch) / batch.counts).sum()
+                    self.accelerator.backward(part)
+                loss += part.detach()
+        self._count(groups)
         self.epoch_loss += loss
         return loss
 
-    def _share(self, groups: Sequence[Sequence[Example]]) -> Sequence[tuple[Sequence[Example], float]]:
-        """This process's groups, as many as the others', each with the factor of its loss.
-
-        Gradients are averaged over processes, so the factor is their number. The last group is repeated with a factor
-        of 0 where there are too few: sharded layers are gathered together.
-        """
-        count = self.processes.count
-        weighted = [(group, float(count)) for group in groups] + [(groups[-1], 0.0)] * (-len(groups) % count)
-        return self.processes.share(weighted)
-
-    def _backward(
-        self, model: nn.Module, group: Sequence[Example], factor: float, examples: int, labels: int
-    ) -> Tensor:
-        """Add ``factor`` times the gradients of a group's share in the mean of ``examples`` items or ``labels`` tokens.
-
-        Returns the share, times ``factor``.
-        """
-        batch = collate(group, self.pad).to(self.args.device)
-        losses = summed_losses(model, batch)
-        loss = (losses / batch.counts).sum() / examples if self.config.loss == "item" else losses.sum() / labels
-        self.accelerator.backward(factor * loss)
-        return factor * loss.detach()
-
-    def _count(self, groups: Sequence[Sequence[Example]], labels: int) -> None:
-        tokens = sum(len(example) for group in groups for example in group)
+    def _count(self, groups: Sequence[Sequence[Example]]) -> None:
+        examples = [example for group in groups for example in group]
+        tokens = sum(map(len, examples))
         area = sum(len(group) * len(group[0]) for group in groups)
-        for name, more in {"steps": 1, "tokens": tokens, "padding": area - tokens, "answers": labels}.items():
+        answers = tokens - sum(example.prompt for example in examples)
+        for name, more in {"steps": 1, "tokens": tokens, "padding": area - tokens, "answers": answers}.items():
             self.counts[name] += more
 
-    def end_epoch(self, steps: int) -> float:
-        """The mean loss of an epoch of so many ``steps``, which has ended. Waits for the device and other processes."""
-        loss = self._loss() / steps
-        self.epoch_loss.zero_()
-        return loss
-
-    def _loss(self) -> float:
-        """``epoch_loss`` over all processes."""
+    def loss(self) -> float:
+        """``epoch_loss`` of all processes, which call this together. Waits for the device."""
         return self.processes.sum(self.epoch_loss).item() / self.processes.count
-
-    def state_dict(self) -> dict[str, object]:
-        """What the Trainer itself does not save. All processes call this together."""
-        return {"counts": self.counts, "epoch_loss": self._loss()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.counts = state["counts"]
-        self.epoch_loss.fill_(state["epoch_loss"])
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         assert self.merging  # from the weights before the first task, which the checkpoint's will replace
@@ -163,7 +135,7 @@ def training_arguments(
         adam_epsilon=config.eps,
         weight_decay=config.weight_decay,
         max_grad_norm=config.clip or 0.0,
-        bf16=precision_of(config, device) == "bf16",
+        bf16=resolved_precision(config.precision, device) == "bf16",
         use_cpu=device.type == "cpu",
         seed=config.seed,
         save_strategy="no",  # the run decides when
@@ -187,32 +159,22 @@ def training_arguments(
     return arguments
 
 
-def precision_of(config: LLMConfig, device: torch.device) -> str:
-    """``"fp32"`` or ``"bf16"``. On a CPU, ``auto`` is fp32, which is faster for models of a feasible size."""
-    if config.precision == "auto" and device.type == "cpu":
-        return "fp32"
-    return resolved_precision(config.precision, device)
-
-
 def consolidation(config: LLMConfig, steps: Sequence[Step]) -> list[WSCCallback]:
     """The consolidation of the run's tasks; [] if there is none."""
     periods = _periods(config, steps) if config.method == "wsc" else []
     if not periods:
         return []
-    first, second = config.betas
-    betas = (first, second) if config.wsc.moments == "own" else None
-    importance = moment_score(betas, source=config.wsc.moments)
     chosen = config.wsc.arguments(per_epoch=1)  # all is counted in steps
+    importance = moment_score(source="carried")
     return [WSCCallback(config.wsc.warmup, importance, periods=periods, save_average=False, **chosen)]
 
 
 def _periods(config: LLMConfig, steps: Sequence[Step]) -> list[Period]:
     """The steps that WSC consolidates in each task: those of its replay epochs, which are its last ones, or all."""
-    own: dict[int, list[int]] = {}
-    covered: dict[int, list[int]] = {}
-    for number, step in enumerate(steps):
-        own.setdefault(step.task, []).append(number)
-        if step.epoch.replay or config.wsc.covers == "all":
-            covered.setdefault(step.task, []).append(number)
-    covered = {task: numbers for task, numbers in covered.items() if task or config.wsc.first_task}
-    return [Period(own[task][0], numbers[0], numbers[-1] + 1) for task, numbers in covered.items()]
+    periods = []
+    for task, numbers in groupby(range(len(steps)), lambda number: steps[number].task):
+        own = list(numbers)
+        covered = [number for number in own if steps[number].epoch.replay or config.wsc.covers == "all"]
+        if covered and (task or config.wsc.first_task):
+            periods.append(Period(own[0], covered[0], covered[-1] + 1))
+    return periods
