@@ -18,7 +18,7 @@ from pycil_wsc.devices import resolved_device
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.learners import loop
 from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.runs.testing import accuracy_of, predictions
+from pycil_wsc.learners.predicting import predictions, predictions_of
 
 SCHEDULES = [  # by epoch, over epochs of one step, and by iteration
     *({"scheduler": name, "schedule_unit": "epoch", "epochs": 2} for name in KEYS["scheduler"].choices),
@@ -91,7 +91,7 @@ class Course:
             tested = predictions(self.learner, self.test_source, task)
             found.append([tested.cnn.tolist(), tested.known.tolist(), tested.nme is not None and tested.nme.tolist()])
             for network in self.learner.also_tested().values():
-                found.append(accuracy_of(network, self.learner, self.test_source, task)[0])
+                found.append(predictions_of(network, self.learner, self.test_source, task)[0].tolist())
         if self.trained:
             assert self.done == len(PAIRS)
         return found

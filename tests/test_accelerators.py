@@ -447,7 +447,7 @@ def test_a_language_model_learns_as_on_the_cpu(tmp_path):
 
 def test_a_precision_that_a_device_lacks_is_one_line_before_training(settings):
     with without(bf16=False), pytest.raises(UserError) as error:
-        run_on("sim", settings, precision="bf16")
+        run_on("sim", settings, precision="bf16").execute()
     assert str(error.value) == "precision: torch has no bf16 on 'sim:0'; use fp32 or auto"
 
 

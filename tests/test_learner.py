@@ -25,6 +25,7 @@ from pycil_wsc.classifier.settings import FIXED
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
+from pycil_wsc.runs.testing import Tester
 
 __all__ = ["january", "shelf"]
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -155,7 +156,7 @@ def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(mo
 
 def test_a_task_that_is_learned_again_counts_the_cost_of_scoring_once(months):
     learner, once = (learned(*months[:2], wsc={"importance": "fisher", "average_every": 1}) for _ in range(2))
-    with patch.object(Run, "_test", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch.object(Tester, "test", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         learner.learn(months[2])
     passes = [each.learn(months[2])["importance_passes"] for each in (learner, once)]
     assert passes[0] == passes[1] > 0

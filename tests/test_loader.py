@@ -15,7 +15,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.loader import ArraySource, FolderSource, open_source
 from pycil_wsc.data.order import Share, batch_slices, mixed_order
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.planning import planned_images
+from pycil_wsc.learners.planning import planned_images
 from pycil_wsc.runs.run import Run
 
 CPU = torch.device("cpu")

@@ -1,8 +1,14 @@
 """Metrics against hand-worked examples and PyCIL's own formula."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.engine.processes import SINGLE_PROCESS
+from pycil_wsc.learners.predicting import _classes_of_other_tasks
 from pycil_wsc.results import metrics
 
 MATRIX = [[90.0], [60.0, 80.0], [70.0, 50.0, 85.0]]
@@ -61,5 +67,9 @@ def test_a_confusion_matrix_has_a_row_for_each_true_class():
 
 def test_the_classes_that_a_known_task_leaves_are_those_of_its_samples():
     """Task 1 has a class of task 0 too: 1. Class 3 has not come yet."""
-    allowed = metrics.allowed_classes(np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), 4)
-    assert allowed.tolist() == [[True, True, False, False], [False, True, True, False]]
+    manager = SimpleNamespace(test_targets=np.array([0, 1, 1, 2]), test_tasks=np.array([0, 0, 1, 1]))
+    config = SimpleNamespace(batch_size=4)
+    learner = SimpleNamespace(manager=manager, processes=SINGLE_PROCESS, device=torch.device("cpu"), config=config)
+    (others,) = _classes_of_other_tasks(learner, Task(1, 2, 4, np.arange(0), np.arange(4)))
+    first, second = [True, True, False, False], [False, True, True, False]
+    assert (~others).tolist() == [first, first, second, second]

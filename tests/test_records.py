@@ -466,7 +466,7 @@ def test_the_papers_tables_have_as_many_training_images_as_the_page_says():
     """At the number of images per class of CIFAR-100 and ImageNet-100. All seeds have as many."""
     from pycil_wsc.config.loading import load
     from pycil_wsc.data.tasks import tasks_of
-    from pycil_wsc.runs.planning import plan_of
+    from pycil_wsc.learners.planning import plan_of
 
     data = {"cifar100": images_per_class(500), "imagenet100": images_per_class(1300)}
     _, rows = rows_after(ROOT / "docs/paper.md", "# The paper's tables and figures")

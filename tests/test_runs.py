@@ -41,10 +41,10 @@ from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine import environment
 from pycil_wsc.errors import TrainingDiverged
+from pycil_wsc.learners.planning import planned_images
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs import journal
-from pycil_wsc.runs.planning import planned_images
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import save_state
 

@@ -28,6 +28,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.old_formats import load_state
 from pycil_wsc.runs import weights
 from pycil_wsc.state import State
 
@@ -49,7 +50,12 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     """
     path = weights.find(Path(run_folder), task)
     again = "repeat the run with --redo"
-    state = weights.read(path, again)
+    try:
+        state = load_state(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    except ValueError as error:
+        raise UserError(f"{path}: is not a complete file of weights ({error}); {again}") from None
     with refusing(path, "a file of weights of this version", again, named=True):  # its checksums match
         info = checked_info(state["info"])
         config = without_dropped(state["config"]) | {"device": str(device), "pretrained": False}

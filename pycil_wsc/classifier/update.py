@@ -43,9 +43,9 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_json
 from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.learners.planning import check_backbone
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.class_incremental import as_configured
-from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run, end_of, losses
 
 ONE_AT_A_TIME = threading.RLock()  # training draws from the random generators of the process

@@ -22,7 +22,7 @@ from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import Json, locked, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import RECORD, recorded
-from pycil_wsc.results import RESULT, has_result, read_result
+from pycil_wsc.results import RESULT, is_finished, read_result
 from pycil_wsc.runs.progress import Progress, log_file
 
 TRACEBACK_LINES = 20
@@ -142,11 +142,6 @@ def free_memory() -> None:
     if devices.used():
         gc.collect()
         devices.release_memory()
-
-
-def is_finished(config: RunConfig) -> bool:
-    """Whether the folder of a run has its result, and not that of a shorter run."""
-    return has_result(run_folder(config)) and not kind_of(config).extends(config)
 
 
 def finished(config: RunConfig, dataset: object) -> dict[str, Json] | None:

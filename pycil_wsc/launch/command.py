@@ -43,85 +43,45 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_what_to_run(parser.add_argument_group("what to run"))
-    _add_where_to_run(parser.add_argument_group("where to run it"))
-    _add_instead_of_running(parser.add_argument_group("instead of running it"))
+    what = parser.add_argument_group("what to run").add_argument
+    text = "JSON file of the experiment; a list where one value is expected is an axis of the sweep"
+    what("--config", required=True, metavar="FILE", help=text)
+    text = "override a key of the file (JSON value; repeatable; nested keys with a dot)"
+    what("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    what("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
+    what("--out", metavar="DIR", help="folder of the results (default: runs)")
+    text = "repeat finished runs, after a change of code or defaults; previous results become result.old.json"
+    what("--redo", action="store_true", help=f"{text}, other files of the run are removed")
+    text = "write scalars for TensorBoard beside each run's results (needs tensorboard)"
+    what("--tensorboard", action="store_true", help=text)
+    text = "write the same scalars for Weights & Biases, offline: wandb sync uploads them (needs wandb)"
+    what("--wandb", action="store_true", help=text)
+
+    where = parser.add_argument_group("where to run it").add_argument
+    where("--device", metavar="NAME", help="auto, cpu, cuda, mps or xpu, or as cuda:1 (default: auto)")
+    text = (
+        "runs at a time, in processes that share cores and GPUs (default: 1); with --ray on each GPU, or on each node"
+    )
+    where("--workers", type=int, metavar="N", help=f"{text} that has none")
+    text = "run on a Ray cluster: the one at ADDRESS, or one that is found or started here"
+    where("--ray", nargs="?", const="", metavar="ADDRESS", help=f"{text} (needs requirements-cluster.txt)")
+    text = "train each run on N GPUs of this machine, or with --ray of one node, in N processes as torchrun does"
+    where("--gpus-per-run", type=int, metavar="N", help=f"{text}; without GPUs, in N processes on the CPU")
+
+    instead = parser.add_argument_group("instead of running it").add_argument
+    instead("--dry-run", action="store_true", help="list the runs and their cost")
+    text = "with --dry-run: train a few steps of each method and phase, and estimate the hours on this machine"
+    instead("--measure", action="store_true", help=text)
+    instead("--status", action="store_true", help="show which runs are done, running, waiting or failed")
+
     args = parser.parse_args(argv)
     if args.redo and (args.dry_run or args.status):
         parser.error("--redo cannot be combined with --dry-run or --status, which train nothing")
-    if args.measure and (not args.dry_run or args.ray is not None):
-        parser.error("--measure needs --dry-run" if not args.dry_run else "--measure is for this machine, not for Ray")
+    if args.measure and not args.dry_run:
+        parser.error("--measure needs --dry-run")
+    if args.measure and args.ray is not None:
+        parser.error("--measure is for this machine, not for Ray")
     return args
-
-
-def _add_what_to_run(group):
-    group.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE",
-        help="JSON file of the experiment; a list where one value is expected is an axis of the sweep",
-    )
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the file (JSON value; repeatable; nested keys with a dot)",
-    )
-    group.add_argument("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
-    group.add_argument("--out", metavar="DIR", help="folder of the results (default: runs)")
-    group.add_argument(
-        "--redo",
-        action="store_true",
-        help="repeat finished runs, after a change of code or defaults; previous results become result.old.json"
-        ", other files of the run are removed",
-    )
-    group.add_argument(
-        "--tensorboard",
-        action="store_true",
-        help="write scalars for TensorBoard beside each run's results (needs tensorboard)",
-    )
-    group.add_argument(
-        "--wandb",
-        action="store_true",
-        help="write the same scalars for Weights & Biases, offline: wandb sync uploads them (needs wandb)",
-    )
-
-
-def _add_where_to_run(group):
-    group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, mps or xpu, or as cuda:1 (default: auto)")
-    group.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="runs at a time, in processes that share cores and GPUs (default: 1); "
-        "with --ray on each GPU, or on each node that has none",
-    )
-    group.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="run on a Ray cluster: the one at ADDRESS, or one that is found or started here "
-        "(needs requirements-cluster.txt)",
-    )
-    group.add_argument(
-        "--gpus-per-run",
-        type=int,
-        metavar="N",
-        help="train each run on N GPUs of this machine, or with --ray of one node, in N processes as torchrun does; "
-        "without GPUs, in N processes on the CPU",
-    )
-
-
-def _add_instead_of_running(group):
-    group.add_argument("--dry-run", action="store_true", help="list the runs and their cost")
-    group.add_argument(
-        "--measure",
-        action="store_true",
-        help="with --dry-run: train a few steps of each method and phase, and estimate the hours on this machine",
-    )
-    group.add_argument("--status", action="store_true", help="show which runs are done, running, waiting or failed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,9 +21,9 @@ from pycil_wsc.config.options import in_file
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import Json, write_json
-from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, is_finished, remove_unfinished
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, remove_unfinished
 from pycil_wsc.launch.workers import attempt_in_processes
-from pycil_wsc.results import RESULT
+from pycil_wsc.results import RESULT, is_finished
 from pycil_wsc.runs.progress import Progress
 
 if TYPE_CHECKING:
@@ -137,21 +137,18 @@ def shares(nodes: Sequence[Mapping[str, float]], per_device: int, processes: int
     The cores of a node are shared out among its GPUs. Without GPUs a run has its part of the node, or, if it has
     several ``processes``, a core for each. Nodes that cannot take a run do not count.
     """
-    if not nodes:
-        raise UserError("--ray: no node of the cluster offers CPU cores; start one with 'ray start --num-cpus N'")
-    nodes = [node for node in nodes if node.get("GPU")] or nodes
-    unit, name = ("GPU", "GPUs") if nodes[0].get("GPU") else ("CPU", "GPUs or CPU cores")
-    largest = max(node[unit] for node in nodes)
-    if largest < processes:
+    unit, name = ("GPU", "GPUs") if any(node.get("GPU") for node in nodes) else ("CPU", "GPUs or CPU cores")
+    able = [node for node in nodes if node.get(unit, 0) >= processes]
+    if not able:
+        largest = max((node.get(unit, 0) for node in nodes), default=0)
         raise UserError(
             f"--gpus-per-run {processes}: no node of the cluster has {processes} {name} (the largest has {largest:g})"
         )
-    nodes = [node for node in nodes if node[unit] >= processes]
-    most = int(max(node["CPU"] for node in nodes))
+    most = int(max(node["CPU"] for node in able))
     if unit == "GPU":
-        cpus = min(node["CPU"] / (per_device * node["GPU"]) for node in nodes)
+        cpus = min(node["CPU"] / (per_device * node["GPU"]) for node in able)
         return Shares(cpus, processes * fraction(1 / per_device), most)
-    return Shares(1.0 if processes > 1 else min(node["CPU"] for node in nodes) / per_device, 0, most)
+    return Shares(1.0 if processes > 1 else min(node["CPU"] for node in able) / per_device, 0, most)
 
 
 def fraction(share: float) -> float:

@@ -6,6 +6,7 @@ import shutil
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,20 +14,23 @@ from filelock import Timeout
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json, locked
-from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, is_finished, record_failure, remove_unfinished
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, record_failure
 from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
-from pycil_wsc.results import has_result, set_result_aside
+from pycil_wsc.results import has_result, is_finished, set_result_aside
 from pycil_wsc.runs.progress import Progress
 
 
 class Launcher(Protocol):
     """Starts runs, and tells what they report; the last message of each is an :class:`Outcome`."""
 
-    slots: Collection[object]  # free places
-    running: Collection[object]
+    @property
+    def slots(self) -> Collection[object]: ...  # free places
+
+    @property
+    def running(self) -> Collection[object]: ...
 
     def start(self, job: Job) -> None: ...
 
@@ -66,14 +70,21 @@ class Schedule:
                 kind_of(job.config).check_model(job.config, self.data.of(job.config))
 
     def start(self) -> None:
-        """Queue the runs that are not finished."""
+        """Queue the runs that are not finished, and take the results of the others."""
         if self.redo:
             set_aside([job.config for job in self.jobs])
         for job in self.jobs:
-            if is_finished(job.config):
-                self._skip(job)
-            else:
+            if not is_finished(job.config):
                 self.fresh.append(job)
+                continue
+            outcome = attempt(job, self.data, partial(self.overview.progress, job))  # reads the result
+            if not outcome.result:
+                self.ended(job, outcome)
+                continue
+            self.results[run_folder(job.config)] = outcome.result
+            self.overview.skip(job)
+            if lacking := kind_of(job.config).unrecorded(job.config):
+                self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
         if self.results:
             self.overview.say(f"{len(self.results)} of {len(self.jobs)} runs finished before")
 
@@ -119,26 +130,6 @@ class Schedule:
         else:
             self.failures[folder] = outcome.failure
             self.overview.ended(job, "failed", f"FAILED: {outcome.failure}")
-
-    def _skip(self, job: Job) -> None:
-        """Take the result of a finished run, if this run would accept it."""
-        try:
-            with locked(run_folder(job.config), wait=False):
-                result = finished(job.config, self.data.of(job.config))
-                remove_unfinished(job.config)
-        except Timeout:
-            self.ended(job, Outcome())
-            return
-        except UnusableRun as error:
-            self.ended(job, Outcome(failure=str(error)))
-            return
-        if result is None:  # another command has set it aside since
-            self.fresh.append(job)
-            return
-        self.results[run_folder(job.config)] = result
-        self.overview.skip(job)
-        if lacking := kind_of(job.config).unrecorded(job.config):
-            self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
 
 
 def set_aside(configs: Sequence[RunConfig]) -> None:

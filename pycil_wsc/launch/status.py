@@ -16,8 +16,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json, write_atomically
-from pycil_wsc.launch.kinds import kind_of
-from pycil_wsc.results import RESULT, has_result, read_result
+from pycil_wsc.results import RESULT, extends, has_result, read_result
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
@@ -94,7 +93,7 @@ def status(configs: Iterable[RunConfig]) -> int:
     states: Counter[str] = Counter()
     for config in configs:
         folder = run_folder(config)
-        state = state_of(folder, kind_of(config).extends(config))
+        state = state_of(folder, extends(config))
         states[state.name] += 1
         if state.line:
             print(f"{state.name:8} {folder}  {state.line}")

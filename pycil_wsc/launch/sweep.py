@@ -4,9 +4,9 @@ import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pycil_wsc import devices, report
 from pycil_wsc.config.forms import run_folder
@@ -14,27 +14,20 @@ from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.engine.processes import launched, rank_and_count
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json
-from pycil_wsc.launch.attempt import attempt, finished, is_finished, record_failure
+from pycil_wsc.launch.attempt import attempt, finished, record_failure
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import Workers
+from pycil_wsc.results import is_finished
 from pycil_wsc.runs.progress import duration
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where runs are trained.
+class Where(NamedTuple):
+    """Where runs are trained."""
 
-    Args:
-        workers: runs at a time on this machine, each in processes of its own; with ``ray`` on each GPU of the cluster,
-            or on each node without a GPU. None: one after another in this process, or one on each GPU.
-        ray: the address of a Ray cluster, "" to look for one or start one, or None.
-        gpus_per_run: GPUs of each run, of this machine or of one node of the cluster, with a process for each.
-    """
-
-    workers: int | None = None
-    ray: str | None = None
-    gpus_per_run: int | None = None
+    workers: int | None = None  # runs at a time on this machine, or on each GPU, or node without GPUs, of a cluster
+    ray: str | None = None  # the address of a Ray cluster, or "" to look for one or start one
+    gpus_per_run: int | None = None  # of this machine or of one node of the cluster, with a process for each
 
     def check(self, configs: Sequence[RunConfig]) -> None:
         """Raise a :class:`UserError` for what is not possible on this machine."""

@@ -30,11 +30,11 @@ DEATH_SECONDS = 1.0  # for which a failure of one process waits for the death of
 
 
 class Workers:
-    """Executes so many runs at a time, each in so many new ``processes``."""
+    """Executes so many runs at a time, each in so many new ``processes``, which share the cores without ``threads``."""
 
-    def __init__(self, workers: int, processes: int = 1) -> None:
+    def __init__(self, workers: int, processes: int = 1, threads: int = 0) -> None:
         self.processes = processes
-        self.threads = max(1, cores() // (workers * processes))
+        self.threads = threads or max(1, cores() // (workers * processes))
         self.slots = list(range(workers))  # that are free
         self.running: list[RunInProcesses] = []
 
@@ -59,16 +59,16 @@ class Workers:
 
 def attempt_in_processes(job: Job, count: int, threads: int, on_progress: Callable[[Progress], None]) -> Outcome:
     """One attempt at a run in ``count`` new processes; ``on_progress`` is called with what the first reports."""
-    run = RunInProcesses(job, count, threads)
+    workers = Workers(1, count, threads)
+    workers.start(job)
     try:
         while True:
-            connection.wait(run.sources())
-            for message in run.messages():
+            for _, message in workers.messages():
                 if isinstance(message, Outcome):
                     return message
                 on_progress(message)
     finally:
-        run.stop()
+        workers.stop()
 
 
 class RunInProcesses:
@@ -121,7 +121,8 @@ class RunInProcesses:
         codes = {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode}
         for rank, code in sorted(codes.items(), key=lambda each: each[1]):  # killed ones first
             name = f"process {rank + 1} of {count}" if count > 1 else "its process"
-            if told := received(self.pipes[rank]):
+            told = received(self.pipes[rank])
+            if isinstance(told, Outcome):
                 return replace(told, failure=f"{name}: {told.failure}")
             ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             return Outcome(failure=f"{name} died ({ending})", again=True)

@@ -13,7 +13,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import in_file
+from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.results.identity import NAMED, Identity, part_of
@@ -140,6 +143,21 @@ def has_result(folder: Path) -> bool:
             f"{folder}: cannot be searched ({error.strerror}); make it accessible, or choose another folder with --out"
         ) from None
     return True
+
+
+def extends(config: RunConfig) -> bool:
+    """Whether the result in the folder of a run is that of the same run with fewer tasks."""
+    path = run_folder(config) / RESULT
+    try:
+        recorded = resolve_recorded(read_result(path)["config"], path).identity()
+    except UserError:  # there is none, or it is reported when it is needed
+        return False
+    return recorded != config.identity() and config.continues(recorded)
+
+
+def is_finished(config: RunConfig) -> bool:
+    """Whether the folder of a run has its result, and not that of a shorter run."""
+    return has_result(run_folder(config)) and not extends(config)
 
 
 def set_result_aside(folder: Path) -> None:

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Mapping
 
 from pycil_wsc.config.forms import run_folder
-from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
 from pycil_wsc.data.datasets import load_dataset
@@ -15,12 +14,11 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.engine.processes import in_all
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
+from pycil_wsc.learners.planning import check_backbone, planned_images
 from pycil_wsc.networks.timm_models import data_config, is_timm
-from pycil_wsc.results import RESULT, read_result
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kinds import Kind
 from pycil_wsc.runs.measure import measurer
-from pycil_wsc.runs.planning import check_backbone, planned_images
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 from pycil_wsc.studies.records import unrecorded
@@ -71,16 +69,6 @@ class ClassIncremental(Kind[Config, Dataset]):
     def headline(self, result: Mapping[str, Json]) -> str:
         on = " on held-out training data" if result.get("tested_on") == "validation" else ""
         return f"average accuracy{on} {result['avg_acc']:.2f}"
-
-    def extends(self, config: Config) -> bool:
-        if not config.tasks:
-            return False
-        path = run_folder(config) / RESULT
-        try:
-            recorded = resolve_recorded(read_result(path)["config"], path).identity()
-        except UserError:  # reported when the result is needed
-            return False
-        return recorded != config.identity() and config.continues(recorded)
 
     def leftovers(self, config: Config) -> tuple[str, ...]:
         return () if config.tasks else super().leftovers(config)  # a longer list resumes from the checkpoint

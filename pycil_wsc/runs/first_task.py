@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,68 +68,58 @@ def load(path: Path) -> State | None:
 
 
 def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner: BaseLearner) -> Path:
-    """The file of the first task of the run with this ``config``, whose ``learner`` has learned nothing yet."""
-    return Path(config.out, "first_tasks", f"{key(config, dataset, data, learner)}.pt")
+    """The file of the first task of the run with this ``config``, whose ``learner`` has learned nothing yet.
 
-
-def key(config: Config, dataset: Dataset, data: Mapping[str, Json], learner: BaseLearner) -> str:
-    """A digest of all that decides the first task: see ``decides`` in :mod:`pycil_wsc.keys`.
-
-    ``data``: the fingerprint of ``dataset``. If ``device`` or ``precision`` is ``auto``, or ``threads`` is null, the
-    value in use counts.
+    Its name is a digest of all that decides the task: see ``decides`` in :mod:`pycil_wsc.keys`. ``data``: the
+    fingerprint of ``dataset``. If ``device`` or ``precision`` is ``auto``, or ``threads`` is null, the value in use
+    counts.
     """
-    seen = learner.manager.tasks[0].num_seen
-    decisive, info = config.first_task(), dataset.info
+    seen, info = learner.manager.tasks[0].num_seen, dataset.info
     if dataset.arrivals:  # the data of later tasks do not matter
         data, info = data["tasks"][0], replace(info, classes=info.classes[:seen])
-    decisive |= {"classes": learner.manager.class_order[:seen], "data": data, "info": repr(info)}
-    decisive |= {"weights": digest_of(config.pretrained) if isinstance(config.pretrained, str) else None}
-    decisive |= {"device": device_name(learner.device), "processes": learner.processes.count}
-    decisive |= {"threads": torch.get_num_threads() if learner.device.type == "cpu" else None}
-    decisive |= {"precision": learner.precision, "torch": torch.__version__, "code": code()}
-    packages = ["numpy", "pillow", "torchvision", *(["timm"] if is_timm(config.convnet_type) else [])]
-    decisive |= {"packages": [importlib.metadata.version(name) for name in packages]}
-    decisive |= {"extensions": code_elsewhere(config)}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
+    packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if is_timm(config.convnet_type) else [])]
+    decisive = {
+        **config.first_task(),
+        "classes": learner.manager.class_order[:seen],
+        "data": data,
+        "info": repr(info),
+        "weights": digest([config.pretrained]) if isinstance(config.pretrained, str) else None,
+        "device": device_name(learner.device),
+        "processes": learner.processes.count,
+        "threads": torch.get_num_threads() if learner.device.type == "cpu" else None,
+        "precision": learner.precision,
+        "packages": [importlib.metadata.version(name) for name in packages],
+        "code": code(),
+        "extensions": code_elsewhere(config),
+    }
+    name = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
+    return Path(config.out, "first_tasks", f"{name}.pt")
 
 
-def digest_of(path: str) -> str:
-    """A digest of a file's contents."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def digest(paths: Iterable[str | Path]) -> str:
+    """A digest of the contents of files."""
+    return hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
 
 
 @functools.cache
 def code() -> str:
     """A digest of the source that computes."""
     root = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for path in sorted(
-        path
-        for folder in ("data", "networks", "engine", "learners", "consolidation")
-        for path in (root / folder).rglob("*.py")
-    ):
-        digest.update(path.read_bytes())
-    digest.update((root / "seeding.py").read_bytes())
-    return digest.hexdigest()
+    rooms = [root / name for name in ("data", "networks", "engine", "learners", "consolidation")]
+    return digest([root / "seeding.py", *(path for room in rooms for path in sorted(room.rglob("*.py")))])
 
 
 def code_elsewhere(config: Config) -> list[str]:
     """Digests of the other packages and modules that define the run's learner, backbone and optimiser."""
-    used = [
-        *configured_learner(config).__mro__,
-        registry.backbones.get(config.convnet_type),
-        registry.optimizers[config.optimizer],
-    ]
-    modules = {module for entry in used if (module := inspect.getmodule(entry))}
-    tops = {module.__name__.partition(".")[0] for module in modules}
-    known = {"pycil_wsc", "torch", *sys.stdlib_module_names}  # torch's version is in the key
-    return [_digest_of_module(sys.modules[name]) for name in sorted(tops - known)]
-
-
-def _digest_of_module(module):
-    """A digest of all source files of a module or package; another one at each call if it has none."""
-    folders = getattr(module, "__path__", [])
-    paths = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
-    if not paths and not getattr(module, "__file__", None):
-        return os.urandom(8).hex()
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths or [Path(module.__file__)])).hexdigest()
+    backbone, optimizer = registry.backbones.get(config.convnet_type), registry.optimizers[config.optimizer]
+    modules = {inspect.getmodule(used) for used in (*configured_learner(config).__mro__, backbone, optimizer)}
+    names = {module.__name__.partition(".")[0] for module in modules if module}
+    digests = []
+    for name in sorted(names - {"pycil_wsc", "torch", *sys.stdlib_module_names}):
+        module = sys.modules[name]
+        paths = [path for folder in getattr(module, "__path__", []) for path in sorted(Path(folder).rglob("*.py"))]
+        file = getattr(module, "__file__", None)
+        if file and not paths:
+            paths = [Path(file)]
+        digests.append(digest(paths) if paths else os.urandom(8).hex())  # without source, as in a notebook: not shared
+    return digests

@@ -13,7 +13,7 @@ from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.files import Json, write_atomically
 from pycil_wsc.results.schema import HUGE
 from pycil_wsc.runs.progress import Progress, TaskBar, log_file
-from pycil_wsc.runs.scalars import Scalars, TensorBoard, WandB
+from pycil_wsc.runs.scalars import Scalars
 from pycil_wsc.state import State
 
 CURVES = ("train_loss", "train_accuracy")
@@ -44,7 +44,7 @@ class Journal:
         self.writes = writes
         self.bar = TaskBar(on_progress, num_tasks, unit)
         self.log = logging.getLogger("pycil_wsc.following")  # that of the run, once it is opened
-        self.scalars: list[Scalars] = []
+        self.scalars: Scalars | None = None
         self.history: list[dict[str, Json]] = []  # the lines of metrics.jsonl: a dict per task
         self.curves = new_curves(curves)  # of the current task: a value per epoch
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
@@ -57,13 +57,10 @@ class Journal:
 
     def open_scalars(self, config: Config, files: contextlib.ExitStack) -> None:
         """Begin to write scalars, until ``files`` closes; those beyond the present state are discarded."""
-        if self.writes and config.tensorboard:
-            self.scalars.append(TensorBoard(self.folder / "tensorboard", self.epochs_done(), len(self.history)))
-        if self.writes and config.wandb:
-            name = "/".join(self.folder.parts[-3:])
-            self.scalars.append(WandB(self.folder, config.to_dict(), name, self.history, self.curves))
-        for scalars in self.scalars:
-            files.callback(scalars.close)
+        if self.writes:
+            self.scalars = files.enter_context(
+                contextlib.closing(Scalars(config, self.folder, self.history, self.curves))
+            )
 
     def tick(self, *names: str) -> float:
         """Add the time since the last tick to the total and to the named clocks; returns it in seconds."""
@@ -92,22 +89,13 @@ class Journal:
         """
         seconds = self.tick("train_seconds")
         self.bar.epoch(epoch, loss, accuracy)
-        self.log.info(
-            "%s %s epoch %d/%d: loss %.4f, train accuracy %.2f",
-            self.bar.task,
-            phase.name,
-            epoch + 1,
-            phase.epochs,
-            loss,
-            accuracy,
-        )
+        where = f"{self.bar.task} {phase.name} epoch {epoch + 1}/{phase.epochs}"
+        self.log.info("%s: loss %.4f, train accuracy %.2f", where, loss, accuracy)
         check_loss(loss, f"{self.bar.task}, epoch {epoch + 1}")
         rate = phase.optimizer.param_groups[0]["lr"]
         speed = len(phase.indices) / max(seconds, 1e-9)  # a coarse clock may not have moved
-        for scalars in self.scalars:
-            scalars.epoch_ended(
-                self.epochs_done(), loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed
-            )
+        if self.scalars:
+            self.scalars.epoch_ended(loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed)
         self.curves["train_loss"].append(loss)
         self.curves["train_accuracy"].append(accuracy)
 
@@ -128,9 +116,8 @@ class Journal:
         for name in ("train_seconds", "total_seconds", "saved_seconds"):
             self.clock[name] += seconds
         self.curves = trained["curves"]
-        for scalars in self.scalars:
-            for epoch, (loss, accuracy) in enumerate(zip(*self.curves.values())):
-                scalars.epoch_ended(epoch, loss=loss, accuracy=accuracy)
+        if self.scalars:
+            self.scalars.epochs_ended(self.curves)
         self.bar.loaded(images)
 
     def task_ended(self, line: Mapping[str, Json]) -> None:
@@ -141,12 +128,8 @@ class Journal:
         if self.writes:
             lines = [json.dumps(each) + "\n" for each in self.history]
             write_atomically(self.folder / "metrics.jsonl", "".join(lines))
-        for scalars in self.scalars:
-            scalars.task_ended(self.history)
-
-    def epochs_done(self) -> int:
-        """The number of epochs of all tasks so far."""
-        return sum(len(curves["train_loss"]) for curves in [*self.history, self.curves])
+        if self.scalars:
+            self.scalars.task_ended(self.history)
 
     def state_dict(self) -> State:
         return {"history": self.history, "curves": self.curves, "clock": self.clock}

@@ -27,7 +27,7 @@ class Kind(Generic[C, D]):
         raise NotImplementedError
 
     def budget(self, config: C, data: D) -> str:
-        """What decides about the length of a run in the place of :meth:`plan`, in words; empty without a budget."""
+        """What decides about a run's length in the place of :meth:`plan`, in words; empty without a budget."""
         return ""
 
     def measurer(self) -> Callable[[C, D], float]:
@@ -50,10 +50,6 @@ class Kind(Generic[C, D]):
     def headline(self, result: Mapping[str, Json]) -> str:
         """A short summary of a finished run."""
         raise NotImplementedError
-
-    def extends(self, config: C) -> bool:
-        """Whether the result in the run's folder is that of a run with fewer tasks, which ``config`` extends."""
-        return False
 
     def leftovers(self, config: C) -> tuple[str, ...]:
         """Files that a finished run no longer needs."""

@@ -26,7 +26,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.learners import budget
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.runs.planning import plan_of
+from pycil_wsc.learners.planning import plan_of
 
 WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA graph), then timed
 
@@ -34,10 +34,10 @@ WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA
 def measurer() -> Callable[[Config, Dataset], float]:
     """A function that estimates the training time of a whole run, in seconds, from its configuration and data.
 
-    Runs whose steps take equally long share a measurement; with a budget in operations, those that also have the same
-    number of images. Testing, the choice of exemplars, resets and saving are not included.
+    Runs that train on as many images, in steps that take equally long, share a measurement. Testing, the choice of
+    exemplars, resets and saving are not included.
     """
-    measured: dict[str, Stopwatch] = {}
+    measured: dict[str, float] = {}
 
     def seconds(config: Config, dataset: Dataset) -> float:
         plan = plan_of(config, tasks_of(dataset, config))
@@ -49,13 +49,11 @@ def measurer() -> Callable[[Config, Dataset], float]:
             for name, value in config.to_dict().items()
             if keys[name].affects == "time" and keys[name].decides not in ("name", "files")
         }
-        shared_by = json.dumps([decisive, plan if config.operations_like else []], sort_keys=True)
+        shared_by = json.dumps([decisive, plan], sort_keys=True)
         if shared_by not in measured:
-            measured[shared_by] = _measured(config, for_training(dataset, config))
-        watch = measured[shared_by]
-        if config.operations_like:
-            return sum(map(watch.seconds, range(len(plan))))
-        return sum(images * each for images, each in zip(plan, watch.seconds_per_image(), strict=True))
+            watch = _measured(config, for_training(dataset, config))
+            measured[shared_by] = sum(map(watch.seconds, range(len(plan))))
+        return measured[shared_by]
 
     return seconds
 
@@ -166,10 +164,6 @@ class Stopwatch(Monitor):
     def seconds(self, task: int) -> float:
         """The seconds of all phases of a task; interpolated linearly between measured tasks."""
         return sum(images * self._speed(task, number) for number, images in enumerate(self.learner.planned[task]))
-
-    def seconds_per_image(self) -> list[float]:
-        """The seconds of each task over its images."""
-        return [self.seconds(task) / max(1, sum(images)) for task, images in self.learner.planned.items()]
 
     def _speed(self, task: int, number: int) -> float:
         measured = {t: speed for (t, phase), speed in self.speeds.items() if phase == number and bool(t) == bool(task)}

@@ -23,14 +23,15 @@ from pycil_wsc.engine.processes import Processes, backend_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, first_line
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.results import metrics, write_result
+from pycil_wsc.learners.planning import check_plan, plan_of
+from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task, weights
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.journal import Journal, summary
-from pycil_wsc.runs.planning import check_plan, plan_of, remarks
 from pycil_wsc.runs.progress import Progress, print_task
+from pycil_wsc.runs.remarks import remarks
 from pycil_wsc.runs.result import result_of
-from pycil_wsc.runs.testing import accuracy_of, predictions
+from pycil_wsc.runs.testing import Tester
 from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
 
@@ -69,11 +70,11 @@ class Run(Monitor):
         self.device = self.processes.device(resolved_device(config.device))
         self.manager = tasks_of(dataset, config)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
-        self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
+        test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
+        self.tester = Tester(self.learner, test_source, self._check)
         self.records = Records(config.analyse, self.learner, self.folder)
-        self.confusion: list[list[float]] | None = None  # after the last task
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         self.remarks = remarks(config, self.manager.train_targets)  # to be said once
         self.peak_memory = 0
@@ -87,7 +88,13 @@ class Run(Monitor):
             if self.config.save_weights is True and self.processes.first:
                 weights.save(self.folder, self.learner, self.config)
             result = result_of(
-                self.config, self.dataset, self.data, self.learner, self.journal, self.confusion, self.peak_memory
+                self.config,
+                self.dataset,
+                self.data,
+                self.learner,
+                self.journal,
+                self.tester.confusion,
+                self.peak_memory,
             )
         if self.processes.first:
             write_result(self.folder, result)
@@ -108,7 +115,7 @@ class Run(Monitor):
                 self._learn(task, resume)
                 resume = None
                 self.journal.tick()
-                self.journal.task_ended(self._test(task))
+                self.journal.task_ended(self.tester.test(task))
                 if self.config.save_weights == "every" and self.processes.first:
                     weights.save(self.folder, self.learner, self.config, task.index)
                 self._checkpoint(end_of(task), None)
@@ -236,7 +243,7 @@ class Run(Monitor):
             "learner": self.learner.state_dict(),
             "optimizer": optimizer,
             "records": self.records.state_dict(),
-            "confusion": self.confusion,
+            "confusion": self.tester.confusion,
             "peak_memory": self.peak_memory,
             "identity": self.config.identity(),
             "data": self.data,
@@ -264,7 +271,7 @@ class Run(Monitor):
         # copies: what training changes must not change ``start``
         self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
         self.records.load_state_dict(copy.deepcopy(state["records"]))
-        self.confusion = state["confusion"]
+        self.tester.confusion = state["confusion"]
         self.peak_memory = state["peak_memory"]
         self._renew_plan(state)
         position = state["position"]
@@ -275,37 +282,6 @@ class Run(Monitor):
             return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
         self.learner.load_state_dict(state["learner"])
         return position["task"], None
-
-    # ---- testing -----------------------------------------------------------------------------------------------------
-
-    def _test(self, task):
-        """What ``metrics.jsonl`` tells of the task just learned; has accuracies if there are test images."""
-        learner = self.learner
-        line = {
-            "task": task.index,
-            "num_seen": task.num_seen,
-            "exemplars": len(learner.memory),
-            "images_trained": learner.images_trained,
-            "train_flops": learner.train_flops,
-            "parameters": sum(parameter.numel() for parameter in learner.network.parameters()),
-            **learner.costs(),
-        }
-        if len(task.test_indices):
-            line |= self._accuracies(task)
-        return line
-
-    def _accuracies(self, task):
-        """Accuracies of the learner, of the nearest-mean-of-exemplars classifier, and of additional networks."""
-        found = predictions(self.learner, self.test_source, task)
-        self._check(found.finite, "the test logits")
-        targets, tasks = (each[task.test_indices] for each in (self.manager.test_targets, self.manager.test_tasks))
-        line = found.accuracies(targets, tasks)
-        for name, network in self.learner.also_tested().items():
-            line[f"{name}_top1"], finite = accuracy_of(network, self.learner, self.test_source, task)
-            self._check(finite, "the test logits")
-        if task.num_seen == len(self.manager.class_order):
-            self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
-        return line
 
 
 def end_of(task: Task) -> dict[str, int]:

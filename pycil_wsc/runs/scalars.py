@@ -1,4 +1,7 @@
-"""Writes a run's scalars for TensorBoard and for Weights & Biases: the same ones."""
+"""Writes a run's scalars for TensorBoard and for Weights & Biases: the same ones.
+
+Steps of ``train`` are the run's epochs, those of ``test`` its tasks, counted from 0.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,55 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pycil_wsc.config.options import Config
 from pycil_wsc.files import Json
 from pycil_wsc.results import metrics
 
 History = Sequence[Mapping[str, Json]]  # the lines of metrics.jsonl so far
+STEPS = {"train": "epoch", "test": "task"}
 
 
 class Scalars:
-    """Where scalars go. Steps of ``train`` are the run's epochs, those of ``test`` its tasks, counted from 0."""
+    """The scalars of a run in ``folder``, which stands after ``history`` and ``curves``, those of the current task."""
 
-    def epoch_ended(self, epoch: int, **values: float) -> None:
+    def __init__(self, config: Config, folder: Path, history: History, curves: Mapping[str, Sequence[float]]) -> None:
+        self.writers: list[TensorBoard | WandB] = []
+        if config.wandb:
+            self.writers.append(WandB(folder, config))
+            self.epochs = 0
+            for number, line in enumerate(history, 1):  # a resumed run is written again
+                self.epochs_ended(line)
+                self.task_ended(history[:number])
+            self.epochs_ended(curves)
+        self.epochs = sum(len(line["train_loss"]) for line in [*history, curves])
+        if config.tensorboard:
+            self.writers.append(TensorBoard(folder / "tensorboard", self.epochs, len(history)))
+
+    def epoch_ended(self, **values: float) -> None:
         """``values``: loss and accuracy and, if this run trained the epoch, learning rate and speed."""
-        self.write("train", epoch, values)
+        self._write("train", self.epochs, values)
+        self.epochs += 1
+
+    def epochs_ended(self, curves: Mapping[str, Sequence[float]]) -> None:
+        """Epochs that an earlier process, or another run, has trained."""
+        for loss, accuracy in zip(curves["train_loss"], curves["train_accuracy"]):
+            self.epoch_ended(loss=loss, accuracy=accuracy)
 
     def task_ended(self, history: History) -> None:
-        self.write("test", history[-1]["task"], metrics.task_scalars(history))
-
-    def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        raise NotImplementedError
+        self._write("test", history[-1]["task"], metrics.task_scalars(history))
 
     def close(self) -> None:
         """Finish writing."""
-        raise NotImplementedError
+        for writer in self.writers:
+            writer.close()
+
+    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        named = {f"{group}/{name}": value for name, value in values.items()}
+        for writer in self.writers:
+            writer.write(group, step, named)
 
 
-class TensorBoard(Scalars):
+class TensorBoard:
     """Event files in ``folder``, of epochs and of tasks.
 
     A run that resumes after ``epochs`` epochs and ``tasks`` tasks discards scalars written beyond these. Each call
@@ -48,7 +75,7 @@ class TensorBoard(Scalars):
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self.writers[group].add_scalar(f"{group}/{name}", value, step)
+            self.writers[group].add_scalar(name, value, step)
         self.writers[group].flush()
 
     def close(self) -> None:
@@ -56,23 +83,10 @@ class TensorBoard(Scalars):
             writer.close()
 
 
-class WandB(Scalars):
-    """An offline run of Weights & Biases in ``folder``. ``wandb sync`` uploads it; ``WANDB_MODE`` sets another mode.
+class WandB:
+    """An offline run of Weights & Biases in ``folder``. ``wandb sync`` uploads it; ``WANDB_MODE`` sets another mode."""
 
-    A resumed run writes it again from ``history`` and ``curves`` (those of the current task). Learning rate and speed
-    are then missing for earlier epochs.
-    """
-
-    STEPS = {"train": "epoch", "test": "task"}
-
-    def __init__(
-        self,
-        folder: Path,
-        config: Mapping[str, Json],
-        name: str,
-        history: History,
-        curves: Mapping[str, Sequence[float]],
-    ) -> None:
+    def __init__(self, folder: Path, config: Config) -> None:
         import wandb  # optional dependency
 
         shutil.rmtree(folder / "wandb", ignore_errors=True)
@@ -81,26 +95,18 @@ class WandB(Scalars):
         self.run = wandb.init(
             dir=str(folder),
             mode=mode,
-            project=str(config["prefix"]),
-            name=name,
-            config=dict(config),
+            project=config.prefix,
+            name="/".join(folder.parts[-3:]),
+            config=config.to_dict(),
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
         )
-        for step in self.STEPS.values():
+        for group, step in STEPS.items():
             self.run.define_metric(step)
-        for group, step in self.STEPS.items():
             self.run.define_metric(f"{group}/*", step_metric=step)
-        epoch = 0
-        for number, line in enumerate([*history, curves], 1):
-            for loss, accuracy in zip(line["train_loss"], line["train_accuracy"]):
-                self.epoch_ended(epoch, loss=loss, accuracy=accuracy)
-                epoch += 1
-            if number <= len(history):
-                self.task_ended(history[:number])
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        self.run.log({self.STEPS[group]: step} | {f"{group}/{name}": value for name, value in values.items()})
+        self.run.log({STEPS[group]: step, **values})
 
     def close(self) -> None:
         self.run.finish()

@@ -1,85 +1,69 @@
-"""Predictions and accuracies on the test images of the classes seen."""
+"""Tests a learner after each task: accuracies on the test images of the classes seen."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pycil_wsc.data.loader import Source
 from pycil_wsc.data.tasks import Task
-from pycil_wsc.engine.prediction import best_classes, nearest_means
 from pycil_wsc.files import Json
 from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.predicting import predictions, predictions_of
 from pycil_wsc.results import metrics
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The predicted classes of a task's N test images, best first: int64 numpy (N, <=5)."""
+class Tester:
+    """Tests ``learner`` on the images of ``source``.
 
-    cnn: np.ndarray  # by logits
-    known: np.ndarray  # by the logits of the classes of the image's own task
-    nme: np.ndarray | None  # by the nearest mean of exemplars
-    finite: Tensor  # flag on the device: whether all logits computed by this process are finite
+    ``check(finite, what)`` raises an exception unless the flag ``finite``, on the device, is set in all processes.
+    """
 
-    def accuracies(self, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Json]:
-        """The entries of ``metrics.jsonl`` for images of these ``targets``, first seen in these ``tasks``."""
-        line = {f"cnn_{name}": value for name, value in scores(self.cnn, targets, tasks).items()}
-        line["cnn_known"] = metrics.accuracy(self.known, targets)
-        if self.nme is not None:
-            line |= {f"nme_{name}": value for name, value in scores(self.nme, targets, tasks).items()}
+    def __init__(self, learner: BaseLearner, source: Source, check: Callable[[Tensor, str], None]) -> None:
+        self.learner = learner
+        self.source = source
+        self.check = check
+        self.confusion: list[list[float]] | None = None  # after the last task
+
+    def test(self, task: Task) -> dict[str, Json]:
+        """What ``metrics.jsonl`` tells of the task just learned; has accuracies if there are test images."""
+        learner = self.learner
+        line = {
+            "task": task.index,
+            "num_seen": task.num_seen,
+            "exemplars": len(learner.memory),
+            "images_trained": learner.images_trained,
+            "train_flops": learner.train_flops,
+            "parameters": sum(parameter.numel() for parameter in learner.network.parameters()),
+            **learner.costs(),
+        }
+        if len(task.test_indices):
+            line |= self._accuracies(task)
+        return line
+
+    def _accuracies(self, task: Task) -> dict[str, Json]:
+        """Those of the learner, of the nearest-mean-of-exemplars classifier, and of additional networks."""
+        manager = self.learner.manager
+        targets, tasks = (each[task.test_indices] for each in (manager.test_targets, manager.test_tasks))
+        found = predictions(self.learner, self.source, task)
+        self.check(found.finite, "the test logits")
+        line = scores("cnn", found.cnn, targets, tasks)
+        line["cnn_known"] = metrics.accuracy(found.known, targets)
+        if found.nme is not None:
+            line |= scores("nme", found.nme, targets, tasks)
+        for name, network in self.learner.also_tested().items():
+            best, finite = predictions_of(network, self.learner, self.source, task)
+            self.check(finite, "the test logits")
+            line[f"{name}_top1"] = metrics.accuracy(best, targets)
+        if task.num_seen == len(manager.class_order):
+            self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
         return line
 
 
-def predictions(learner: BaseLearner, source: Source, task: Task) -> Predictions:
-    """The predictions of ``learner`` after ``task`` for the test images ``source``, divided among the processes."""
-    manager, device, number = learner.manager, learner.device, len(task.test_indices)
-    means = learner.class_means(task.num_seen) if learner.config.nme else None
-    means = None if means is None else torch.from_numpy(means).to(device)
-    cnn, known, nme, finite = [], [], [], torch.ones((), dtype=torch.bool, device=device)
-    others = other_tasks(learner, task)
-    for features, _ in learner.forward_over(source, task.test_indices, manager.test_targets):
-        with torch.inference_mode(), learner.autocast():
-            logits = learner.classify(features)
-            finite &= logits.isfinite().all()
-            cnn.append(best_classes(logits))
-            known.append(best_classes(logits.masked_fill(next(others), -torch.inf)))
-        if means is not None:
-            nme.append(nearest_means(features, means))
-    cnn, known = (learner.gathered(best, number).numpy() for best in (cnn, known))
-    return Predictions(cnn, known, None if means is None else learner.gathered(nme, number).numpy(), finite)
-
-
-def other_tasks(learner: BaseLearner, task: Task) -> Iterator[Tensor]:
-    """For each of this process's test batches, the classes that are not in the image's task: bool (B, classes)."""
-    manager, processes = learner.manager, learner.processes
-    targets, tasks = (of[task.test_indices] for of in (manager.test_targets, manager.test_tasks))
-    others = torch.from_numpy(~metrics.allowed_classes(targets, tasks, task.num_seen)).to(learner.device)
-    batches = torch.from_numpy(tasks).to(learner.device).split(learner.config.batch_size)
-    for batch in batches[processes.rank :: processes.count]:
-        yield others[batch]
-
-
-def accuracy_of(network: nn.Module, learner: BaseLearner, source: Source, task: Task) -> tuple[float, Tensor]:
-    """Test an additional network: (top-1 accuracy in percent, whether this process's logits are finite)."""
-    network.eval()
-    best, finite = [], torch.ones((), dtype=torch.bool, device=learner.device)
-    share, targets = learner.processes.share_of_batches, learner.manager.test_targets
-    with torch.inference_mode(), learner.autocast():
-        for images, _ in source.batches(task.test_indices, targets, learner.config.batch_size, share=share):
-            logits = network(images)
-            finite &= logits.isfinite().all()
-            best.append(best_classes(logits))
-    predicted = learner.gathered(best, len(task.test_indices)).numpy()
-    return metrics.accuracy(predicted, targets[task.test_indices]), finite
-
-
-def scores(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Json]:
-    """``top1``, ``top5`` and the accuracy on each task's samples, in percent."""
+def scores(name: str, predicted: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Json]:
+    """``NAME_top1``, ``NAME_top5`` and the accuracy on each task's samples, ``NAME_tasks``, in percent."""
     return {
-        "top1": metrics.accuracy(predictions, targets),
-        "top5": metrics.top_k_accuracy(predictions, targets),
-        "tasks": metrics.task_accuracies(predictions, targets, tasks),
+        f"{name}_top1": metrics.accuracy(predicted, targets),
+        f"{name}_top5": metrics.top_k_accuracy(predicted, targets),
+        f"{name}_tasks": metrics.task_accuracies(predicted, targets, tasks),
     }

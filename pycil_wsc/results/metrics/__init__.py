@@ -28,13 +28,6 @@ def task_accuracies(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndar
     return [accuracy(predictions[mask], targets[mask]) for mask in masks]
 
 
-def allowed_classes(targets: np.ndarray, tasks: np.ndarray, num_classes: int) -> np.ndarray:
-    """The classes of each task's samples: (N,), (N,) -> bool (tasks, num_classes)."""
-    allowed = np.zeros((tasks.max() + 1, num_classes), bool)
-    allowed[tasks, targets] = True
-    return allowed
-
-
 def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: int) -> np.ndarray:
     """Counts of true (rows) and predicted (columns) classes: (N, k) best first, (N,) -> int64 (classes, classes)."""
     return np.bincount(targets * num_classes + predictions[:, 0], minlength=num_classes**2).reshape(

@@ -1,4 +1,4 @@
-"""Computes the cost of a run in advance: the number of training images of each task."""
+"""What learners cost, in advance: the number of training images of each task; and whether they can be built."""
 
 import functools
 import json
@@ -7,14 +7,13 @@ import numpy as np
 import torch
 
 from pycil_wsc import registry
-from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.data.options import ALL
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.toolbox import configured_backbone
 from pycil_wsc.networks.nets import check_features
 from pycil_wsc.networks.options import BackboneOptions
@@ -22,12 +21,12 @@ from pycil_wsc.seeding import derived_seed
 from pycil_wsc.state import State
 
 
-def planned_images(config: Config, manager: TaskSequence) -> int:
+def planned_images(config: LearnerConfig, manager: TaskSequence) -> int:
     """The number of training images of a whole run: the final value of ``images_trained``."""
     return sum(plan_of(config, manager))
 
 
-def plan_of(config: Config, manager: TaskSequence, start: State | None = None) -> list[int]:
+def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = None) -> list[int]:
     """The number of training images of each task.
 
     ``start``: as in :class:`pycil_wsc.runs.run.Run`; images of earlier tasks count as planned. Raises a
@@ -63,7 +62,7 @@ def plan_of(config: Config, manager: TaskSequence, start: State | None = None) -
     return plan
 
 
-def check_backbone(config: Config, image_size: int) -> None:
+def check_backbone(config: LearnerConfig, image_size: int) -> None:
     """Raise a :class:`UserError` if the run's backbone cannot be built or used, by the method or at all.
 
     It is built once for all runs of a process that share it, without downloading weights.
@@ -80,29 +79,6 @@ def check_backbone(config: Config, image_size: int) -> None:
         _buildable.add(wanted)
 
 
-def remarks(config: Config, targets: np.ndarray) -> list[str]:
-    """Settings of the memory without effect, a line each. ``targets``: the classes of the training images."""
-    lines = []
-    learner = configured_learner(config)
-    if not learner.uses_memory or config.memory_bytes is not None:
-        return lines
-    unused, used = config.memory_keys
-    default = KEYS[unused].default
-    if getattr(config, unused) != default and unused not in learner.also_reads(config):
-        because, value = json.dumps(config.fixed_memory), getattr(config, used)
-        lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} counts, which is {value}")
-    largest = int(np.bincount(targets, minlength=1).max())
-    if config.fixed_memory and largest < config.memory_per_class < ALL:
-        lines.append(
-            f"memory_per_class: {config.memory_per_class} is more than any class has images (at most {largest}); "
-            "all images are kept"
-        )
-    return lines
-
-
-_buildable: set[tuple[type[BaseLearner], int, str]] = set()
-
-
 def check_plan(plan: list[int], learner: BaseLearner, task: Task) -> None:
     """Raise a :class:`WrongPlan` unless ``learner`` has trained on as many images as planned up to ``task``."""
     if learner.config.operations_like or learner.config.task_seconds:
@@ -115,3 +91,6 @@ def check_plan(plan: list[int], learner: BaseLearner, task: Task) -> None:
             f" {plan[-1]:,} were planned; its class must list the epochs of every phase in epoch_keys"
             f" ({', '.join(learner.epoch_keys)}), or override planned_images"
         )
+
+
+_buildable: set[tuple[type[BaseLearner], int, str]] = set()
