@@ -26,10 +26,9 @@ from transformers import TrainerCallback
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import peak_memory, release_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.launch.attempt import free_memory
 from pycil_wsc.llm.corpus import Epoch, Step
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.tokens import Example, Tokenizer
@@ -112,7 +111,7 @@ def timed(method, args, device):
     )
     torch.set_num_threads(config.threads or THREADS)
     keep_freed_memory(device)
-    free_memory()
+    release_memory()
     reset_peak_memory(device)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(

@@ -6,6 +6,7 @@ XPU and devices that register themselves with torch are one path.
 
 import contextlib
 import functools
+import gc
 import logging
 import re
 import resource
@@ -118,9 +119,10 @@ def used() -> bool:
 
 
 def release_memory() -> None:
-    """Give memory that torch keeps on the accelerator, but does not use, back to the device."""
+    """Free what earlier runs of this process, failed ones above all, have left on its accelerator."""
     found = accelerator()
-    if found:
+    if found and used():
+        gc.collect()
         _module(found).empty_cache()
 
 

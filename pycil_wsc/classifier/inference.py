@@ -1,6 +1,7 @@
 """Trained weights as a classifier (``pycil_wsc.load``)."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +49,7 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     Raises:
         UserError: if there are no weights, or they cannot be used.
     """
-    path = weights.find(Path(run_folder), task)
+    path = weights_of(Path(run_folder), task)
     again = "repeat the run with --redo"
     try:
         state = load_state(path)
@@ -62,6 +63,28 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
         reached = Reached(state["class_order"], state["boundaries"], state["task"])
         learner = rebuilt(resolve(config), info, reached, state["learner"])
         return Classifier(learner, info, reached.classes)
+
+
+def weights_of(folder: Path, task: int | None) -> Path:
+    """The file with the weights after ``task`` (None: the last ones); raises a :class:`UserError` if there is none."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); name the folder of a run") from None
+    kept = {int(match[1]): match[0] for name in names if (match := re.fullmatch(r"weights-task(\d+)\.pt", name))}
+    found = kept.get(max(kept, default=0) if task is None else task)
+    if task is None and weights.FINAL in names:
+        found = weights.FINAL
+    if found:
+        return folder / found
+    if kept or weights.FINAL in names:
+        available = [*map(str, sorted(kept)), *["the last (task=None)"] * (weights.FINAL in names)]
+        raise UserError(
+            f"{folder}: no weights of task {task}, only of {', '.join(available)}; "
+            '"save_weights": "every" saves them after every task'
+        )
+    problem = "this finished run did not save its weights" if "result.json" in names else "no weights there (yet)"
+    raise UserError(f'{folder}: {problem}; "save_weights": true saves them, in a finished run with --redo')
 
 
 class Reached(NamedTuple):

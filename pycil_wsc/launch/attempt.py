@@ -1,7 +1,6 @@
 """One attempt at a run, in this process, a worker process or on a cluster node."""
 
 import functools
-import gc
 import time
 import traceback
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from filelock import Timeout
 from pycil_wsc import devices
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.config.forms import run_folder
-from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
@@ -22,7 +20,7 @@ from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.files import Json, locked, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import RECORD, recorded
-from pycil_wsc.results import RESULT, is_finished, read_result
+from pycil_wsc.results import RESULT, finished_result
 from pycil_wsc.runs.progress import Progress, log_file
 
 TRACEBACK_LINES = 20
@@ -89,7 +87,7 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
             dataset = data.of(config)
             result = finished(config, dataset)
             if not result:
-                free_memory()
+                devices.release_memory()
                 (folder / FAILURE).unlink(missing_ok=True)  # of an earlier attempt
                 followed = recorded(on_progress, folder, kind_of(config).plan(config, dataset))
                 result = execute(from_first(config), data, followed)
@@ -137,27 +135,16 @@ def remove_unfinished(config: RunConfig) -> None:
         (run_folder(config) / name).unlink(missing_ok=True)
 
 
-def free_memory() -> None:
-    """Free what earlier runs of this process, failed ones above all, have left on its accelerator."""
-    if devices.used():
-        gc.collect()
-        devices.release_memory()
-
-
 def finished(config: RunConfig, dataset: object) -> dict[str, Json] | None:
     """The ``result.json`` of a finished run, or None.
 
     Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
     earlier versions have no fingerprint of their data; they are accepted.
     """
-    path = run_folder(config) / RESULT
-    if not is_finished(config):
-        return None
-    result = read_result(path)
-    if resolve_recorded(result["config"], path).identity() != config.identity():
-        raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
-    if difference := changed(result.get("data"), getattr(dataset, "fingerprint", None)):
+    result = finished_result(config)
+    if result and (difference := changed(result.get("data"), getattr(dataset, "fingerprint", None))):
         raise UnusableRun(
-            f"{path}: was made with other data ({difference}); move it away to run this with the present data"
+            f"{run_folder(config) / RESULT}: was made with other data ({difference}); move it away to run this with "
+            "the present data"
         )
     return result

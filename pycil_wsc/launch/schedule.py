@@ -59,7 +59,7 @@ class Schedule:
         self.failures: dict[Path, str] = {}
         self.fresh: deque[Job] = deque()
         self.retries: deque[Job] = deque()
-        self.locked_elsewhere: deque[Job] = deque()
+        self.elsewhere: deque[Job] = deque()  # another process was working on them
         self.overview = Overview()
         self.jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
         self.redo = redo
@@ -90,7 +90,7 @@ class Schedule:
 
     def next(self) -> Job | None:
         """The next job, or None if there is none at present: a run in progress may fail and come back."""
-        queue = self.fresh or self.retries or self.locked_elsewhere
+        queue = self.fresh or self.retries or self.elsewhere
         return queue.popleft() if queue else None
 
     def complete(self, launcher: Launcher) -> None:
@@ -120,7 +120,7 @@ class Schedule:
             self.overview.ended(job, "done", kind_of(job.config).headline(outcome.result))
             return
         if not outcome.failure:
-            self.locked_elsewhere.append(replace(job, wait=True))
+            self.elsewhere.append(replace(job, wait=True))
             self.overview.ended(job, "waiting", "another process is working on it")
             return
         record_failure(job, outcome)
@@ -148,7 +148,7 @@ def set_aside(configs: Sequence[RunConfig]) -> None:
         try:
             with contextlib.suppress(Timeout), locked(folder, wait=False):
                 if has_result(folder):  # first the checkpoint, from which the run would resume at its end
-                    for pattern in (kind_of(config).checkpoint, *kind_of(config).records):
+                    for pattern in kind_of(config).records:
                         for path in folder.glob(pattern):
                             (shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink)(path)
                     set_result_aside(folder)

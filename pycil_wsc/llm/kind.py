@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 class LanguageModel(Kind[LLMConfig, "Corpus"]):
     unit = "tokens"
-    checkpoint = options.CHECKPOINT
-    records = ("metrics.jsonl", "predictions", "models", options.CHECKPOINTS)
+    records = (options.CHECKPOINT, "metrics.jsonl", "predictions", "models", options.CHECKPOINTS)
 
     def loader(self) -> Callable[[LLMConfig], "Corpus"]:
         found: dict[Hashable, Corpus] = {}

@@ -10,6 +10,7 @@ from pycil_wsc.results.store import (
     Record,
     extends,
     find_runs,
+    finished_result,
     has_result,
     is_finished,
     read_result,
@@ -34,6 +35,7 @@ __all__ = [
     "has_result",
     "is_finished",
     "read_result",
+    "finished_result",
     "set_result_aside",
     "write_result",
 ]

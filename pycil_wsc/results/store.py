@@ -147,9 +147,8 @@ def has_result(folder: Path) -> bool:
 
 def extends(config: RunConfig) -> bool:
     """Whether the result in the folder of a run is that of the same run with fewer tasks."""
-    path = run_folder(config) / RESULT
     try:
-        recorded = resolve_recorded(read_result(path)["config"], path).identity()
+        recorded = _recorded_identity(config)
     except UserError:  # there is none, or it is reported when it is needed
         return False
     return recorded != config.identity() and config.continues(recorded)
@@ -158,6 +157,22 @@ def extends(config: RunConfig) -> bool:
 def is_finished(config: RunConfig) -> bool:
     """Whether the folder of a run has its result, and not that of a shorter run."""
     return has_result(run_folder(config)) and not extends(config)
+
+
+def finished_result(config: RunConfig) -> dict[str, Json] | None:
+    """The result of a finished run, or None. Raises :class:`UnusableRun` if it has other settings, or is incomplete."""
+    if not is_finished(config):
+        return None
+    path = run_folder(config) / RESULT
+    if _recorded_identity(config) != config.identity():
+        raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
+    return read_result(path)
+
+
+def _recorded_identity(config: RunConfig) -> dict[str, Json]:
+    """What decided the result in the folder of a run."""
+    path = run_folder(config) / RESULT
+    return resolve_recorded(read_result(path)["config"], path).identity()
 
 
 def set_result_aside(folder: Path) -> None:

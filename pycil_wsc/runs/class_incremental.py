@@ -26,8 +26,7 @@ from pycil_wsc.studies.records import unrecorded
 
 class ClassIncremental(Kind[Config, Dataset]):
     unit = "images"
-    checkpoint = CHECKPOINT
-    records = ("metrics.jsonl", "analyses.jsonl", "weights.pt", "weights-task*.pt", "tensorboard", "wandb")
+    records = (CHECKPOINT, "metrics.jsonl", "analyses.jsonl", "weights.pt", "weights-task*.pt", "tensorboard", "wandb")
 
     def loader(self) -> Callable[[Config], Dataset]:
         load, read = functools.cache(load_dataset), functools.cache(read_source)

@@ -39,18 +39,19 @@ def shared(path: Path, processes: Processes, say: Callable[[str], None]) -> Iter
 
     None in all processes but the first, which reads and writes it. ``say`` is called before a long wait.
     """
-    with processes.in_all(lambda: _lock(path, say) if processes.first else contextlib.nullcontext()):
+
+    def lock() -> contextlib.AbstractContextManager:
+        if not processes.first:
+            return contextlib.nullcontext()
+        name = f".{path.name}.lock"
+        try:
+            return locked(path.parent, name, wait=False)
+        except Timeout:
+            say("waiting for the first task, which another run is training")
+            return locked(path.parent, name)
+
+    with processes.in_all(lock):
         yield path if processes.first else None
-
-
-def _lock(path: Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager:
-    """Let no other command train the first task."""
-    lock = f".{path.name}.lock"
-    try:
-        return locked(path.parent, lock, wait=False)
-    except Timeout:
-        say("waiting for the first task, which another run is training")
-        return locked(path.parent, lock)
 
 
 def load(path: Path) -> State | None:
@@ -59,12 +60,9 @@ def load(path: Path) -> State | None:
         return load_state(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    except ValueError as error:
-        problem = f"is damaged ({error})"
-    logging.getLogger("pycil_wsc").warning("%s: %s; the first task is trained again", path, problem)
-    return None
+    except (OSError, ValueError) as error:
+        logging.getLogger("pycil_wsc").warning("%s: %s; the first task is trained again", path, error)
+        return None
 
 
 def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner: BaseLearner) -> Path:

@@ -15,8 +15,7 @@ class Kind(Generic[C, D]):
     """A kind of run. What it says of its configurations is a :class:`pycil_wsc.config.forms.Form`."""
 
     unit: str  # the unit of a run's cost
-    checkpoint: str  # the file in a run's folder from which a stopped run resumes
-    records: tuple[str, ...] = ()  # patterns of what a run writes in its folder beside the result and the log
+    records: tuple[str, ...]  # patterns of what a run writes beside result and log; first what it resumes from
 
     def loader(self) -> Callable[[C], D]:
         """A function from a configuration to the data of its run, which reads shared data only once."""
@@ -53,7 +52,7 @@ class Kind(Generic[C, D]):
 
     def leftovers(self, config: C) -> tuple[str, ...]:
         """Files that a finished run no longer needs."""
-        return (self.checkpoint,)
+        return self.records[:1]
 
     def unrecorded(self, config: C) -> list[str]:
         """Records that ``config`` requests but the finished run does not have."""

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -137,7 +136,6 @@ class Stopwatch(Monitor):
         self.learner = learner
         self.warm_up = warm_up
         self.speeds: dict[tuple[int, int], float] = {}  # (task, number of its phase) -> seconds per image
-        self.names: dict[tuple[int, int], str] = {}
         self.untimed = 0  # steps of the phase that are still to be left out
         self.images = 0.0  # of the timed steps
         self.started = 0.0
@@ -159,7 +157,6 @@ class Stopwatch(Monitor):
         if self.images:
             images = self.images * phase.counted_images / len(phase.indices)
             self.speeds[task.index, number] = (self._now() - self.started) / images
-            self.names[task.index, number] = phase.name
 
     def seconds(self, task: int) -> float:
         """The seconds of all phases of a task; interpolated linearly between measured tasks."""
@@ -177,8 +174,7 @@ class Stopwatch(Monitor):
         return time.perf_counter()
 
     def __str__(self) -> str:
-        parts: dict[int, list[str]] = defaultdict(list)
-        for (task, number), speed in self.speeds.items():
-            parts[task].append(f"{self.names[task, number]} {1 / speed:,.0f}")
-        tasks = (f"task {task + 1} {', '.join(phases)}" for task, phases in parts.items())
-        return f"{'; '.join(tasks)} images/s"
+        """The images per second of each measured task, in all of its phases."""
+        tasks = sorted({task for task, _ in self.speeds})
+        speeds = {task: sum(self.learner.planned[task]) / self.seconds(task) for task in tasks}
+        return "; ".join(f"task {task + 1} {speed:,.0f}" for task, speed in speeds.items()) + " images/s"

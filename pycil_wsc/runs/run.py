@@ -109,7 +109,6 @@ class Run(Monitor):
             self._begin()
             first, resume = self._restore()
             self.journal.open_scalars(self.config, files)
-            self._say_where()
             self.journal.mark = self.saved_at = time.perf_counter()
             for task in self.manager.tasks[first:]:
                 self._learn(task, resume)
@@ -125,13 +124,12 @@ class Run(Monitor):
     def _begin(self):
         """Set the process up."""
         deterministic(self.config.deterministic)
-        self._write(write_json, "config.json", in_file(self.config.to_dict()))
+        if self.processes.first:
+            write_json(self.folder / "config.json", in_file(self.config.to_dict()))
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
         reset_peak_memory(self.device)
-
-    def _say_where(self):
         where = device_name(self.device)
         if self.processes.count > 1:
             where += f", {self.processes.count} processes over {backend_of(self.device.type)}"
@@ -172,22 +170,18 @@ class Run(Monitor):
                 self.journal.task_loaded(trained, self.learner.images_trained)
                 return
             self.journal.tick()
-            state = self._first_task()
+            state = {
+                "learner": self.learner.trained_state(),  # all processes call this together
+                "clock": self.journal.clock,
+                "curves": self.journal.curves,
+                "peak_memory": max(self.peak_memory, peak_memory(self.device)),
+            }
             if path:
                 save_state(path, state)
 
     def first_task_file(self) -> Path:
         """Where the first task is, or will be, before the learner has learned anything."""
         return first_task.file_of(self.config, self.dataset, self.data, self.learner)
-
-    def _first_task(self):
-        """What other runs take from this one. All processes call this together."""
-        return {
-            "learner": self.learner.trained_state(),
-            "clock": self.journal.clock,
-            "curves": self.journal.curves,
-            "peak_memory": max(self.peak_memory, peak_memory(self.device)),
-        }
 
     # ---- events reported by the learner ------------------------------------------------------------------------------
 
@@ -227,7 +221,9 @@ class Run(Monitor):
 
     def _checkpoint(self, position, optimizer):
         self.journal.tick()
-        self._write(save_state, CHECKPOINT, self.state(position, optimizer))
+        state = self.state(position, optimizer)  # all processes call this together
+        if self.processes.first:
+            save_state(self.folder / CHECKPOINT, state)
         self.journal.tick()  # saving does not count as training
         self.saved_at = self.journal.mark
 
@@ -253,11 +249,6 @@ class Run(Monitor):
         """Plan the tasks that are left with the exemplars that there are, if their number could not be planned."""
         if self.learner.measures_quotas:
             self.plan = plan_of(self.config, self.manager, state)
-
-    def _write(self, write, name, content):
-        """Call ``write(path, content)`` for a file in the run's folder, in the first process only."""
-        if self.processes.first:
-            write(self.folder / name, content)
 
     def _restore(self):
         """Restore the saved state, if any; returns (index of the next task, the position in it or None)."""
