@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -95,7 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             on_signals(_leave)
         args = parse(argv)
         try:
-            return _exit_code(lambda: _run(args, as_program=argv is None))
+            return _run(args, as_program=argv is None)
+        except UserError as error:
+            if os.environ.get("LOCAL_RANK", "0") == "0":  # the only process, or torchrun's first on this machine
+                print(f"error: {error}", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print(STOPPED, file=sys.stderr)
             return 130
@@ -119,43 +123,23 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     def configs() -> "list[RunConfig]":
         return load(args.config, overrides)
 
+    def work(configs: "Sequence[RunConfig]") -> int:
+        from pycil_wsc.launch.status import status  # imported later still: an unknown key does not need torch either
+        from pycil_wsc.launch.sweep import Where, dry_run, sweep
+
+        if as_program:
+            on_signals(interrupt)
+        where = Where(args.workers, args.ray, args.gpus_per_run)
+        if args.status:
+            return status(configs)
+        return dry_run(configs, where, args.measure) if args.dry_run else sweep(configs, where, args.redo)
+
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return _work(args, configs(), as_program)
+        return work(configs())
     if (args.workers, args.ray, args.gpus_per_run) != (None, None, None):
         raise UserError(
             "torchrun: its processes train one run together; for --workers, --ray or --gpus-per-run use python"
         )
     from pycil_wsc.launch.torchrun import together
 
-    trains = not args.status and not args.dry_run
-    return together(configs, lambda loaded: _exit_code(lambda: _work(args, loaded, as_program)), trains)
-
-
-def _work(args: argparse.Namespace, configs: "Sequence[RunConfig]", as_program: bool) -> int:
-    from pycil_wsc.launch.status import status  # imported later still: an unknown key does not need torch either
-    from pycil_wsc.launch.sweep import Where, dry_run, sweep
-
-    if as_program:
-        on_signals(interrupt)
-    where = Where(args.workers, args.ray, args.gpus_per_run)
-    if args.status:
-        return status(configs)
-    return dry_run(configs, where, args.measure) if args.dry_run else sweep(configs, where, args.redo)
-
-
-def _exit_code(task: Callable[[], int]) -> int:
-    """Return the exit code of ``task()``, or 2 for a :class:`UserError`, which is printed in one line.
-
-    With several processes, only the first on each machine prints it.
-    """
-    try:
-        return task()
-    except UserError as error:
-        if _is_first():
-            print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
-def _is_first() -> bool:
-    """Whether this process prints: the only one, or the first that ``torchrun`` started on this machine."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return together(configs, work, trains=not args.status and not args.dry_run)

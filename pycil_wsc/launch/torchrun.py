@@ -37,9 +37,10 @@ def together(load: Callable[[], Sequence[RunConfig]], work: Callable[[Sequence[R
     if rank:
         follow()
         return 0
-    code = work(configs)
-    from_first(None)  # if it has begun no run, the others still wait for one
-    return code
+    try:
+        return work(configs)
+    finally:
+        from_first(None)  # if it has begun no run, the others still wait for one
 
 
 def _loaded(load: Callable[[], Sequence[RunConfig]], trains: bool) -> Sequence[RunConfig]:
