@@ -57,10 +57,9 @@ class Journal:
 
     def open_scalars(self, config: Config, files: contextlib.ExitStack) -> None:
         """Begin to write scalars, until ``files`` closes; those beyond the present state are discarded."""
-        if self.writes:
-            self.scalars = files.enter_context(
-                contextlib.closing(Scalars(config, self.folder, self.history, self.curves))
-            )
+        if self.writes and (config.tensorboard or config.wandb):
+            self.scalars = Scalars(config, self.folder, self.history, self.curves)
+            files.callback(self.scalars.close)
 
     def tick(self, *names: str) -> float:
         """Add the time since the last tick to the total and to the named clocks; returns it in seconds."""
