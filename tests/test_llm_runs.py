@@ -25,6 +25,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers, stops_alone
+from pycil_wsc.llm.kind import LanguageModel
 from pycil_wsc.llm.trainer import LanguageRun
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -50,7 +51,7 @@ def test_every_method_runs_and_writes_a_whole_result(method, llm_settings, tmp_p
         assert result["trivial"][version]["colours"]["majority"] == pytest.approx(1 / 3)
     config = resolve(llm_settings | {"llm.method": method})
     single = ("zero_shot", "finetune", "replay")
-    assert result["tokens_trained"] == configured(llm_settings, llm__method=method)[1].planned_tokens(config)
+    assert result["tokens_trained"] == LanguageModel().plan(config, configured(llm_settings)[1])
     assert result["padding"] < 0.1 and result["models_resident"] == (1 if method in single else 2)
     assert result["relative_vram_minutes"] == pytest.approx(result["models_resident"] * result["train_seconds"] / 60)
     if method == "zero_shot":
@@ -272,7 +273,7 @@ def test_a_loss_that_is_no_number_fails_its_run_alone(llm_settings, tmp_path, ca
 def test_a_dry_run_tells_the_cost_in_tokens(llm_settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, llm_settings), "--dry-run"]) == 0
     config, corpus = configured(llm_settings)
-    assert f"{corpus.planned_tokens(config):,} training tokens to go" in capsys.readouterr().out
+    assert f"{LanguageModel().plan(config, corpus):,} training tokens to go" in capsys.readouterr().out
 
 
 WRONG = [

@@ -128,6 +128,15 @@ def test_groups_hold_every_example_once_and_little_padding(lengths, most, paddin
         assert area - sum(map(len, group)) <= padding * area
 
 
+@pytest.mark.parametrize("ratio, count", [(0, 0), (0.3, 7), (1, 24)])
+def test_the_head_of_each_earlier_file_is_replayed_after_the_pool(ratio, count, llm_settings):
+    config, corpus = configured(llm_settings, llm__replay_ratio=ratio)
+    pool, head = corpus.pool, corpus.tasks[0].train[:count]  # int(0.3 * 24)
+    assert [epoch.replay for epoch in corpus.epochs(config, 0)] == [False, False, True]
+    assert corpus.epochs(config, 0)[-1].examples == [corpus.encoded[item] for item in pool]
+    assert corpus.epochs(config, 1)[-1].examples == [corpus.encoded[item] for item in (*pool, *head)]
+
+
 def test_steps_hold_every_item_once_in_an_order_that_the_address_decides():
     epoch = shuffled(10, 4, 1, 0, 0)
     assert list(map(len, epoch)) == [4, 4, 2] and sorted(sum(epoch, [])) == list(range(10))

@@ -5,7 +5,7 @@ more than a half padding; their grouping by length makes steps of long items alo
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,7 @@ def _fits(group: list[Example], example: Example, tokens: int, padding: float) -
     return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A group as token numbers ``ids`` (B, T), in which only the places ``kept`` (K,) predict a learned token.
 
     Padding is on the right and attention is causal, so no mask is needed. ``targets`` (B, K) are the tokens predicted
@@ -50,19 +49,17 @@ class Batch:
     targets: Tensor
     counts: Tensor
 
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
 
-
-def collate(examples: Sequence[Example], pad: int) -> Batch:
-    """The group as a :class:`Batch` on the CPU."""
+def collate(examples: Sequence[Example], pad: int, device: torch.device = torch.device("cpu")) -> Batch:
+    """The group as a :class:`Batch` on ``device``."""
     ids = [torch.tensor(example.ids) for example in examples]
     learned = [torch.arange(len(example)) >= example.prompt for example in examples]
     labels = [torch.where(mask, tokens, IGNORED) for mask, tokens in zip(learned, ids, strict=True)]
     targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
     kept = (targets[:, 1:] != IGNORED).any(0).nonzero().squeeze(1)
     counts = torch.tensor([len(example) - example.prompt for example in examples])
-    return Batch(pad_sequence(ids, batch_first=True, padding_value=pad), kept, targets[:, kept + 1], counts)
+    batch = Batch(pad_sequence(ids, batch_first=True, padding_value=pad), kept, targets[:, kept + 1], counts)
+    return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
 
 
 def summed_losses(model: nn.Module, batch: Batch) -> Tensor:

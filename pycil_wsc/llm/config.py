@@ -102,9 +102,7 @@ class CorpusOptions:
     data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format", names="folder")
     tasks: tuple[str, ...] = key(TRACE, "the tasks, in order")
     test_on: str = key(
-        "test",
-        "items to score: `test`, or `eval` to choose the learning rate or epochs by",
-        choices=("test", "eval"),
+        "test", "items to score: `test`, or `eval` to choose the learning rate or epochs by", choices=("test", "eval")
     )
     train_items: int | None = key(None, "use only the first so many training items of each task; null: all", low=1)
     test_items: int | None = key(None, "use only the first so many test items of each task; null: all", low=1)
@@ -172,9 +170,7 @@ class LLMOptions:
         decides="rounding",
     )
     gradient_checkpointing: bool = key(
-        False,
-        "recompute activations in the backward pass, which saves memory but takes time",
-        decides="rounding",
+        False, "recompute activations in the backward pass, which saves memory but takes time", decides="rounding"
     )
     shard: bool = key(
         False,

@@ -13,7 +13,7 @@ from pycil_wsc import seeding
 from pycil_wsc.data.datasets import path_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import LLMConfig
-from pycil_wsc.llm.data import Item, TaskData, load_pool, load_task, replay_items, warnings_of
+from pycil_wsc.llm.data import Item, TaskData, load_pool, load_task, warnings_of
 from pycil_wsc.llm.metrics import VERSIONS, trivial_scores
 from pycil_wsc.llm.tokens import Example, encode, encode_prompts, frame, load_tokenizer
 
@@ -61,7 +61,7 @@ class Corpus:
             encode_prompts(self.tokenizer, [item.prompt for item in task.test], config.max_prompt, self.frame)
             for task in self.tasks
         ]
-        self.warnings = warnings_of(self.tasks)
+        self.warnings = [f"{task.name}: {warning}" for task in self.tasks for warning in warnings_of(task)]
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, int | str]:
@@ -87,11 +87,14 @@ class Corpus:
         if config.method == "zero_shot":
             return []
         count = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
-        own = self._examples(self.tasks[index].train)
+        own = [self.encoded[item] for item in self.tasks[index].train]
         epochs = [Epoch(number, count, False, own) for number in range(count)]
         if config.method != "finetune":
-            items = replay_items(self.tasks[:index], config.replay_ratio, self.pool)
-            replayed, count = self._examples(items), config.replay_epochs if items else 0
+            items = list(self.pool)
+            for task in self.tasks[:index]:
+                items += task.train[: int(len(task.train) * config.replay_ratio)]  # the first ones, as in TRACE
+            replayed = [self.encoded[item] for item in items]
+            count = config.replay_epochs if replayed else 0
             epochs += [Epoch(number, count, True, replayed) for number in range(count)]
         return epochs
 
@@ -107,10 +110,6 @@ class Corpus:
                     examples = [epoch.examples[i] for i in chosen]
                     steps.append(Step(task, epoch, number, len(batches), examples, last))
         return steps
-
-    def planned_tokens(self, config: LLMConfig) -> int:
-        """The number of tokens that a whole run trains on."""
-        return sum(len(example) for step in self.steps(config) for example in step.examples)
 
     def _cut(self, task: TaskData) -> TaskData:
         test = task.test if self.config.test_on == "test" else task.eval
@@ -134,9 +133,6 @@ class Corpus:
         pairs = [(item.prompt, item.answer) for item in unique]
         examples = encode(self.tokenizer, pairs, config.max_prompt, config.max_answer, self.frame)
         return dict(zip(unique, examples, strict=True))
-
-    def _examples(self, items: Iterable[Item]) -> list[Example]:
-        return [self.encoded[item] for item in items]
 
 
 def shuffled(count: int, batch_size: int, seed: int, *address: str | int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Tasks of prompts and answers in TRACE's folder format, and the choice of items to replay.
+"""Tasks of prompts and answers in TRACE's folder format.
 
 A task is a folder below the data root, ``<root>/<name>/{train,eval,test}.json``: each file a JSON list of rows
 ``{"prompt": text, "answer": text}``. To add a task, add a folder. An optional ``task.json`` in it sets how the task is
@@ -9,7 +9,7 @@ TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,14 +61,9 @@ TASKS = {  # in TRACE's order, with its epochs
 def load_task(root: str | Path, name: str) -> TaskData:
     """The :class:`TaskData` in ``<root>/<name>``. For bad data, raises :class:`UserError` with the file and row."""
     folder = _task_folder(root, name)
+    train, test = (_items(folder / f"{split}.json") for split in ("train", "test"))
     evaluation = _items(folder / "eval.json") if (folder / "eval.json").exists() else ()
-    return TaskData(
-        name,
-        _items(folder / "train.json"),
-        evaluation,
-        _items(folder / "test.json"),
-        _info(folder, TASKS.get(name, TaskInfo())),
-    )
+    return TaskData(name, train, evaluation, test, _info(folder, TASKS.get(name, TaskInfo())))
 
 
 def load_pool(root: str | Path, name: str) -> tuple[Item, ...]:
@@ -76,23 +71,8 @@ def load_pool(root: str | Path, name: str) -> tuple[Item, ...]:
     return _items(_task_folder(root, name) / "train.json")
 
 
-def replay_items(earlier: Iterable[TaskData], ratio: float, pool: Iterable[Item] = ()) -> list[Item]:
-    """The items of the replay epoch after a task: all of ``pool``, then the first ``int(N * ratio)`` of earlier tasks.
-
-    The first training items of the file, as in TRACE; ``ratio`` is in 0..1.
-    """
-    items = list(pool)
-    for task in earlier:
-        items += task.train[: int(len(task.train) * ratio)]
-    return items
-
-
-def warnings_of(tasks: Iterable[TaskData]) -> list[str]:
-    """Properties of the data that make scores on it doubtful, such as leaked prompts: lines that name their task."""
-    return [f"{task.name}: {warning}" for task in tasks for warning in _warnings(task)]
-
-
-def _warnings(task: TaskData) -> Iterator[str]:
+def warnings_of(task: TaskData) -> Iterator[str]:
+    """Properties of the data that make scores on it doubtful, such as leaked prompts."""
     train, evaluation, test = ({item.prompt for item in split} for split in (task.train, task.eval, task.test))
     leaked = sum(item.prompt in train for item in task.test)
     if leaked:

@@ -28,10 +28,9 @@ def answers(
 ) -> list[str]:
     """The text that follows each of ``prompts`` (lists of tokens), up to the end-of-text token or ``max_new_tokens``.
 
-    Decoding is greedy or, if ``config.temperature`` is not 0, sampled with a seed that depends on ``address``; see also
-    :func:`stops_alone`. ``answered`` is called with the
-    number of answers after each batch. ``together``: the model is sharded, so every process, with equally many prompts,
-    continues until all have their answers.
+    Decoding is greedy or, if ``config.temperature`` is not 0, sampled with a seed that depends on ``address``. It ends
+    where :func:`stops_alone` said. ``answered`` is called with the number of answers after each batch. ``together``:
+    the model is sharded, so every process, with equally many prompts, continues until all have their answers.
     """
     model.eval()
     stop = cast(list[int], cast(GenerationConfig, model.generation_config).eos_token_id)
@@ -67,9 +66,9 @@ def stops_alone(model: Model, tokenizer: Tokenizer, end: Sequence[int] = ()) -> 
     It stops at the tokeniser's end-of-text token, which is learned, the model's own (such as a chat model's end of
     turn), and the last token of ``end``.
     """
-    own = getattr(model.generation_config, "eos_token_id", None) or []
-    stops = {cast(int, tokenizer.eos_token_id), *(own if isinstance(own, list) else [own]), *end[-1:]}
-    model.generation_config = GenerationConfig(eos_token_id=sorted(stops))
+    own = getattr(model.generation_config, "eos_token_id", None)
+    stops = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), *end[-1:]} - {None}
+    model.generation_config = GenerationConfig(eos_token_id=sorted(cast(set[int], stops)))
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
         return load
 
     def plan(self, config: LLMConfig, data: "Corpus") -> int:
-        return data.planned_tokens(config)
+        return sum(len(example) for step in data.steps(config) for example in step.examples)
 
     def check_model(self, config: LLMConfig, data: "Corpus") -> None:
         later = [epoch for index in range(1, len(data.tasks)) for epoch in data.epochs(config, index)]

@@ -1,16 +1,18 @@
-"""The language model: from a folder, from the hub, or with random weights; with or without LoRA adapters."""
+"""The language model, loaded and saved: from a folder, from the hub, or with random weights; with or without LoRA."""
 
 import warnings
+from pathlib import Path
 from typing import TypeAlias, cast
 
 import torch
 from peft import LoraConfig, LoraModel, get_peft_model
-from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from pycil_wsc import seeding
 from pycil_wsc.errors import UnusableRun, first_line
+from pycil_wsc.files import replaced
 from pycil_wsc.llm.config import TINY, LLMConfig
 from pycil_wsc.llm.tokens import Tokenizer
 
@@ -93,3 +95,29 @@ def _pretrained(config: LLMConfig) -> Model:
     return AutoModelForCausalLM.from_pretrained(
         config.model, dtype=torch.float32, attn_implementation=config.attn_implementation
     )
+
+
+def save_model(folder: Path, tokenizer: Tokenizer, state: dict[str, Tensor], config: LLMConfig) -> None:
+    """Write the model with weights ``state`` and its tokeniser to ``folder``, in the dtype of the published model.
+
+    Adapters are merged into the weights, so that ``AutoModelForCausalLM.from_pretrained(folder)`` needs nothing else;
+    they alone are in ``<folder>/adapter``, for ``AutoPeftModelForCausalLM``, unless their base model is random.
+    """
+    model = load_model(config, tokenizer)
+    model.load_state_dict(state)
+    with replaced(folder) as partial:
+        if config.lora_rank:
+            if config.model != TINY:
+                base = Path(config.model)
+                model.peft_config["default"].base_model_name_or_path = str(base.resolve() if base.is_dir() else base)
+                model.save_pretrained(str(partial / "adapter"))
+            model = model.merge_and_unload()
+        model.to(own_dtype(config)).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+
+
+def own_dtype(config: LLMConfig) -> torch.dtype:
+    """The dtype of the published weights; fp32 if the model's configuration does not set one."""
+    if config.model == TINY:
+        return torch.float32
+    return AutoConfig.from_pretrained(config.model).dtype or torch.float32

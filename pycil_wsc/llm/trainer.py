@@ -24,10 +24,9 @@ from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.llm import checkpoint
 from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus, Step
-from pycil_wsc.llm.export import save_model
 from pycil_wsc.llm.generation import answers, stops_alone
 from pycil_wsc.llm.metrics import VERSIONS, score
-from pycil_wsc.llm.model import load_model, positions
+from pycil_wsc.llm.model import load_model, positions, save_model
 from pycil_wsc.llm.result import result_of
 from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
 from pycil_wsc.plugins.huggingface import drop_gathered
@@ -167,18 +166,19 @@ class LanguageRun(TrainerCallback):
         self.journal.tick("train_seconds")
         self.journal.bar.step(sum(map(len, step.examples)))
         if step.ends_epoch:
-            self._epoch_ended(step)
+            self._epoch_ended(step.total)
         if step.ends_task:
             self._check_weights()
             self.journal.tick()  # the check does not count as training
             self.trainer.merging.end_task()
-        control.should_save = step.ends_task or self._due()
+        due = time.perf_counter() - self.saved >= 60 * self.config.checkpoint_minutes
+        control.should_save = step.ends_task or self.processes.broadcast(due)
         if control.should_save:
             synchronize(self.device)
             self.journal.tick("train_seconds")
 
-    def _epoch_ended(self, step: Step) -> None:
-        loss, bar = self.trainer.loss() / step.total, self.journal.bar
+    def _epoch_ended(self, steps: int) -> None:
+        loss, bar = self.trainer.loss() / steps, self.journal.bar
         self.trainer.epoch_loss.zero_()
         self.journal.tick("train_seconds")
         self.journal.log.info("%s: loss %.4f, %s tokens/s", bar.position, loss, f"{bar.speed:,.0f}")
@@ -226,10 +226,6 @@ class LanguageRun(TrainerCallback):
         finite = torch.stack([tensor.isfinite().all() for tensor in trained]).all()
         self.journal.check(self.processes.all(finite), "the weights")
 
-    def _due(self) -> bool:
-        """Whether it is time for a checkpoint, in all processes."""
-        return self.processes.broadcast(time.perf_counter() - self.saved >= 60 * self.config.checkpoint_minutes)
-
     # ---- testing ----------------------------------------------------------------------------------------------------
 
     def _test(self, index: int) -> None:
@@ -270,25 +266,16 @@ class LanguageRun(TrainerCallback):
         def answered(done: int) -> None:
             self.journal.bar.at(f"answers to {task.name}, {min(done * count, total)}/{total}")
 
+        model, tokenizer, address = self.trainer.model, self.corpus.tokenizer, (index, number)
         with contextlib.nullcontext() if sharded else self.trainer.accelerator.autocast():
-            texts = answers(
-                self.trainer.model,
-                self.corpus.tokenizer,
-                share,
-                self.config,
-                self.device,
-                (index, number),
-                answered,
-                sharded,
-            )
+            texts = answers(model, tokenizer, share, self.config, self.device, address, answered, sharded)
         return self.processes.gather(texts, len(prompts))[:total]
 
     def _save_weights(self, index: int) -> None:
         """Save the model as a folder for transformers if ``save_weights`` asks for it."""
         if self.config.save_weights == "every" or self.config.save_weights and index + 1 == len(self.corpus.tasks):
-            state = self.trainer.accelerator.get_state_dict(
-                self.trainer.model
-            )  # of the whole model, in the first process
+            # of the whole model, in the first process
+            state = self.trainer.accelerator.get_state_dict(self.trainer.model)
             if self.processes.first:
                 folder = self.folder / "models" / f"after-{index + 1}"
                 save_model(folder, self.corpus.tokenizer, state, self.config)

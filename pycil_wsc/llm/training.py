@@ -83,7 +83,7 @@ class TaskTrainer(Trainer):
         loss = torch.zeros((), device=self.args.device)
         with seeding.seeded(config.seed, "dropout", self.counts["steps"], processes.rank, device=self.args.device):
             for number, (group, factor) in enumerate(own, 1):
-                batch = collate(group, self.pad).to(self.args.device)
+                batch = collate(group, self.pad, self.args.device)
                 # sharded gradients are reduced at once: whole ones would not fit beside the model
                 reduced = self.sharded or number == len(own)
                 with contextlib.nullcontext() if reduced else self.accelerator.no_sync(model):
