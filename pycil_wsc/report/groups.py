@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pycil_wsc.errors import shown
 from pycil_wsc.report.names import (
     STUDIED,
     as_text,
@@ -24,6 +23,7 @@ from pycil_wsc.report.names import (
     studied_value,
 )
 from pycil_wsc.report.rows import PAPER, rows_of
+from pycil_wsc.report.texts import texts
 from pycil_wsc.results import LanguageResult, Problem, Record
 from pycil_wsc.results.duplicates import Variant, distinct, variants
 
@@ -85,26 +85,19 @@ class Group:
         self.tasks = [clean(task) for task in setting.tasks]
         self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
         self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
+        self.rows = rows_of(self.records, variant_of)
+        self.labels = set(self.rows["label"].dropna())
+        of_variant = self.rows.groupby(["learner", "frozen"])["label"].transform("first")
+        self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
+        self.rows["main"] = self._in_no_study()
+        self.slug = self._slug()
+        tasks = Counter(len(record.curve) for record in self.records).most_common(1)[0][0]
+        model = clean(setting.convnet_type)
         if setting.tasks:
             self.memory_title = "% of each earlier task replayed"
-        self.rows = rows_of(self.records, variant_of)
-        self.labels: set[str] = set()
-        self.rows["own"] = self._own_names()
-        self.rows["main"] = self._in_no_study()
-        self.title, self.slug = self._title(dataset), self._slug()
-
-    def _own_names(self) -> list[str]:
-        """The label in each run's configuration; else that of the same variant's runs, or the method."""
-        labelled: dict[Hashable, str] = {}
-        for record, frozen in zip(self.records, self.rows["frozen"]):
-            own = _label_of(record)
-            if own:
-                self.labels.add(own)
-                labelled.setdefault((record.method, frozen), own)
-        names = []
-        for record, frozen in zip(self.records, self.rows["frozen"]):
-            names.append(_label_of(record) or labelled.get((record.method, frozen), record.method))
-        return names
+            dataset, model = method_name(dataset, options.labels), method_name(model, options.labels)
+        variants_of = [self.shown(method) for method in self.variants_of]
+        (self.title,) = texts("title", setting, dataset, model, tasks, self.conditions, variants_of)
 
     def _in_no_study(self) -> list[bool]:
         """Whether a run's studied keys have the paper's values or, where no run has it, the most frequent one."""
@@ -156,33 +149,20 @@ class Group:
 
     def _slug(self) -> str:
         """The part of file names that identifies the group."""
-        setting, share = self.setting, 100 * self.setting.validation_split
+        setting = self.setting
         if setting.tasks:
             return _as_slug(f"{clean(setting.dataset)}-{clean(setting.convnet_type)}-{len(setting.tasks)}", 80)
         split = f"b{setting.init_cls}-inc{setting.increment}" if setting.increment else "tasks"
-        parts = [f"{_as_slug(setting.dataset)}-{split}-{_as_slug(setting.convnet_type)}"]
-        parts += ["" if setting.fixed_memory else "-total", f"-validation{share:g}" if share else ""]
-        parts += [f"-{_as_slug(name + value, 40)}" for name, value in setting.part]
-        parts += [f"-{_as_slug(f'{name}{as_text(value)}', 40)}" for name, value in self.conditions.items()]
-        parts += ["-variants"] * bool(self.variants_of)
-        return "".join(parts)
-
-    def _title(self, dataset: str) -> str:
-        setting, share = self.setting, 100 * self.setting.validation_split
-        tasks = len(setting.tasks)
-        if tasks:
-            names = (method_name(clean(name), self.options.labels) for name in (setting.dataset, setting.convnet_type))
-            return f"{next(names)}, {tasks} task{'s' * (tasks != 1)}, {next(names)}"
-        tasks = Counter(len(record.data["curve"]) for record in self.records).most_common(1)[0][0]
-        classes = f" of {setting.increment} classes" if setting.increment else ""
-        parts = [dataset, f"{tasks} task{'s' * (tasks != 1)}{classes}"]
-        parts += [f"the first of {setting.init_cls}"] if setting.init_cls != setting.increment else []
-        parts += [clean(setting.convnet_type)]
-        parts += [f"{name}={clean(shown(value))}" for name, value in setting.part]
-        parts += [f"tested on {share:g} % held out of the training data"] if share else []
-        parts += [f"{name}={clean(as_text(value))}" for name, value in self.conditions.items()]
-        parts += [f"variants of {', '.join(map(self.shown, self.variants_of))}"] if self.variants_of else []
-        return ", ".join(parts)
+        parts = [_as_slug(setting.dataset), split, _as_slug(setting.convnet_type)]
+        if not setting.fixed_memory:
+            parts.append("total")
+        if setting.validation_split:
+            parts.append(f"validation{100 * setting.validation_split:g}")
+        for name, value in [*setting.part, *self.conditions.items()]:
+            parts.append(_as_slug(name + as_text(value), 40))
+        if self.variants_of:
+            parts.append("variants")
+        return "-".join(parts)
 
 
 def _papers_numbers(setting: Setting) -> dict[str, Any]:
@@ -197,12 +177,6 @@ def _papers_numbers(setting: Setting) -> dict[str, Any]:
 
 def _with_keys(name: str, variant: Variant, keys: Iterable[str]) -> str:
     return " ".join([name, *(f"{key}={as_text(variant[key])}" for key in keys)])
-
-
-def _label_of(record: Record) -> str:
-    """The name set by ``label`` in the run's configuration, or ""."""
-    own = record.config.get("label")
-    return clean(own) if isinstance(own, str) else ""
 
 
 def _as_slug(text: str, longest: int = 60) -> str:
@@ -230,7 +204,8 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
         problems += duplicates
         whole = setting.validation_split or setting.tasks  # trials are compared, whichever keys they vary
         for comparison in [(found, {}, ())] if whole else _comparisons(found, variant_of):
-            group = Group(setting, comparison, variant_of, options, names.get(setting.dataset, ""))
+            dataset = clean(setting.dataset) if setting.tasks else names[setting.dataset]
+            group = Group(setting, comparison, variant_of, options, dataset)
             group.only_tuning = searched < 2
             slugs[group.slug] += 1
             if slugs[group.slug] > 1:
@@ -294,27 +269,26 @@ def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison
     """
     schedule = _schedules(records)
     shared = {name for record in records for name in record.identity.shared if name not in Setting._fields}
-    values = {name: {json.dumps(variant_of[record].get(name)) for record in records} for name in shared}
-    varying = in_order(name for name in shared if len(values[name]) > 1)
-    members: dict[Hashable, list[Record]] = defaultdict(list)
+    conditions: dict[Record, dict[str, object]] = {}
+    members: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        condition = tuple(json.dumps(variant_of[record].get(name)) for name in varying)
-        members[schedule[record], condition].append(record)
+        conditions[record] = dict(zip(("init_epoch", "epochs"), schedule[record]))
+        conditions[record] |= {name: variant_of[record].get(name) for name in in_order(shared)}
+        members[json.dumps(conditions[record])].append(record)
     if len(members) == 1:
         return [(records, {}, ())]
-    groups, alone = [], set()
+    several: list[list[Record]] = []
+    alone: set[str] = set()
     for found in sorted(members.values(), key=lambda found: -len(found)):
         methods = {record.method for record in found}
         if len(methods) == 1:
             alone |= methods
-            continue
-        epochs = zip(("init_epoch", "epochs"), schedule[found[0]])
-        conditions = dict(epochs) if len(set(schedule.values())) > 1 else {}
-        groups.append((found, conditions | {name: variant_of[found[0]].get(name) for name in varying}))
-    keys = distinguishing_keys([conditions for _, conditions in groups])
+        else:
+            several.append(found)
+    keys = distinguishing_keys([conditions[found[0]] for found in several])
     told: list[Comparison] = []
-    for found, conditions in groups:
-        told.append((found, {key: value for key, value in conditions.items() if key in keys}, ()))
+    for found in several:
+        told.append((found, {key: value for key, value in conditions[found[0]].items() if key in keys}, ()))
     rest = [record for record in records if record.method in alone]
     return [*told, (rest, {}, sorted(alone, key=method_rank))] if rest else told
 

@@ -17,7 +17,7 @@ from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import memory_text
 from pycil_wsc.report.series import Plot, Series
 from pycil_wsc.report.style import PAGE, arranged, new_figure
-from pycil_wsc.report.tables import notes
+from pycil_wsc.report.texts import texts
 from pycil_wsc.results import Record
 
 NUMBERED = 10  # numbers are written for at most this many tasks
@@ -44,7 +44,7 @@ class Maps:
         between = sorted(set(rows["memory"]) - {0})[1:-1]
         undrawn = [] if series.group.options.all_figures or len(between) <= FOLDED else between
         unit = series.group.memory_title
-        more = notes("undrawn", [memory_text(memory) for memory in undrawn], unit)
+        more = texts("undrawn", [memory_text(memory) for memory in undrawn], unit)
         for memory in sorted(set(rows["memory"]) - set(undrawn)):
             own = rows.loc[rows["memory"] == memory].groupby("name", sort=False)["map"]
             down, across = arranged(len(own))
@@ -58,7 +58,7 @@ class Maps:
                 empty.set_visible(False)
             figure.colorbar(axes[0].images[0], ax=axes, label=self.unit, shrink=min(1, 1.6 / down), aspect=24)
             size = memory_text(memory)
-            below = [*notes("means", own.size()), *self.notes, *more]
+            below = [*texts("means", own.size()), *self.notes, *more]
             slug = f"{self.slug}-m{size.replace(',', '')}"
             yield Plot(slug, f"{self.title}, {size} {unit}", figure, below, memory in between)
 
@@ -121,7 +121,7 @@ def confusion_maps(series: Series) -> Iterator[Plot]:
     axis = {"learned": "learning order", "sorted": "sorted by label", "unknown": "place in the learning order"}[order]
     axes = f"predicted class ({axis})", f"true class ({axis})"
     unit, norm = "share of the true class's images (%)", PowerNorm(0.5, 0, 100)
-    kind = Maps("confusion", "Confusion after the last task", axes, unit, norm, 0, names, notes("confusion", order))
+    kind = Maps("confusion", "Confusion after the last task", axes, unit, norm, 0, names, texts("confusion", order))
     yield from kind.draw(series, rows.assign(map=maps))
 
 

@@ -7,50 +7,26 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.report.experiment import experiment
+from pycil_wsc.report.configs import experiment, write_winners
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group, Options, group_runs
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import drawing, to_files
-from pycil_wsc.report.tables import FOLDER, Failed, Table
-from pycil_wsc.report.tuning import write_winners
+from pycil_wsc.report.tables import Failed
+from pycil_wsc.report.texts import MARKDOWN
 from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
 
 DRAWN = 4  # figures are drawn for this many groups of a setting, those with the most runs
 LARGE = 1000  # runs; a larger report has figures of accuracies only, for one group in each of DRAWN settings
-
-
-@dataclass
-class Drawn:
-    """A figure of the page."""
-
-    slug: str
-    plot: Plot
-    image: str  # its address
-    width: int  # in pixels
-
-
-@dataclass
-class Section:
-    """What the page shows of one group."""
-
-    group: Group
-    undrawn: str  # a note on figures that are not drawn
-    tables: list[Table] = field(default_factory=list)
-    figures: list[Drawn] = field(default_factory=list)
-    failed: list[Failed] = field(default_factory=list)
-    command: str = ""  # that repeats the runs
-    listing: list[str] = field(default_factory=list)  # the lines of its configuration
+HTML = MARKDOWN.overlay(autoescape=True, finalize=lambda text: text if isinstance(text, Markup) else clean(text))
 
 
 def write_page(found: Found, folders: Sequence[str | Path], out: Path, options: Options) -> Path:
@@ -59,29 +35,19 @@ def write_page(found: Found, folders: Sequence[str | Path], out: Path, options: 
     Failed tables and figures are listed on the page. Raises a :class:`UserError` if ``out`` cannot be written.
     """
     groups, duplicates = group_runs([*found.records, *found.language], options)
-    sections = [_section(group, *_figures_of(group, groups), out) for group in groups]
-    for group in groups:
-        if group.setting.validation_split:
-            write_winners(group, out)
-    environment = jinja2.Environment(
-        loader=FOLDER,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else clean(value),
-    )
+    failed: list[Failed] = []
+    sections = [_section(group, groups, out, failed) for group in groups]
     records = [record for group in groups for record in group.records]
     keys = ("device", "precision", "torch", "commit")
     origins = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)
-    page = environment.get_template("page.html.j2").render(
+    page = HTML.get_template("page.html.j2").render(
         style=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
         title="Report: " + ", ".join(Path(folder).resolve().name or str(folder) for folder in folders),
         folders=folders,
         sections=sections,
         runs=len(records),
         methods=len({record.method for record in records}),
-        failed=[failure for section in sections for failure in section.failed],
+        failed=failed,
         unfinished=found.unfinished,
         problems=[*found.problems, *duplicates],
         origins=origins,
@@ -89,6 +55,41 @@ def write_page(found: Found, folders: Sequence[str | Path], out: Path, options: 
     )
     write_atomically(out / "index.html", page)
     return out / "index.html"
+
+
+def _section(group: Group, groups: Sequence[Group], out: Path, failed: list[Failed]) -> dict[str, object]:
+    """What the page shows of one group. Writes the files of its tables, figures and configuration."""
+    shown_tables, shown_figures = [], []
+    for table in tables(group):
+        if isinstance(table, Failed):
+            failed.append(table)
+            continue
+        _write(out / "tables", table.slug, table.files())
+        shown_tables.append(table)
+    plots, undrawn = _figures_of(group, groups)
+    with drawing():
+        for plot in plots:
+            if isinstance(plot, Failed):
+                failed.append(plot)
+                continue
+            try:
+                files = to_files(plot.figure)
+            except Exception as error:
+                failed.append(Failed(f"{plot.title} of {group.title}", f"{type(error).__name__}: {error}"))
+                continue
+            slug, width = f"{plot.slug}-{group.slug}", round(96 * plot.figure.get_figwidth())
+            _write(out / "figures", slug, files)
+            image = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
+            shown_figures.append({"slug": slug, "plot": plot, "image": image, "width": width})
+    section = {"group": group, "undrawn": undrawn, "tables": shown_tables, "figures": shown_figures, "command": ""}
+    if group.setting.validation_split:
+        write_winners(group, out)
+    if not group.tasks:
+        path, content = out / "configs" / f"{group.slug}.json", experiment(group)
+        write_json(path, content)
+        section["command"] = f"python main.py --config {shlex.quote(str(path))}"
+        section["listing"] = json.dumps(content, indent=2, ensure_ascii=False).split("\n")
+    return section
 
 
 def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Iterable[Plot | Failed], str]:
@@ -110,37 +111,6 @@ def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Iterable[Plot | 
         note = "Not drawn, because the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
         return figures(group, brief=True), note
     return figures(group), ""
-
-
-def _section(group: Group, plots: Iterable[Plot | Failed], undrawn: str, out: Path) -> Section:
-    """The section of a group. Writes the files of its tables, figures and configuration."""
-    section = Section(group, undrawn)
-    for table in tables(group):
-        if isinstance(table, Failed):
-            section.failed.append(table)
-            continue
-        _write(out / "tables", table.slug, table.files())
-        section.tables.append(table)
-    with drawing():
-        for plot in plots:
-            if isinstance(plot, Failed):
-                section.failed.append(plot)
-                continue
-            slug = f"{plot.slug}-{group.slug}"
-            try:
-                files = to_files(plot.figure)
-            except Exception as error:
-                section.failed.append(Failed(f"{plot.title} of {group.title}", f"{type(error).__name__}: {error}"))
-                continue
-            _write(out / "figures", slug, files)
-            image = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
-            section.figures.append(Drawn(slug, plot, image, round(96 * plot.figure.get_figwidth())))
-    if not group.tasks:
-        path, content = out / "configs" / f"{group.slug}.json", experiment(group)
-        write_json(path, content)
-        section.command = f"python main.py --config {shlex.quote(str(path))}"
-        section.listing = [clean(line) for line in json.dumps(content, indent=2, ensure_ascii=False).split("\n")]
-    return section
 
 
 def _write(folder: Path, slug: str, files: Mapping[str, str | bytes]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.report.names import changed_keys, data_file
+from pycil_wsc.report.names import changed_keys, clean, data_file
 from pycil_wsc.results import ALL, Record
 from pycil_wsc.results.duplicates import Variant
 
@@ -84,9 +84,15 @@ def rows_of(records: Iterable[Record], variant_of: Mapping[Record, Variant]) -> 
     for record in records:
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
         line |= {"expands": expands(record.method), "changed": changed_keys(record)}
-        line |= {"variant": variant_of[record], "frozen": variant_of[record].frozen}
+        line |= {"variant": variant_of[record], "frozen": variant_of[record].frozen, "label": _label_of(record)}
         lines.append(line)
     return pd.DataFrame(lines)
+
+
+def _label_of(record: Record) -> str | None:
+    """The name set by ``label`` in the run's configuration."""
+    own = record.config.get("label")
+    return clean(own) or None if isinstance(own, str) else None
 
 
 def measured(rows: pd.DataFrame, column: Column) -> np.ndarray:

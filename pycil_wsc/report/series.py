@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import MEASURES, TRAINING, expands, measured, memory_text, scores
 from pycil_wsc.report.style import line_styles
-from pycil_wsc.report.tables import notes
+from pycil_wsc.report.texts import texts
 from pycil_wsc.results import ALL
 
 MOST = 16  # lines in a figure that a reader can still distinguish
@@ -72,9 +72,9 @@ class Series:
             lacking = [memory_text(memory) for memory in wanted if (name, memory) not in counts]
             if lacking:
                 gaps[self.labels[str(name)]] = lacking
-        seeds = notes("means", counts, errors, self.group.options.spread_name)
+        seeds = texts("means", counts, errors, self.group.options.spread_name)
         dashed = any(map(expands, self.methods.values()))
-        return [*seeds, *further, *notes("figure", dashed, self.left_out), *notes("missing", gaps)]
+        return [*seeds, *further, *texts("figure", dashed, self.left_out), *texts("missing", gaps)]
 
     def sizes(self, several: str) -> str:
         """A note on the memory sizes of a figure, which begins with ``several`` if there are several."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
 import numpy as np
 import pandas as pd
 
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import Column
+from pycil_wsc.report.texts import LATEX, MARKDOWN
 
 DAGGER = "†"  # marks methods that expand
 MEASURED = ["mean", "standard_error", "standard_deviation", "averaged_over", "best"]
@@ -163,39 +162,3 @@ def _without_formula(label: object) -> object:
         return label
     text = clean(label)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
-
-
-MARKDOWN_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {c: f"\\{c}" for c in "\\`*[]|"})
-LATEX_ESCAPES = str.maketrans(
-    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "†": r"$^\dagger$", "–": "--", "−": "--"}
-    | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "\ufffd": "?"}
-    | {"[": "{[}", "*": "{*}"}  # after a line's end, these would be read as its argument
-    | {c: f"\\{c}" for c in "&%$#_{}"}
-)
-
-
-def _markdown(text: str) -> str:
-    return clean(text).translate(MARKDOWN_ESCAPES)
-
-
-def _latex(text: str) -> str:
-    return clean(text).translate(LATEX_ESCAPES)
-
-
-def _number(text: str) -> str:
-    """A cell's text in LaTeX, with a minus sign and not a hyphen."""
-    return f"$-${_latex(text[1:])}" if text.startswith("-") else _latex(text)
-
-
-FOLDER = jinja2.FileSystemLoader(Path(__file__).parent)
-MARKDOWN = jinja2.Environment(loader=FOLDER, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-LATEX = MARKDOWN.overlay("<%", "%>", "<<", ">>", "<#", "#>")  # braces are LaTeX's own
-MARKDOWN.filters |= {"markdown": _markdown, "clean": clean}
-LATEX.filters |= {"latex": _latex, "number": _number, "clean": clean}
-
-
-def notes(kind: str, *facts: object) -> list[str]:
-    """The lines of a macro of ``notes.j2``."""
-    text = getattr(MARKDOWN.get_template("notes.j2").module, kind)(*facts)
-    return [line for line in text.split("\n") if line]

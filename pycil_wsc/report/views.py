@@ -10,13 +10,14 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from pycil_wsc.report.configs import tuning
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean, distinguishing_keys, method_rank
 from pycil_wsc.report.rows import MEASURES, PAPER, TRAINING, Column, by_memory, measured, melted, memory_text, scores
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
-from pycil_wsc.report.tables import Failed, Table, aggregate, notes, seeds_of
-from pycil_wsc.report.tuning import tuning
+from pycil_wsc.report.tables import Failed, Table, aggregate, seeds_of
+from pycil_wsc.report.texts import texts
 from pycil_wsc.results import ALL, Record
 
 SPENT = MEASURES["cost"][1]
@@ -78,12 +79,12 @@ def accuracy(group: Group, study: Study) -> Table | None:
     cells_of_memories = cells.loc[accuracies]
     compared = cells.loc[cells["compared"]]
     below = [
-        *notes("seeds", cells_of_memories, group.options.spread_name),
-        *notes("bold", cells_of_memories, len(comparable) > 0, others),
-        *notes("paper", cells_of_memories, compared, _other_schedules(rows["record"], group)),
+        *texts("seeds", cells_of_memories, group.options.spread_name),
+        *texts("bold", cells_of_memories, len(comparable) > 0, others),
+        *texts("paper", cells_of_memories, compared, _other_schedules(rows["record"], group)),
     ]
     below += [study.note] if study.note else []
-    missing = notes("missing", _gaps(cells_of_memories, corner, shown))
+    missing = texts("missing", _gaps(cells_of_memories, corner, shown))
     over, beside = group.memory_title, len(costs)
     return Table(group, study.slug, study.title, [corner], columns, cells, below, missing, over, beside)
 
@@ -189,7 +190,7 @@ def differences(group: Group) -> Table | None:
     cells = aggregate(pairs, ["method", "expands"], columns)
     cells["best"] = [is_ahead(seeds.dropna()) for _, seeds in cells[seeds_of(cells)].iterrows()]
     shown = group.shown(baseline)
-    below = notes("differences", cells, shown, group.options.spread_name)
+    below = texts("differences", cells, shown, group.options.spread_name)
     title = f"Difference from {shown}: average accuracy (percentage points)"
     return Table(group, "difference", title, ["method"], columns, cells, below, over=group.memory_title)
 
@@ -221,7 +222,7 @@ def cost(group: Group) -> Table:
     spent = measured(group.rows, SPENT)
     spared = bool((~np.isnan(spent) & (spent != measured(group.rows, TRAINING))).any())
     columns = [column for column in MEASURES["cost"] if spared or column != SPENT]
-    return _listing(group, "cost", "All runs: cost", columns, notes("cost", machines, spared))
+    return _listing(group, "cost", "All runs: cost", columns, texts("cost", machines, spared))
 
 
 def after_last_task(group: Group, version: str = "trace") -> Table:
@@ -235,8 +236,8 @@ def after_last_task(group: Group, version: str = "trace") -> Table:
         mean, error = reference.get(name, {}).get(memory, {}).get(column, (None, None))
         cells.loc[i, ["paper_mean", "paper_standard_error"]] = np.array([mean, error], dtype=float)
     data = group.records[0].data
-    about_data = notes("data", (data.get("trivial") or {}).get(version, {}), data.get("warnings") or ())
-    return replace(table, notes=[*table.notes, *notes("published", cells), *about_data])
+    about_data = texts("data", (data.get("trivial") or {}).get(version, {}), data.get("warnings") or ())
+    return replace(table, notes=[*table.notes, *texts("published", cells), *about_data])
 
 
 def after_each_task(group: Group) -> Table:
@@ -253,7 +254,7 @@ def after_each_task(group: Group) -> Table:
 
 def language_cost(group: Group) -> Table:
     """The costs of all runs of language models."""
-    return _listing(group, "cost", "Cost", MEASURES["cost of language models"], notes("language_cost"))
+    return _listing(group, "cost", "Cost", MEASURES["cost of language models"], texts("language_cost"))
 
 
 def _listing(
@@ -280,5 +281,5 @@ def _listing(
     known = set(values.dropna(subset="value")["column"])
     columns = [column for column in columns if column.label in known]
     cells = aggregate(values, ["learner", *labels, "expands"], columns)
-    below = [*notes("seeds", cells, group.options.spread_name), *below, *notes("growth", values)]
+    below = [*texts("seeds", cells, group.options.spread_name), *below, *texts("growth", values)]
     return Table(group, kind, title, labels, columns, cells, below)

@@ -1,10 +1,15 @@
-"""Hyperparameter choice on held-out training data: each method's best trial and its configuration."""
+"""The configurations that a report offers: of all runs of a group, and of each method's best trial.
+
+Hyperparameters are chosen by trials that were tested on held-out training data.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,9 +18,44 @@ from pycil_wsc.files import write_json
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import AVERAGE, Column, measured
-from pycil_wsc.report.tables import Table, aggregate, notes
+from pycil_wsc.report.tables import Table, aggregate
+from pycil_wsc.report.texts import texts
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
+Settings = dict[str, object]
+
+
+def experiment(group: Group) -> Settings:
+    """The keys shared by all runs and, under ``runs``, one entry per method variant with its other keys and seeds."""
+    memory = "memory_per_class" if group.setting.fixed_memory else "memory_size"
+    first: dict[str, Settings] = {}
+    seeds_of: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by settings and memory
+    for record in group.records:
+        settings = {name: value for name, value in record.decisive().items() if name not in (memory, "seed")}
+        text = json.dumps(settings, sort_keys=True)
+        first.setdefault(text, settings)
+        seeds_of[text][record.config[memory]].append(record.seed)
+    entries: list[Settings] = []
+    for text, seeds_by_size in seeds_of.items():
+        sizes_of: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for size, seeds in sorted(seeds_by_size.items()):
+            sizes_of[tuple(sorted(seeds))].append(size)
+        for seeds, sizes in sizes_of.items():
+            entries.append(first[text] | {memory: _axis(sizes), "seed": _axis(seeds)})
+    shared = dict(entries[0])
+    for name in entries[0]:
+        values = {json.dumps(entry[name]) if name in entry else None for entry in entries}
+        if len(values) > 1 or name in ("model_name", memory, "seed"):
+            del shared[name]
+    runs = [{name: value for name, value in entry.items() if name not in shared} for entry in entries]
+    return {"prefix": "again", **shared, "runs": runs}
+
+
+def _axis(values: Sequence[int]) -> object:
+    return values[0] if len(values) == 1 else list(values)
+
+
+# ---- hyperparameters -------------------------------------------------------------------------------------------------
 
 
 def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
@@ -29,20 +69,20 @@ def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
     rows["value"] = measured(rows, AVERAGE)
     found = {}
     for method, own in rows.groupby("learner", sort=False):
-        own["keys"] = own["keys"].str.removeprefix(str(method)).str.strip()
+        own = own.assign(keys=own["keys"].str.removeprefix(str(method)).str.strip())
         runs = {}
         for keys, trial in own.groupby("keys", sort=False):
             runs[keys] = tuple(sorted(zip(trial["memory"], trial["seed"])))
         counts = Counter(runs.values())
         chosen = min(counts, key=lambda each: (-len(each), -counts[each], each))
         own = own.loc[[runs[keys] == chosen for keys in own["keys"]]]
-        own["mean"] = own.groupby("keys")["value"].transform(statistics.fmean)
+        own = own.assign(mean=own.groupby("keys")["value"].transform(statistics.fmean))
         found[str(method)] = own.sort_values("mean", ascending=False, kind="stable"), len(runs) - counts[chosen]
     return found
 
 
 def tuning(group: Group) -> Table:
-    """The table of a group that was tested on held-out training data: a row per method."""
+    """The table of a group of trials: a row per method."""
     found, parts, counts = trials(group), [], {}
     for method, (rows, _) in found.items():
         means = rows.drop_duplicates("keys")["mean"]
@@ -55,10 +95,10 @@ def tuning(group: Group) -> Table:
     labels = ["method", "trials", "best trial"]
     cells = aggregate(pd.concat(parts), [*labels, "expands"], COLUMNS)
     percent = f"{100 * group.setting.validation_split:g}"
-    below = notes("tuning", percent, [_file(method, group) for method in found], counts)
+    below = texts("tuning", percent, [_file(method, group) for method in found], counts)
     lacking = {method: left_out for method, (_, left_out) in found.items() if left_out}
     title = "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)"
-    return Table(group, "tuning", title, labels, COLUMNS, cells, below, notes("missing_trials", lacking))
+    return Table(group, "tuning", title, labels, COLUMNS, cells, below, texts("missing_trials", lacking))
 
 
 def write_winners(group: Group, out: Path) -> None:
@@ -72,9 +112,7 @@ def write_winners(group: Group, out: Path) -> None:
         chosen.pop("validation_split")
         write_json(out / _file(method, group), {"prefix": "tuned"} | chosen)
         if not group.only_tuning:
-            obsolete = out / _file(method)
-            if obsolete.is_file():
-                obsolete.unlink()
+            (out / _file(method)).unlink(missing_ok=True)
 
 
 def _file(method: str, group: Group | None = None) -> str:
