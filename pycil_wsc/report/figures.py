@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib import colormaps
@@ -27,36 +26,23 @@ MARKED = 25  # points of a curve with markers
 SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A figure of what runs recorded, a panel per memory size."""
+class Spec(NamedTuple):
+    """What a figure or a panel shows: a column of the rows, or what runs recorded."""
 
     slug: str  # of the figure, and of its reader in ``recorded``
     title: str
-    axes: tuple[str, str]
+    axes: tuple[str, str]  # with the series' unit of time in the place of {}
+    column: str = ""
+    scale: float = 1
     notes: Sequence[str] = ()
     banded: bool = False  # show the spread as a band
     from_zero: bool = False
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A column of the rows, and its names in figures. ``axis``: with the series' unit of time in the place of {}."""
-
-    slug: str
-    title: str
-    axis: str
-    column: str
-    scale: float = 1
-
-
-def _declared(kind: str, of: type[Any]) -> list[Any]:
-    return [of(**entry) for entry in data_file("figures.json")[kind]]
-
-
-CURVES: list[Curve] = _declared("curves", Curve)
-ACCURACIES: list[Quantity] = _declared("accuracies", Quantity)
-TIME = ACCURACIES[-1]
+SPECS: dict[str, list[Spec]] = {}
+for _kind, _entries in data_file("figures.json").items():
+    SPECS[_kind] = [Spec(**entry) for entry in _entries]
+ACCURACY, *_, TIME = SPECS["accuracies"]
 
 
 def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
@@ -66,17 +52,16 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
     """
     if group.setting.validation_split:
         return
-    accuracy, *others = (partial(draw_curve, curve=curve) for curve in CURVES)
+    accuracy, *curves = [partial(draw_curve, spec=spec) for spec in SPECS["curves"]]
+    over_sizes = partial(over_memory, specs=SPECS["accuracies"])
+    cost = partial(by_method, slug="cost", specs=SPECS["costs"])
     parts: list[Callable[[Series], Iterable[Plot]]]
+    parts = [accuracy, over_sizes, accuracy_over_time, retain_rates, *curves, cost, matrix_maps, confusion_maps]
     if group.tasks:
-        (score,) = _declared("curves of language models", Curve)
-        parts = [partial(draw_curve, curve=score), partial(over_memory, quantities=_declared("scores", Quantity))]
+        (score,) = SPECS["curves of language models"]
+        parts = [partial(draw_curve, spec=score), partial(over_memory, specs=SPECS["scores"])]
     elif brief:
-        parts = [accuracy, partial(over_memory, quantities=ACCURACIES[:1])]
-    else:
-        cost = partial(by_method, slug="cost", quantities=_declared("costs", Quantity))
-        parts = [accuracy, partial(over_memory, quantities=ACCURACIES), accuracy_over_time, retain_rates]
-        parts += [*others, cost, matrix_maps, confusion_maps]
+        parts = [accuracy, partial(over_memory, specs=[ACCURACY])]
     series = Series(group)
     for part in parts:
         try:
@@ -107,9 +92,26 @@ def draw_lines(
             axes.fill_between(line["x"], low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def draw_curve(series: Series, curve: Curve) -> Iterator[Plot]:
+def line_figure(
+    series: Series,
+    points: pd.DataFrame,
+    axes: tuple[str, str],
+    height: float = 3.5,
+    styles: Mapping[str, Style] | None = None,
+    title: str | None = None,
+) -> Axes:
+    """The axes of a figure with a single panel; with the names and styles of the series, or with others."""
+    figure = new_figure(COLUMN, height)
+    panel = figure.subplots()
+    draw_lines(panel, points, styles or series.styles, series.spread)
+    panel.set(xlabel=axes[0].format(series.unit), ylabel=axes[1].format(series.unit))
+    legend(figure, styles or series.styles, {} if styles else series.labels, title)
+    return panel
+
+
+def draw_curve(series: Series, spec: Spec) -> Iterator[Plot]:
     """The figure, if any run recorded the points."""
-    read = READERS[curve.slug]
+    read = READERS[spec.slug]
     rows = series.rows.assign(points=[list(read(record).items()) for record in series.rows["record"]])
     rows = rows.loc[rows["points"].map(bool)]
     if rows.empty:
@@ -121,38 +123,34 @@ def draw_curve(series: Series, curve: Curve) -> Iterator[Plot]:
     styles = {name: style | thin for name, style in series.styles.items() if name in set(rows["name"])}
     memories = sorted(points["memory"].unique())
     titles = [f"{memory_text(memory)} {series.group.memory_title}" for memory in memories]
-    figure, axes = panels(titles, curve.axes)
+    figure, axes = panels(titles, spec.axes)
     for memory, ax in zip(memories, axes):
-        draw_lines(ax, points.loc[points["memory"] == memory], styles, series.spread, bars=False, band=curve.banded)
+        draw_lines(ax, points.loc[points["memory"] == memory], styles, series.spread, bars=False, band=spec.banded)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if curve.from_zero:
+    if spec.from_zero:
         axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])  # shared by all panels; set after drawing
     legend(figure, styles, series.labels)
-    notes = series.notes(rows, *curve.notes, errors="bands" if curve.banded else "")
-    yield Plot(curve.slug, curve.title, figure, notes)
+    notes = series.notes(rows, *spec.notes, errors="bands" if spec.banded else "")
+    yield Plot(spec.slug, spec.title, figure, notes)
 
 
-def over_memory(series: Series, quantities: Sequence[Quantity]) -> Iterator[Plot]:
-    """Each quantity against the memory size; a row per method if there is a single size."""
+def over_memory(series: Series, specs: Sequence[Spec]) -> Iterator[Plot]:
+    """Each measure against the memory size; a row per method if there is a single size."""
     sizes = [memory for memory in series.memories if memory]
     if len(sizes) < 2:
-        yield from by_method(series, "methods", quantities)
+        yield from by_method(series, "methods", specs)
         return
     rows = series.rows.loc[series.rows["memory"] > 0]
     places = rows["memory"].map(series.place)
     without = ["Runs without memory are not shown."] if 0 in series.memories else []
-    for quantity in quantities:
-        figure = new_figure(COLUMN, 3.5)
-        axes = figure.subplots()
-        points = rows.assign(at=places, x=places, y=rows[quantity.column])
-        draw_lines(axes, points, series.styles, series.spread)
+    for spec in specs:
+        points = rows.assign(at=places, x=places, y=rows[spec.column])
+        axes = line_figure(series, points, (series.group.memory_title, spec.axes[1]))
         axes.set_xscale("log")
         axes.set_xticks([series.place(size) for size in sizes], [memory_text(size) for size in sizes])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set(xlabel=series.group.memory_title, ylabel=quantity.axis.format(series.unit))
-        legend(figure, series.styles, series.labels)
         notes = series.notes(series.rows, *without, errors="error bars")
-        yield Plot(f"{quantity.slug}-memory", f"{quantity.title} against memory size", figure, notes)
+        yield Plot(f"{spec.slug}-memory", f"{spec.title} against memory size", axes.get_figure(), notes)
 
 
 def accuracy_over_time(series: Series) -> Iterator[Plot]:
@@ -160,15 +158,11 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
     rows = series.rows
     if rows.empty:
         return
-    figure = new_figure(COLUMN, 4.2)
-    axes = figure.subplots()
     points = rows.assign(at=rows["memory"], x=rows["time"], y=rows["average"])
-    draw_lines(axes, points, series.styles, series.spread)
+    axes = line_figure(series, points, (TIME.axes[1], ACCURACY.axes[1]), height=4.2)
     _log_scale(axes, rows["time"])
-    axes.set(xlabel=TIME.axis.format(series.unit), ylabel=ACCURACIES[0].axis)
-    legend(figure, series.styles, series.labels)
     notes = series.notes(rows, series.sizes("A line joins the memory sizes in their order: "), errors="error bars")
-    yield Plot("accuracy-time", "Average accuracy against training time", figure, notes)
+    yield Plot("accuracy-time", "Average accuracy against training time", axes.get_figure(), notes)
 
 
 def retain_rates(series: Series) -> Iterator[Plot]:
@@ -199,31 +193,28 @@ def retain_rates(series: Series) -> Iterator[Plot]:
         marker = "osD^vPX"[variants.index(variant) % 7]
         styles[name] = {"color": colour, "marker": marker, "linestyle": ":" if last else "-"}
         styles[name]["markerfacecolor"] = SURFACE if last else colour
-    figure = new_figure(COLUMN, 3.5)
-    axes = figure.subplots()
-    draw_lines(axes, rows, styles, series.spread)
-    axes.set(xlabel="parameters that keep their weights at the reset (%)", ylabel=ACCURACIES[0].axis)
-    legend(figure, styles, {}, title=group.memory_title)
+    labels = "parameters that keep their weights at the reset (%)", ACCURACY.axes[1]
+    axes = line_figure(series, rows, labels, styles=styles, title=group.memory_title)
     several = rows.groupby([*line_of, "x"]).size().max() > 1
     note = f"Error bars: ± {group.options.spread_name}." if several else "One seed."
-    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, [note])
+    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", axes.get_figure(), [note])
 
 
 # ---- a row per method ------------------------------------------------------------------------------------------------
 
 
-def by_method(series: Series, slug: str, quantities: Sequence[Quantity]) -> Iterator[Plot]:
-    """A row per method and a panel per quantity, with a marker per memory size and the spread over the seeds."""
+def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot]:
+    """A row per method and a panel per measure, with a marker per memory size and the spread over the seeds."""
     rows = series.rows
     if rows.empty:
         return
     names = list(series.styles)[::-1]
     labels = [wrapped(series.labels[name], 34) for name in names]
     figure = new_figure(PAGE, 1.2 + 0.3 * sum(1 + 0.55 * label.count("\n") for label in labels))
-    axes = figure.subplots(1, len(quantities), sharey=True, squeeze=False)[0]
+    axes = figure.subplots(1, len(specs), sharey=True, squeeze=False)[0]
     last = max(1, len(series.memories) - 1)
-    for ax, quantity in zip(axes, quantities):
-        values = quantity.scale * rows[quantity.column]
+    for ax, spec in zip(axes, specs):
+        values = spec.scale * rows[spec.column]
         found = values.groupby([rows["name"], rows["memory"]]).agg(mean="mean", error=series.spread)
         for (name, memory), mean, error in found.fillna({"error": 0.0}).itertuples():
             size = SMALLEST + (LARGEST - SMALLEST) * series.memories.index(memory) / last
@@ -231,12 +222,12 @@ def by_method(series: Series, slug: str, quantities: Sequence[Quantity]) -> Iter
             ax.errorbar(mean, names.index(name), xerr=error, **style, elinewidth=0.8)
         if not _log_scale(ax, values):
             ax.set_xlim(min(0, 1.08 * values.min()), 1.08 * values.max() or 1)
-        ax.set_xlabel(quantity.axis.format(series.unit))
+        ax.set_xlabel(spec.axes[1].format(series.unit))
     axes[0].set_yticks(range(len(names)), labels)
     axes[0].set_ylim(-0.6, len(names) - 0.4)
     note = series.sizes("The larger the marker, the larger the memory: ")
-    title = quantities[0].title
-    for other in quantities[1:]:
+    title = specs[0].title
+    for other in specs[1:]:
         title += f", {other.title[0].lower()}{other.title[1:]}"
     yield Plot(slug, title, figure, series.notes(rows, note, errors="error bars"))
 

@@ -43,7 +43,7 @@ def _drift_of_layers(record: Record) -> Points:
     """Mean over the tasks of the relative drift of each layer that exists in the first record."""
     relative = [line["relative"] for line in drift(record)]
     frame = pd.DataFrame(relative, columns=list(relative[0]) if relative else [], dtype=float)
-    return _numbered(frame.mean().fillna(0.0))
+    return dict(enumerate(frame.mean().fillna(0.0), 1))
 
 
 def _loss_around(record: Record) -> Points:
@@ -53,16 +53,12 @@ def _loss_around(record: Record) -> Points:
 
 
 def _dormant(record: Record) -> Points:
-    lines = _analysed(record, "dormant")
-    return _numbered(100 * line["share"] for line in lines if line["share"] is not None)
+    shares = [line["share"] for line in _analysed(record, "dormant") if line["share"] is not None]
+    return {number: 100 * share for number, share in enumerate(shares, 1)}
 
 
 def _gradient_ratio(record: Record) -> Points:
     return {100 * line["share_new"]: line["norm"] / line["norm_new"] for line in alignment(record)}
-
-
-def _numbered(values: Iterable[float], first: int = 1) -> Points:
-    return dict(enumerate(values, first))
 
 
 def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
@@ -75,11 +71,11 @@ def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
 
 
 READERS: dict[str, Callable[[Record], Points]] = {  # of the curves in ``figures.json``
-    "curves": lambda record: _numbered(record.curve),
+    "curves": lambda record: dict(enumerate(record.curve, 1)),
     "training-loss": _losses,
     "gradients": lambda record: {100 * line["share_new"]: line["cosine"] for line in alignment(record)},
     "gradient-norm": _gradient_ratio,
-    "drift": lambda record: _numbered((line["norm"] for line in drift(record)), 2),
+    "drift": lambda record: dict(enumerate((line["norm"] for line in drift(record)), 2)),
     "drift-layers": _drift_of_layers,
     "drift-within": lambda record: _in_tasks(line["within"]["norm"] for line in _analysed(record, "drift")),
     "flatness": _loss_around,

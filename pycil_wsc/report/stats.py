@@ -1,27 +1,22 @@
-"""Which differences between means over seeds chance does not explain."""
+"""Which differences between means over seeds chance does not explain. Frames: a line per mean, a column per seed."""
 
 from __future__ import annotations
-
-from collections.abc import Hashable, Mapping
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
 LEVEL = 0.95  # of the intervals by which a difference counts
-Numbers = TypeVar("Numbers", float, pd.Series)
 
 
-def reach(freedom: Numbers) -> Numbers:
+def reach(freedom: float | pd.Series) -> float | pd.Series:
     """How many standard errors a two-sided interval of ``LEVEL`` reaches to each side, by Student's t."""
     return stdtrit(freedom, (1 + LEVEL) / 2)
 
 
-def is_ahead(differences: pd.Series) -> bool:
-    """Whether the interval of the mean difference is above 0. One difference has no interval."""
-    count = differences.count()
-    return bool(count > 1 and differences.mean() > reach(count - 1) * differences.sem())
+def is_ahead(differences: pd.DataFrame) -> pd.Series:
+    """Whether the interval of each mean difference is above 0. One difference has no interval."""
+    return differences.mean(axis=1) > reach(differences.count(axis=1) - 1) * differences.sem(axis=1)
 
 
 def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
@@ -37,25 +32,19 @@ def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
     return (ours["mean"] - theirs["mean"]).abs() > width
 
 
-def best(candidates: Mapping[Hashable, pd.Series]) -> list[Hashable]:
-    """The candidate with the highest mean, and all that it is not ahead of. A candidate is a value for each seed.
+def best(seeds: pd.DataFrame) -> pd.Index:
+    """The line with the highest mean, and all that it is not ahead of.
 
-    Candidates are compared over the seeds that both have or, if these are fewer than two, by the difference of their
-    means (Welch). Those with a single seed are ignored. With fewer than two candidates, the result is empty.
+    Lines are compared over the seeds that both have or, if these are fewer than two, by the difference of their means
+    (Welch). Those with a single seed are ignored. With fewer than two lines, the result is empty.
     """
-    measured = {name: seeds for name, seeds in candidates.items() if seeds.count() > 1}
-    if len(measured) < 2:
-        return []
-    top = max(measured.values(), key=lambda seeds: seeds.mean())
-    return [name for name, seeds in measured.items() if seeds is top or not _behind(seeds, top)]
-
-
-def _behind(ours: pd.Series, top: pd.Series) -> bool:
-    differences = (top - ours).dropna()  # of the seeds that both have
-    if len(differences) > 1:
-        return is_ahead(differences)
-    return bool(apart(_summary(top), _summary(ours)).iloc[0])
-
-
-def _summary(seeds: pd.Series) -> pd.DataFrame:
-    return pd.DataFrame({"mean": [seeds.mean()], "error": [seeds.sem()], "count": [seeds.count()]})
+    seeds = seeds[seeds.count(axis=1) > 1]
+    if len(seeds) < 2:
+        return seeds.index[:0]
+    means = pd.DataFrame({"mean": seeds.mean(axis=1), "error": seeds.sem(axis=1), "count": seeds.count(axis=1)})
+    top = means["mean"].idxmax()
+    differences = seeds.rsub(seeds.loc[top], axis="columns")
+    behind = is_ahead(differences)
+    unpaired = differences.count(axis=1) < 2
+    behind[unpaired] = apart(means.loc[[top] * len(means)].set_axis(means.index), means)[unpaired]
+    return seeds.index[~behind]

@@ -21,13 +21,17 @@ from pycil_wsc.report.texts import texts
 from pycil_wsc.results import ALL, Record
 
 SPENT = MEASURES["cost"][1]
+MEASURES_TITLE = "All runs: accuracy, plasticity and forgetting (%)"
 
 
 def tables(group: Group) -> Iterator[Table | Failed]:
     """Every :class:`Table` for which the group has runs, or a :class:`Failed` if one fails."""
+    measures = partial(_listing, kind="measures", title=MEASURES_TITLE, columns=MEASURES["accuracy"])
     studies = [partial(accuracy, study=study) for study in STUDIES]
     builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, cost]
     if group.tasks:
+        costs, note = MEASURES["cost of language models"], texts("language_cost")
+        language_cost = partial(_listing, kind="cost", title="Cost", columns=costs, below=note)
         builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, language_cost]
     elif group.setting.validation_split:
         builders = [tuning, measures, cost]
@@ -71,20 +75,22 @@ def accuracy(group: Group, study: Study) -> Table | None:
     values = pd.concat([by_memory(rows), melted(rows, costs)])
     cells = aggregate(values, ["kind", corner, "expands"], columns)
     _add_paper(cells, rows, group, study)
-    accuracies = cells["column"].isin([column.label for column in memories])
+    of_memories = cells["column"].isin([column.label for column in memories])
     comparable = _comparable(group, study, rows)
-    _mark_best(cells, accuracies & ~cells["expands"].astype(bool) & cells[corner].isin(comparable))
+    eligible = cells.loc[of_memories & ~cells["expands"].astype(bool) & cells[corner].isin(comparable)]
+    for _, column in eligible.groupby("column"):
+        cells.loc[best(column[seeds_of(cells)].astype(float)), "best"] = True
     shown = group.shown if corner == "method" else str
     others = [group.shown(name) for name in cells[corner].unique() if name not in comparable]
-    cells_of_memories = cells.loc[accuracies]
+    accuracies = cells.loc[of_memories]
     compared = cells.loc[cells["compared"]]
     below = [
-        *texts("seeds", cells_of_memories, group.options.spread_name),
-        *texts("bold", cells_of_memories, len(comparable) > 0, others),
-        *texts("paper", cells_of_memories, compared, _other_schedules(rows["record"], group)),
+        *texts("seeds", accuracies, group.options.spread_name),
+        *texts("bold", accuracies, len(comparable) > 0, others),
+        *texts("paper", accuracies, compared, _other_schedules(rows["record"], group)),
     ]
     below += [study.note] if study.note else []
-    missing = texts("missing", _gaps(cells_of_memories, corner, shown))
+    missing = texts("missing", _gaps(accuracies, corner, shown))
     over, beside = group.memory_title, len(costs)
     return Table(group, study.slug, study.title, [corner], columns, cells, below, missing, over, beside)
 
@@ -138,13 +144,6 @@ def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Stu
     cells.loc[marked, "differs_by"] = cells["mean"] - cells["paper_mean"]
 
 
-def _mark_best(cells: pd.DataFrame, eligible: pd.Series) -> None:
-    """Mark the best of the eligible cells of each column."""
-    for _, column in cells.loc[eligible, ["column", *seeds_of(cells)]].groupby("column"):
-        candidates = {place: seeds.dropna().astype(float) for place, seeds in column.drop(columns="column").iterrows()}
-        cells.loc[best(candidates), "best"] = True
-
-
 def _other_schedules(records: Iterable[Record], group: Group) -> list[tuple[bool, int, int, list[str], list[str]]]:
     """(whether shorter than the paper's, epochs of the first and of later tasks, methods, the paper's schedules)."""
     other: dict[tuple[bool, int, int], set[str]] = defaultdict(set)
@@ -188,7 +187,7 @@ def differences(group: Group) -> Table | None:
     pairs["value"] -= pairs["value_of_baseline"]
     columns = [Column(memory_text(memory), signed=True) for memory in sorted(theirs["memory"].unique())]
     cells = aggregate(pairs, ["method", "expands"], columns)
-    cells["best"] = [is_ahead(seeds.dropna()) for _, seeds in cells[seeds_of(cells)].iterrows()]
+    cells["best"] = is_ahead(cells[seeds_of(cells)])
     shown = group.shown(baseline)
     below = texts("differences", cells, shown, group.options.spread_name)
     title = f"Difference from {shown}: average accuracy (percentage points)"
@@ -208,12 +207,6 @@ def baseline_of(group: Group, rows: pd.DataFrame) -> str | None:
 
 
 # ---- lists of all runs -----------------------------------------------------------------------------------------------
-
-
-def measures(group: Group) -> Table:
-    """The accuracies of all image runs of the group."""
-    title = "All runs: accuracy, plasticity and forgetting (%)"
-    return _listing(group, "measures", title, MEASURES["accuracy"])
 
 
 def cost(group: Group) -> Table:
@@ -250,11 +243,6 @@ def after_each_task(group: Group) -> Table:
     values = pd.concat(stages).sort_index(kind="stable")  # the stages of each run in succession
     columns, title = scores(group.tasks, stage=0), "Scores after each task (%), TRACE’s metrics"
     return _listing(group, "stages", title, columns, values=values)
-
-
-def language_cost(group: Group) -> Table:
-    """The costs of all runs of language models."""
-    return _listing(group, "cost", "Cost", MEASURES["cost of language models"], texts("language_cost"))
 
 
 def _listing(
