@@ -67,8 +67,9 @@ def stops_alone(model: Model, tokenizer: Tokenizer, end: Sequence[int] = ()) -> 
     turn), and the last token of ``end``.
     """
     own = getattr(model.generation_config, "eos_token_id", None)
-    stops = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), *end[-1:]} - {None}
-    model.generation_config = GenerationConfig(eos_token_id=sorted(cast(set[int], stops)))
+    owns = own if isinstance(own, list) else [] if own is None else [own]
+    stops = {cast(int, tokenizer.eos_token_id), *owns, *end[-1:]}
+    model.generation_config = GenerationConfig(eos_token_id=sorted(stops))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ def new_merge(config: LLMConfig, start: State, peers: Peers | None) -> Merge:
     if config.method == "avg_online":
         return OnlineAverage(start, decay=None)
     if config.method == "slerp":
-        return Slerp(start, weight=0.5, space="weights", total=peers and peers.sum)
+        return Slerp(start, weight=0.5, space="weights", total=peers.sum if peers else None)
     if config.method == "task_arithmetic":
         return TaskArithmetic(start, scale=config.task_arithmetic_scale)
     return MagMax(start, scale=config.magmax_scale) if config.method == "magmax" else ModelSoup(start)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 import torch
-from peft import LoraConfig, LoraModel, get_peft_model
+from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -98,26 +98,22 @@ def _pretrained(config: LLMConfig) -> Model:
 
 
 def save_model(folder: Path, tokenizer: Tokenizer, state: dict[str, Tensor], config: LLMConfig) -> None:
-    """Write the model with weights ``state`` and its tokeniser to ``folder``, in the dtype of the published model.
+    """Write the model with weights ``state`` and its tokeniser to ``folder``, in the published dtype (else fp32).
 
     Adapters are merged into the weights, so that ``AutoModelForCausalLM.from_pretrained(folder)`` needs nothing else;
     they alone are in ``<folder>/adapter``, for ``AutoPeftModelForCausalLM``, unless their base model is random.
     """
     model = load_model(config, tokenizer)
     model.load_state_dict(state)
+    published = None if config.model == TINY else AutoConfig.from_pretrained(config.model).dtype
     with replaced(folder) as partial:
         if config.lora_rank:
+            adapted = cast(PeftModel, model)
             if config.model != TINY:
                 base = Path(config.model)
-                model.peft_config["default"].base_model_name_or_path = str(base.resolve() if base.is_dir() else base)
-                model.save_pretrained(str(partial / "adapter"))
-            model = model.merge_and_unload()
-        model.to(own_dtype(config)).save_pretrained(partial)
+                adapted.peft_config["default"].base_model_name_or_path = str(base.resolve() if base.is_dir() else base)
+                adapted.save_pretrained(str(partial / "adapter"))
+            model = cast(Model, cast(LoraModel, adapted.base_model).merge_and_unload())
+        cast(nn.Module, model).to(cast(torch.dtype, published or torch.float32))
+        model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-
-
-def own_dtype(config: LLMConfig) -> torch.dtype:
-    """The dtype of the published weights; fp32 if the model's configuration does not set one."""
-    if config.model == TINY:
-        return torch.float32
-    return AutoConfig.from_pretrained(config.model).dtype or torch.float32

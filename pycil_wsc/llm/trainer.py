@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pycil_wsc.allocator import keep_freed_memory
@@ -278,4 +280,4 @@ class LanguageRun(TrainerCallback):
             state = self.trainer.accelerator.get_state_dict(self.trainer.model)
             if self.processes.first:
                 folder = self.folder / "models" / f"after-{index + 1}"
-                save_model(folder, self.corpus.tokenizer, state, self.config)
+                save_model(folder, self.corpus.tokenizer, cast(dict[str, Tensor], state), self.config)

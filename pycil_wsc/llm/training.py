@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -78,8 +78,8 @@ class TaskTrainer(Trainer):
         config, examples, processes = self.config, inputs["step"].examples, self.processes
         groups = micro_batches(examples, config.micro_tokens, config.padding)
         # as many groups for each process, since sharded layers are gathered together: the last with a factor of 0
-        factors = [processes.count / len(examples)] * len(groups) + [0.0] * (-len(groups) % processes.count)
-        own = processes.share(list(zip_longest(groups, factors, fillvalue=groups[-1])))
+        weighted = [(group, processes.count / len(examples)) for group in groups]
+        own = processes.share(weighted + [(groups[-1], 0.0)] * (-len(groups) % processes.count))
         loss = torch.zeros((), device=self.args.device)
         with seeding.seeded(config.seed, "dropout", self.counts["steps"], processes.rank, device=self.args.device):
             for number, (group, factor) in enumerate(own, 1):
