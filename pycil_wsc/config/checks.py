@@ -8,6 +8,7 @@ from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.consolidation.options import EpochOptions
+from pycil_wsc.data.options import ALL
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import declared, having
 
@@ -58,6 +59,24 @@ def check(config: Config) -> None:
                 f"{name}: cannot be combined with 'tasks', which define their own classes and order; leave it out"
             )
     check_device_and_paths(config, ", or a list of GPU numbers")
+
+
+def remarks(config: Config, largest: int) -> list[str]:
+    """Settings of the memory without effect, a line each. ``largest``: the training images of the largest class."""
+    lines: list[str] = []
+    learner = registry.learners[config.model_name]
+    if not learner.uses_memory or config.memory_bytes is not None:
+        return lines
+    unused, used = config.memory_keys
+    if getattr(config, unused) != KEYS[unused].default and unused not in learner.also_reads(config):
+        because, value = shown(config.fixed_memory), getattr(config, used)
+        lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} counts, which is {value}")
+    if config.fixed_memory and largest < config.memory_per_class < ALL:
+        lines.append(
+            f"memory_per_class: {config.memory_per_class} is more than any class has images (at most {largest}); "
+            "all images are kept"
+        )
+    return lines
 
 
 def _check_backbone(config: Config) -> None:

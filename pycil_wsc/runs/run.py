@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pycil_wsc.allocator import keep_freed_memory
+from pycil_wsc.config.checks import remarks
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
@@ -29,7 +31,6 @@ from pycil_wsc.runs import first_task, weights
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.progress import Progress, print_task
-from pycil_wsc.runs.remarks import remarks
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Tester
 from pycil_wsc.state import State, save_state
@@ -76,7 +77,8 @@ class Run(Monitor):
         self.tester = Tester(self.learner, test_source, self._check)
         self.records = Records(config.analyse, self.learner, self.folder)
         self.plan = plan_of(config, self.manager, start)  # training images of each task
-        self.remarks = remarks(config, self.manager.train_targets)  # to be said once
+        largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
+        self.remarks = remarks(config, largest)  # to be said once
         self.peak_memory = 0
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
         self.saved_at = time.perf_counter()
