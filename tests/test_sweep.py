@@ -409,7 +409,7 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     overview.progress(second, Progress("task 1/3", 300, 30.0))
     # left: 500 + 700 + 1000 images
     assert overview.status() == "done 0/3, running 2, waiting 1, failed 0, 0:00:55 left"
-    assert f"[2/3] wsc m4 seed 2 task 1/3, 30 images/s; {overview.status()}" in sys.stderr.getvalue()
+    assert f"{overview.status()}; [2/3] wsc m4 seed 2 task 1/3, 30 images/s" in sys.stderr.getvalue()
     overview.ended(first, "retry", "FAILED")
     assert overview.status() == "done 0/3, running 1, waiting 1, failed 1, 0:00:55 left"
     overview.ended(second, "done", "")

@@ -56,7 +56,7 @@ class Overview:
         if progress.line:
             self.say(f"{job.title} {progress.line}; {self.left()} left")
         if sys.stderr.isatty():
-            self._draw(f"{job.title} {progress.position}, {progress.speed:,.0f} {progress.unit}/s; {self.status()}")
+            self._draw(f"{self.status()}; {job.title} {progress.position}, {progress.speed:,.0f} {progress.unit}/s")
 
     def ended(self, job: Job, state: str, line: str) -> None:
         """Set the state of a job: ``done``, ``failed``, ``retry``, or ``waiting`` again."""
@@ -94,6 +94,6 @@ class Overview:
         if self.bar is None:
             total = sum(row.planned for row in self.rows.values())
             layout = "{percentage:3.0f}% {bar:20} {desc}"
-            self.bar = tqdm(total=total, leave=False, bar_format=layout, dynamic_ncols=True)
+            self.bar = tqdm(total=total, leave=False, desc=text, bar_format=layout, dynamic_ncols=True)
         self.bar.n = sum(row.planned if row.state == "done" else row.images for row in self.rows.values())
         self.bar.set_description_str(text)
