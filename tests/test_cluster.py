@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.launch import ray_cluster
 from pycil_wsc.launch.attempt import Job
 from pycil_wsc.launch.workers import attempt_in_processes
+from pycil_wsc.learners.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}
@@ -219,6 +221,19 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
     assert agrees_with_one_process(outcome.result, undisturbed)
     assert "resumes with train epoch" in (folder / "log.txt").read_text()
     assert not children()
+
+
+def test_what_failed_in_another_process_is_in_the_log(settings, monkeypatch, forked):
+    def fail_in_the_second(learner):
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Replay, "after_step", fail_in_the_second)
+    job = Job(1, 1, resolve(settings | CALM))
+    outcome = attempt_in_processes(job, 2, 1, lambda progress: None)
+    assert outcome.failure and outcome.again
+    log = (run_folder(job.config) / "log.txt").read_text()
+    assert "process 2 failed" in log and "RuntimeError: out of memory" in log
 
 
 @pytest.mark.parametrize(

@@ -100,23 +100,15 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
     except UserError as error:
         return Outcome(error=str(error))
     except Exception as error:
-        return failed(error)
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        trace = "".join(traceback.format_exception(error))
+        return Outcome(failure=f"{message} (traceback in log.txt)", again=True, trace=trace)
 
 
 def execute(config: RunConfig, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Json]:
     """Train and test the run in all processes, each of which calls this; returns its result."""
     dataset = in_all(lambda: data.of(config))
     return kind_of(config).execute(config, dataset, on_progress)
-
-
-def failed(error: Exception) -> Outcome:
-    """The outcome of an attempt that ended with an unexpected ``error``."""
-    message = " ".join(str(error).split())
-    return Outcome(
-        failure=f"{type(error).__name__}: {message} (traceback in log.txt)",
-        again=True,
-        trace="".join(traceback.format_exception(error)),
-    )
 
 
 def record_failure(job: Job, outcome: Outcome) -> None:

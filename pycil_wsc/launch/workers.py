@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 
@@ -17,12 +16,13 @@ import torch
 from torch.distributed import TCPStore
 
 from pycil_wsc import devices
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.data.parallel import cores
 from pycil_wsc.engine.processes import from_first
 from pycil_wsc.errors import UserError
-from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, failed
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.launch.torchrun import follow
-from pycil_wsc.runs.progress import Progress
+from pycil_wsc.runs.progress import Progress, log_file
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 START_METHOD = "forkserver"  # a fork would inherit threads and the CUDA context; the server imports torch only once
@@ -82,51 +82,48 @@ class RunInProcesses:
         self.job, self.slot = job, slot
         context = multiprocessing.get_context(START_METHOD)
         context.set_forkserver_preload(["torch", "pycil_wsc.launch.kinds", __name__])
-        pipes = [context.Pipe(duplex=False) for _ in range(count)]
-        self.pipes = [receiver for receiver, _ in pipes]
+        self.pipe, sender = context.Pipe(duplex=False)  # of the first
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None
         common = job, threads, slot, ending, multiprocessing.get_start_method()
         self.processes = []
-        for rank, (_, sender) in enumerate(pipes):
+        for rank in range(count):
             place = variables(rank, count, self.store.port) if self.store else {}
-            self.processes.append(context.Process(target=work, args=(rank, place, sender, *common)))
+            self.processes.append(context.Process(target=work, args=(place, None if rank else sender, *common)))
         with signals_blocked():
             for process in self.processes:
                 process.start()
-        for connected in (ending, *(sender for _, sender in pipes)):
-            connected.close()
+        ending.close()
+        sender.close()
 
     def sources(self) -> list[Connection | int]:
         """What becomes ready when there are new :meth:`messages`."""
-        return [*self.pipes, *(process.sentinel for process in self.processes)]
+        return [self.pipe, *(process.sentinel for process in self.processes)]
 
     def messages(self) -> Iterator[Progress | Outcome]:
         """What the processes have reported since the last call. The last message of all is an :class:`Outcome`."""
         died = any(process.exitcode for process in self.processes)  # before reading what it may have sent
-        message = received(self.pipes[0])
+        message = received(self.pipe)
         while isinstance(message, Progress):
             yield message
-            message = received(self.pipes[0])
+            message = received(self.pipe)
         if message and not message.again:
             yield message
         elif message or died:
-            yield self._cause() or message or Outcome(failure="its process told nothing", again=True)
+            yield self._failure(message)
 
-    def _cause(self) -> Outcome | None:
-        """What the first of the processes that failed has told; if it died, the others failed as it did not answer."""
+    def _failure(self, told: Outcome | None) -> Outcome:
+        """What the first process has ``told``, unless one was killed: then the others failed as it did not answer."""
         count = len(self.processes)
         if count > 1:  # a pipe closes before the exit code is there
             connection.wait([process.sentinel for process in self.processes[1:]], DEATH_SECONDS)
-        codes = {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode}
-        for rank, code in sorted(codes.items(), key=lambda each: each[1]):  # killed ones first
-            name = f"process {rank + 1} of {count}" if count > 1 else "its process"
-            told = received(self.pipes[rank])
-            if isinstance(told, Outcome):
-                return replace(told, failure=f"{name}: {told.failure}")
-            ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            return Outcome(failure=f"{name} died ({ending})", again=True)
-        return None
+        codes = [process.exitcode or 0 for process in self.processes]
+        if told and min(codes) >= 0:
+            return told
+        rank = codes.index(min(codes) or max(codes))
+        name = f"process {rank + 1} of {count}" if count > 1 else "its process"
+        ending = signal.Signals(-codes[rank]).name if codes[rank] < 0 else f"exit code {codes[rank]}; see log.txt"
+        return Outcome(failure=f"{name} died ({ending})", again=True)
 
     def stop(self) -> None:
         """End the processes and their data loaders at once. The run can resume from its last checkpoint."""
@@ -135,8 +132,7 @@ class RunInProcesses:
             process.join(1)
             process.kill()  # in case it is still starting, or stuck
             process.join()
-        for pipe in self.pipes:
-            pipe.close()
+        self.pipe.close()
 
 
 def received(pipe: Connection) -> Progress | Outcome | None:
@@ -169,22 +165,30 @@ def variables(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def work(
-    rank: int,
     place: dict[str, str],
-    pipe: Connection,
+    pipe: Connection | None,
     job: Job,
     threads: int,
     slot: int,
     ending: Connection,
     start_method: str,
 ) -> None:
-    """The main function of a process: the first attempts the run, the others follow it."""
+    """The main function of a process: the first, which has the ``pipe``, attempts the run, the others follow it."""
     multiprocessing.set_start_method(start_method, force=True)  # data loaders start as in the main process
     threading.Thread(target=end_with, args=(ending,), daemon=True).start()
     torch.set_num_threads(threads)
     os.environ |= place
     if not place:
         devices.take_turns(slot)
+    if pipe is None:
+        try:
+            return follow()
+        except UserError:
+            return None  # raised in all; the first one tells it
+        except Exception:
+            with log_file(run_folder(job.config)) as log:
+                log.exception("process %d failed", int(place["RANK"]) + 1)
+            sys.exit(1)
 
     def send(message: Progress | Outcome) -> None:
         try:
@@ -192,15 +196,6 @@ def work(
         except OSError:
             os._exit(1)  # the parent is gone
 
-    if rank:
-        try:
-            follow()
-        except UserError:
-            pass  # raised in all; the first one tells it
-        except Exception as error:
-            send(failed(error))
-            sys.exit(1)
-        return
     outcome = attempt(job, Datasets(), send)
     if not outcome.again:
         from_first(None)  # otherwise the others may be in the middle of the run: the parent ends them
