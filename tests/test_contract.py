@@ -179,7 +179,7 @@ def test_a_method_without_training_runs_and_is_nearest_mean(settings, registered
     learner, targets = run.learner, run.manager.train_targets
     features = learner.features(np.arange(len(targets)))
     means = np.stack([features[targets == label].mean(0) for label in range(6)])
-    images = torch.cat([x for x, _ in run.tester.source.batches(np.arange(72), run.manager.test_targets, 72)])
+    images = torch.cat([x for x, _ in run.evaluator.source.batches(np.arange(72), run.manager.test_targets, 72)])
     with torch.no_grad():
         tested = learner.eval().extract(images).numpy()
     nearest = np.linalg.norm(tested[:, None] - means, axis=2).argmin(1)

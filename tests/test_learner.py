@@ -25,7 +25,7 @@ from pycil_wsc.classifier.settings import FIXED
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
-from pycil_wsc.runs.testing import Tester
+from pycil_wsc.runs.testing import Evaluator
 
 __all__ = ["january", "shelf"]
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -136,7 +136,7 @@ def test_the_threads_of_a_learner_are_its_own_and_its_log_is_closed_after_an_err
     with pytest.raises(ZeroDivisionError):
         learned(months[0], threads=2, epochs=1, init_epoch=1, out=tmp_path)
     assert torch.get_num_threads() == 1
-    assert not [path for path in map(os.readlink, Path("/proc/self/fd").iterdir()) if path.endswith("log.txt")]
+    assert not [path for path in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if path.endswith("log.txt")]
 
 
 def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(months):
@@ -156,7 +156,7 @@ def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(mo
 
 def test_a_task_that_is_learned_again_counts_the_cost_of_scoring_once(months):
     learner, once = (learned(*months[:2], wsc={"importance": "fisher", "average_every": 1}) for _ in range(2))
-    with patch.object(Tester, "test", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch.object(Evaluator, "test", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         learner.learn(months[2])
     passes = [each.learn(months[2])["importance_passes"] for each in (learner, once)]
     assert passes[0] == passes[1] > 0

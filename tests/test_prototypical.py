@@ -115,9 +115,9 @@ def test_the_nearest_prototype_is_tested_too(learned):
     """As in PyCIL, by the squared distance of unit vectors, in the place of the nearest mean of exemplars."""
     run, _, _, _ = learned
     learner, task = run.learner, run.manager.tasks[1]
-    tested = predictions(learner, run.tester.source, task)
+    tested = predictions(learner, run.evaluator.source, task)
     prototypes = np.array([row / np.linalg.norm(row) for row in learner.prototypes.double().numpy()])
-    batches = learner.forward_over(run.tester.source, task.test_indices, run.manager.test_targets)
+    batches = learner.forward_over(run.evaluator.source, task.test_indices, run.manager.test_targets)
     features = torch.cat([each for each, _ in batches]).double().numpy()
     distances = ((features / np.linalg.norm(features, axis=1, keepdims=True))[:, None] - prototypes) ** 2
     assert (tested.nme[:, 0] == distances.sum(2).argmin(1)).mean() > 0.99

@@ -178,7 +178,9 @@ def test_the_logits_are_the_trained_learners_in_its_precision_by_the_data_sets_l
     finished = run(save_weights=True, precision="bf16")
     order, images = finished.execute()["class_order"], arrays["test_x"][::7]  # one batch
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        expected = finished.learner.eval().predict(finished.tester.source.normalise(torch.from_numpy(images))).float()
+        expected = (
+            finished.learner.eval().predict(finished.evaluator.source.normalise(torch.from_numpy(images))).float()
+        )
     assert torch.equal(
         pycil_wsc.load(finished.folder)(images), torch.stack([expected[:, order.index(label)] for label in range(6)], 1)
     )

@@ -32,7 +32,7 @@ from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.result import result_of
-from pycil_wsc.runs.testing import Tester
+from pycil_wsc.runs.testing import Evaluator
 from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
 
@@ -74,7 +74,7 @@ class Run(Monitor):
         test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
-        self.tester = Tester(self.learner, test_source, self._check)
+        self.evaluator = Evaluator(self.learner, test_source, self._check)
         self.records = Records(config.analyse, self.learner, self.folder)
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
@@ -95,7 +95,7 @@ class Run(Monitor):
                 self.data,
                 self.learner,
                 self.journal,
-                self.tester.confusion,
+                self.evaluator.confusion,
                 self.peak_memory,
             )
         if self.processes.first:
@@ -116,7 +116,7 @@ class Run(Monitor):
                 self._learn(task, resume)
                 resume = None
                 self.journal.tick()
-                self.journal.task_ended(self.tester.test(task))
+                self.journal.task_ended(self.evaluator.test(task))
                 if self.config.save_weights == "every" and self.processes.first:
                     weights.save(self.folder, self.learner, self.config, task.index)
                 self._checkpoint(end_of(task), None)
@@ -241,7 +241,7 @@ class Run(Monitor):
             "learner": self.learner.state_dict(),
             "optimizer": optimizer,
             "records": self.records.state_dict(),
-            "confusion": self.tester.confusion,
+            "confusion": self.evaluator.confusion,
             "peak_memory": self.peak_memory,
             "identity": self.config.identity(),
             "data": self.data,
@@ -264,7 +264,7 @@ class Run(Monitor):
         # copies: what training changes must not change ``start``
         self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
         self.records.load_state_dict(copy.deepcopy(state["records"]))
-        self.tester.confusion = state["confusion"]
+        self.evaluator.confusion = state["confusion"]
         self.peak_memory = state["peak_memory"]
         self._renew_plan(state)
         position = state["position"]

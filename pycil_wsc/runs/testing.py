@@ -13,7 +13,7 @@ from pycil_wsc.learners.predicting import predictions, predictions_of
 from pycil_wsc.results import metrics
 
 
-class Tester:
+class Evaluator:
     """Tests ``learner`` on the images of ``source``.
 
     ``check(finite, what)`` raises an exception unless the flag ``finite``, on the device, is set in all processes.
