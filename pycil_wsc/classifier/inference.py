@@ -30,7 +30,7 @@ from pycil_wsc.keys import declared
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.old_formats import load_state
-from pycil_wsc.runs import weights
+from pycil_wsc.runs.checkpoint import WEIGHTS
 from pycil_wsc.state import State
 
 LARGEST_SIDE = 1 << 16  # of an image, in pixels
@@ -73,12 +73,12 @@ def weights_of(folder: Path, task: int | None) -> Path:
         raise UserError(f"{folder}: cannot be read ({error.strerror}); name the folder of a run") from None
     kept = {int(match[1]): match[0] for name in names if (match := re.fullmatch(r"weights-task(\d+)\.pt", name))}
     found = kept.get(max(kept, default=0) if task is None else task)
-    if task is None and weights.FINAL in names:
-        found = weights.FINAL
+    if task is None and WEIGHTS in names:
+        found = WEIGHTS
     if found:
         return folder / found
-    if kept or weights.FINAL in names:
-        available = [*map(str, sorted(kept)), *["the last (task=None)"] * (weights.FINAL in names)]
+    if kept or WEIGHTS in names:
+        available = [*map(str, sorted(kept)), *["the last (task=None)"] * (WEIGHTS in names)]
         raise UserError(
             f"{folder}: no weights of task {task}, only of {', '.join(available)}; "
             '"save_weights": "every" saves them after every task'

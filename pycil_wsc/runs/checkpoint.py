@@ -1,16 +1,20 @@
-"""The state that a stopped run resumes from: ``checkpoint.pt`` in its folder, removed when the run has ended."""
+"""What a run saves of its state: ``checkpoint.pt``, from which it resumes, until it has ended, and trained weights."""
 
+import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 
+from pycil_wsc.config.options import Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import Json
+from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.old_formats import load_state
-from pycil_wsc.state import State
+from pycil_wsc.state import State, save_state
 
 CHECKPOINT = "checkpoint.pt"
+WEIGHTS = "weights.pt"  # with ``"save_weights"``; or a file per task
 PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "records", "clock", "peak_memory"}
 
 
@@ -44,3 +48,19 @@ def checked(state: Json, path: Path, parts: Collection[str], config: RunConfig, 
     if difference := changed(state.get("data"), data):
         raise UnusableRun(f"{path}: was made with other data ({difference}); restore them, or {again}")
     return state
+
+
+def save_weights(folder: Path, learner: BaseLearner, config: Config, task: int | None = None) -> None:
+    """Save the weights after ``task`` (None: the last one), with everything that :func:`pycil_wsc.load` needs."""
+    manager = learner.manager
+    state = {
+        "learner": learner.state_dict(),
+        "config": config.to_dict(),
+        "info": dataclasses.asdict(learner.train_source.info),  # class names, image size, mean, std, crop
+        "class_order": manager.class_order,
+        "boundaries": manager.boundaries,
+        "task": len(manager.tasks) - 1 if task is None else task,
+    }
+    save_state(folder / (WEIGHTS if task is None else f"weights-task{task}.pt"), state)
+    if task is not None:
+        (folder / WEIGHTS).unlink(missing_ok=True)  # of the same run with fewer tasks

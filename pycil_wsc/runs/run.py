@@ -27,8 +27,8 @@ from pycil_wsc.files import Json, write_json
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.planning import check_plan, plan_of
 from pycil_wsc.results import write_result
-from pycil_wsc.runs import first_task, weights
-from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint
+from pycil_wsc.runs import first_task
+from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint, save_weights
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.result import result_of
@@ -88,7 +88,7 @@ class Run(Monitor):
         with threads(self.config.threads):
             self.learn()
             if self.config.save_weights is True and self.processes.first:
-                weights.save(self.folder, self.learner, self.config)
+                save_weights(self.folder, self.learner, self.config)
             result = result_of(
                 self.config,
                 self.dataset,
@@ -118,7 +118,7 @@ class Run(Monitor):
                 self.journal.tick()
                 self.journal.task_ended(self.evaluator.test(task))
                 if self.config.save_weights == "every" and self.processes.first:
-                    weights.save(self.folder, self.learner, self.config, task.index)
+                    save_weights(self.folder, self.learner, self.config, task.index)
                 self._checkpoint(end_of(task), None)
                 self._renew_plan(self.state(end_of(task)))
                 self.journal.say(summary(self.journal.history[-1]))
