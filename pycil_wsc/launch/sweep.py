@@ -46,7 +46,7 @@ class Where(NamedTuple):
         for key, package in (("tensorboard", "TensorBoard"), ("wandb", "Weights & Biases")):
             if any(getattr(config, key, False) for config in configs) and importlib.util.find_spec(key) is None:
                 raise UserError(f"{key}: {package} is not installed; pip install {key}, or set the key to false")
-        for name in {config.device for config in configs}:
+        for name in sorted({config.device for config in configs}):
             if devices.resolved_device(name).type != "cpu" and (gpus or 1) > devices.count():
                 raise UserError(
                     f"--gpus-per-run {gpus}: this machine has {devices.count()} GPUs; use at most that many"
