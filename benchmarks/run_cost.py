@@ -102,7 +102,7 @@ def timed_run(name, dataset, args):
         for part, owner, function in (
             ("end of training", learner, "end_task"),
             ("exemplars", learner.memory, "update"),
-            ("test", run, "_test"),
+            ("test", run.evaluator, "test"),
             ("checkpoints", run, "_checkpoint"),
         ):
             setattr(owner, function, clocked(getattr(owner, function), seconds, part, learner.device))
