@@ -18,12 +18,13 @@ matplotlib is imported to draw figures only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.report.groups import DEFAULT, Options, group_runs
-from pycil_wsc.report.views import console_text
+from pycil_wsc.report.views import check_baseline, console_text
 from pycil_wsc.results import Found, Record, find_runs, read_result
 
 __all__ = ["Options", "find_runs", "read_result", "result_table", "write_report"]
@@ -41,19 +42,17 @@ def result_table(results: Iterable[Mapping[str, object]]) -> str:
     return "\n\n".join(texts) or "No finished runs."
 
 
-def write_report(*folders: str | Path, out: str | Path | None = None, options: Options = DEFAULT) -> Path:
+def write_report(
+    *folders: str | Path, out: str | Path | None = None, options: Options = DEFAULT, found: Found | None = None
+) -> Path:
     """Write ``index.html``, ``tables/`` and ``figures/`` for the runs below ``folders``; return the page's path.
 
-    ``out`` is the output folder, by default ``report`` in the first of ``folders``. Unusable files are skipped, listed
-    in the report and left unchanged. Raises a :class:`UserError` if ``out`` cannot be written or matplotlib is not
-    installed.
+    ``out`` is the output folder, by default ``report`` in the first of ``folders``. ``found``: what :func:`find_runs`
+    found in them, if that is known. Unusable files are skipped, listed in the report and left unchanged. Raises a
+    :class:`UserError` if ``out`` cannot be written, matplotlib is not installed or no row is the chosen baseline.
     """
-    return write_found(find_runs(folders), folders, Path(out) if out else Path(folders[0]) / "report", options)
-
-
-def write_found(found: Found, folders: Iterable[str | Path], out: Path, options: Options = DEFAULT) -> Path:
-    """:func:`write_report` for runs found by :func:`find_runs`."""
-    folders = list(folders)
+    out = Path(out) if out else Path(folders[0]) / "report"
+    found = found or find_runs(folders)
     try:
         from pycil_wsc.report.page import write_page
     except ModuleNotFoundError as error:
@@ -61,5 +60,8 @@ def write_found(found: Found, folders: Iterable[str | Path], out: Path, options:
             f"the report needs {error.name}: pip install -r requirements.txt, then "
             f"python -m pycil_wsc.report {' '.join(map(str, folders))}"
         ) from None
+    groups, duplicates = group_runs([*found.records, *found.language], options)
+    check_baseline(groups, options)
+    found = replace(found, problems=[*found.problems, *duplicates])
     with locked(out):  # two sweeps that share a folder may end at the same time
-        return write_page(found, folders, out, options)
+        return write_page(groups, found, folders, out)

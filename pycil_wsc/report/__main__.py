@@ -10,12 +10,8 @@ from pathlib import Path
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.output import best_effort_output
-from pycil_wsc.report import find_runs, write_found
-from pycil_wsc.report.groups import DEFAULT, Options, group_runs
+from pycil_wsc.report import DEFAULT, Options, find_runs, write_report
 from pycil_wsc.report.names import clean
-from pycil_wsc.report.studies import STUDIES
-from pycil_wsc.report.views import baseline_of
-from pycil_wsc.results import Record
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             labels = tuple(map(_label, args.label))
             options = Options(args.spread, args.baseline, labels, args.paper, args.all_figures)
-            print(f"Report: {clean(run(args.folders, args.out, options))}")
+            print(f"Report: {clean(_write(args.folders, args.out, options))}")
             return 0
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -66,7 +62,7 @@ def _label(text: str) -> tuple[str, str]:
     return pattern, name
 
 
-def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
+def _write(folders: Sequence[str], out: str | None, options: Options) -> Path:
     """Write the report of the folders and print the problems of their files; returns the page's path."""
     for folder in folders:
         if not os.path.lexists(folder):
@@ -79,24 +75,9 @@ def run(folders: Sequence[str], out: str | None, options: Options) -> Path:
             f"{clean(', '.join(folders))}: no finished run found (no usable result.json); "
             "give the folder of a sweep, runs/<prefix>"
         )
-    if options.baseline != DEFAULT.baseline:
-        _check_baseline(found.records, options)
     common = Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
     beside = (common if common.is_dir() else common.parent) / "report"
-    return write_found(found, folders, Path(out) if out else beside, options)
-
-
-def _check_baseline(records: Sequence[Record], options: Options) -> None:
-    present: set[str] = set()
-    for group in group_runs(records, options)[0]:
-        rows = STUDIES[0].rows_of(group)
-        if baseline_of(group, rows):
-            return
-        present |= set(rows["own"])
-    raise UserError(
-        f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
-        f"available: {clean(', '.join(sorted(present))) or 'none'}"
-    )
+    return write_report(*folders, out=out or beside, options=options, found=found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.configs import experiment, write_winners
 from pycil_wsc.report.figures import figures
-from pycil_wsc.report.groups import Group, Options, group_runs
+from pycil_wsc.report.groups import Group
 from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.series import Plot
@@ -29,12 +29,11 @@ LARGE = 1000  # runs; a larger report has figures of accuracies only, for one gr
 HTML = MARKDOWN.overlay(autoescape=True, finalize=lambda text: text if isinstance(text, Markup) else clean(text))
 
 
-def write_page(found: Found, folders: Sequence[str | Path], out: Path, options: Options) -> Path:
+def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Path], out: Path) -> Path:
     """Write the tables, the figures and the page; returns the path of ``index.html``.
 
     Failed tables and figures are listed on the page. Raises a :class:`UserError` if ``out`` cannot be written.
     """
-    groups, duplicates = group_runs([*found.records, *found.language], options)
     failed: list[Failed] = []
     sections = [_section(group, groups, out, failed) for group in groups]
     records = [record for group in groups for record in group.records]
@@ -49,7 +48,7 @@ def write_page(found: Found, folders: Sequence[str | Path], out: Path, options: 
         methods=len({record.method for record in records}),
         failed=failed,
         unfinished=found.unfinished,
-        problems=[*found.problems, *duplicates],
+        problems=found.problems,
         origins=origins,
         source=PAPER["source"] if any(group.reference for group in groups) else "",
     )

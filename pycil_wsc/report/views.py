@@ -10,8 +10,9 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from pycil_wsc.errors import UserError
 from pycil_wsc.report.configs import tuning
-from pycil_wsc.report.groups import Group
+from pycil_wsc.report.groups import DEFAULT, Group, Options
 from pycil_wsc.report.names import clean, distinguishing_keys, method_rank
 from pycil_wsc.report.rows import MEASURES, PAPER, TRAINING, Column, by_memory, measured, melted, memory_text, scores
 from pycil_wsc.report.stats import apart, best, is_ahead
@@ -204,6 +205,22 @@ def baseline_of(group: Group, rows: pd.DataFrame) -> str | None:
         if group.options.baseline in (method, name, group.shown(method), group.shown(name)):
             runs[name] += 1
     return runs.most_common(1)[0][0] if runs else None
+
+
+def check_baseline(groups: Iterable[Group], options: Options) -> None:
+    """Raise a :class:`UserError` if another baseline was chosen than the default and no group has it."""
+    present: set[str] = set()
+    if options.baseline == DEFAULT.baseline:
+        return
+    for group in groups:
+        rows = STUDIES[0].rows_of(group)
+        if baseline_of(group, rows) and not group.tasks:
+            return
+        present |= set() if group.tasks else set(rows["own"])
+    raise UserError(
+        f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
+        f"available: {clean(', '.join(sorted(present))) or 'none'}"
+    )
 
 
 # ---- lists of all runs -----------------------------------------------------------------------------------------------
