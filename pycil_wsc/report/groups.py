@@ -11,17 +11,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pycil_wsc.report.names import (
-    STUDIED,
-    as_text,
-    clean,
-    dataset_names,
-    distinguishing_keys,
-    in_order,
-    method_name,
-    method_rank,
-    studied_value,
-)
+from pycil_wsc.report import names
+from pycil_wsc.report.names import STUDIED, as_text, clean, in_order, method_name, method_rank, studied_value
 from pycil_wsc.report.rows import PAPER, rows_of
 from pycil_wsc.report.texts import texts
 from pycil_wsc.results import LanguageResult, Problem, Record
@@ -125,10 +116,10 @@ class Group:
         are left out. ``studied`` keys are already in the base. ``brief``: omit values of the paper's method if the
         names remain distinct.
         """
-        names: dict[Hashable, str] = {}  # by the index of the row
+        found: dict[Hashable, str] = {}  # by the index of the row
         for name, alike in rows.groupby(base, sort=False):
             runs = [own for _, own in alike.groupby("frozen", sort=False)]
-            distinguishing = distinguishing_keys([own["variant"].iloc[0] for own in runs], studied)
+            distinguishing = names.distinguishing_keys([own["variant"].iloc[0] for own in runs], studied)
             whole, shorter = [], []
             for own in runs:
                 variant, changed = own["variant"].iloc[0], own["changed"].iloc[0]
@@ -138,8 +129,8 @@ class Group:
                 shorter.append(_with_keys(str(name), variant, told))
             distinct = len(set(shorter)) == len(shorter)
             for own, text in zip(runs, shorter if brief and distinct and not self.tasks else whole):
-                names |= dict.fromkeys(own.index, text)
-        return rows.loc[list(names)].assign(**{column: list(names.values())})
+                found |= dict.fromkeys(own.index, text)
+        return rows.loc[list(found)].assign(**{column: list(found.values())})
 
     def shown(self, name: str) -> str:
         """The display name of a row or line."""
@@ -193,8 +184,8 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
     settings: dict[Setting, list[Record]] = defaultdict(list)
     for record, setting in _settings(variant_of).items():
         settings[setting].append(record)
-    ordered = sorted(settings, key=_place)
-    names = dataset_names([setting.dataset for setting in ordered if not setting.tasks], options.labels)
+    ordered = sorted(settings, key=lambda setting: (bool(setting.tasks), setting.dataset, -setting.increment, setting))
+    shown = names.dataset_names([setting.dataset for setting in ordered if not setting.tasks], options.labels)
     searched = sum(bool(setting.validation_split) for setting in ordered)
     slugs: Counter[str] = Counter()
     groups: list[Group] = []
@@ -204,7 +195,7 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
         problems += duplicates
         whole = setting.validation_split or setting.tasks  # trials are compared, whichever keys they vary
         for comparison in [(found, {}, ())] if whole else _comparisons(found, variant_of):
-            dataset = clean(setting.dataset) if setting.tasks else names[setting.dataset]
+            dataset = clean(setting.dataset) if setting.tasks else shown[setting.dataset]
             group = Group(setting, comparison, variant_of, options, dataset)
             group.only_tuning = searched < 2
             slugs[group.slug] += 1
@@ -212,11 +203,6 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
                 group.slug += f"-{slugs[group.slug]}"
             groups.append(group)
     return groups, problems
-
-
-def _place(setting: Setting) -> tuple[bool, str, int, Setting]:
-    """Image runs come first, then by data set; long tasks before short ones."""
-    return bool(setting.tasks), setting.dataset, -setting.increment, setting
 
 
 def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
@@ -285,7 +271,7 @@ def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison
             alone |= methods
         else:
             several.append(found)
-    keys = distinguishing_keys([conditions[found[0]] for found in several])
+    keys = names.distinguishing_keys([conditions[found[0]] for found in several])
     told: list[Comparison] = []
     for found in several:
         told.append((found, {key: value for key, value in conditions[found[0]].items() if key in keys}, ()))
@@ -309,17 +295,14 @@ def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:
     if len(known) == 1:
         return dict.fromkeys(records, known[0])
 
-    def share_of_schedule(method: str, epochs: tuple[int, int]) -> tuple[float, float] | None:
-        theirs = PAPER["schedules"].get(method.removesuffix("+wsc"))
-        return (epochs[0] / theirs[0], epochs[1] / theirs[1]) if theirs else None
-
-    def unlikeness(method: str, epochs: tuple[int, int], other: tuple[int, int]) -> int:
-        share = share_of_schedule(method, epochs)
-        same_share = share is not None and share == share_of_schedule(anchor, other)
-        return 0 if other == epochs else 1 if same_share else 2 if other[0] == epochs[0] else 3
+    def share(method: str, epochs: tuple[int, int]) -> tuple[float, float] | str:
+        first, later = PAPER["schedules"].get(method.removesuffix("+wsc"), (0, 0))
+        return (epochs[0] / first, epochs[1] / later) if first else method
 
     taken = {}
     for record, epochs in own.items():
-        nearest = min(known, key=lambda other: unlikeness(record.method, epochs, other))
-        taken[record] = nearest if unlikeness(record.method, epochs, nearest) < 3 else epochs
+        same = [other for other in known if other == epochs]
+        same += [other for other in known if share(anchor, other) == share(record.method, epochs)]
+        same += [other for other in known if other[0] == epochs[0]]
+        taken[record] = same[0] if same else epochs
     return taken

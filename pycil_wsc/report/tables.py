@@ -89,15 +89,15 @@ class Table:
 
     def rows(self) -> Iterator[tuple[list[str], list[Text]]]:
         """(the labels as text, the cells as text) of each row. The first label is marked if the method expands."""
-        width, heads = len(self.columns), len(self.labels)
-        lines = self.cells[[*self.labels, "expands", *MEASURED, *PUBLISHED]].to_numpy(dtype=object)
+        width = len(self.columns)
+        lines = list(self.cells[[*self.labels, "expands", *MEASURED, *PUBLISHED]].itertuples(index=False, name=None))
         for start in range(0, len(lines), width):
-            first, *others = lines[start][:heads]
+            first, *others, expands = lines[start][: len(self.labels) + 1]
             shown = self.group.shown(first) if self.labels[0] == "method" else str(first)
-            mark = f" {DAGGER}" if lines[start][heads] else ""
-            row = zip(lines[start : start + width, heads + 1 :], self.columns)
-            cells = [Text.of(cell, column, self.group.options.spread) for cell, column in row]
-            yield [shown + mark, *map(clean, others)], cells
+            cells = []
+            for line, column in zip(lines[start : start + width], self.columns):
+                cells.append(_as_text(line[len(self.labels) + 1 :], column, self.group.options.spread))
+            yield [shown + (f" {DAGGER}" if expands else ""), *map(clean, others)], cells
 
     def files(self) -> dict[str, str]:
         """``{suffix: text}``"""
@@ -134,26 +134,19 @@ class Text(NamedTuple):
     apart: str
     best: bool
 
-    @classmethod
-    def of(cls, cell: Sequence[float], column: Column, spread: str) -> Text:
-        """The text of a cell's values, those of ``MEASURED`` and ``PUBLISHED``."""
-        mean, error, deviation, count, best, paper, paper_error, _, difference = cell
-        own = _with_spread(mean, error if spread == "se" else deviation, column) if count else "–"
-        theirs = "" if np.isnan(paper) else f"{paper:.2f}" + ("" if np.isnan(paper_error) else f" ± {paper_error:.1f}")
-        apart = "" if np.isnan(difference) else f"{'▲' if difference > 0 else '▼'} {abs(difference):.2f}"
-        return cls(own, theirs, apart, bool(best))
 
-
-def _with_spread(mean: float, width: float, column: Column) -> str:
+def _as_text(cell: Sequence[float], column: Column, spread: str) -> Text:
+    """The text of a cell's values, those of ``MEASURED`` and ``PUBLISHED``."""
+    mean, error, deviation, count, best, paper, paper_error, _, difference = cell
+    width = error if spread == "se" else deviation
     decimals = column.decimals
     known = not np.isnan(width) and not column.exact
     while known and width and not round(width, decimals) and decimals < column.decimals + 3:
         decimals += 1  # a spread is not shown as 0
-    text = f"{mean:{'+' if column.signed else ''},.{decimals}f}"
-    return f"{text} ± {width:,.{decimals}f}" if known else text
-
-
-# ---- text for the formats --------------------------------------------------------------------------------------------
+    own = f"{mean:{'+' if column.signed else ''},.{decimals}f}" + (f" ± {width:,.{decimals}f}" if known else "")
+    theirs = "" if np.isnan(paper) else f"{paper:.2f}" + ("" if np.isnan(paper_error) else f" ± {paper_error:.1f}")
+    apart = "" if np.isnan(difference) else f"{'▲' if difference > 0 else '▼'} {abs(difference):.2f}"
+    return Text(own if count else "–", theirs, apart, bool(best))
 
 
 def _without_formula(label: object) -> object:
