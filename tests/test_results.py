@@ -5,6 +5,7 @@ import json
 import pytest
 from small_runs import results
 
+from pycil_wsc.config.dropped import DROPPED
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.launch.command import main
 from pycil_wsc.results import SCHEMA, Record, find_runs, read_result
@@ -39,7 +40,10 @@ def test_what_did_not_decide_an_earlier_language_models_result_does_not_now():
     from pycil_wsc.keys import RESULT
     from pycil_wsc.llm.config import KEYS
 
-    assert LANGUAGE_INCIDENTAL - {"label"} == {name for name, key in KEYS.items() if key.decides not in RESULT}
+    decided_nothing = {name for name, key in KEYS.items() if key.decides not in RESULT}
+    assert LANGUAGE_INCIDENTAL - {"label", *DROPPED} == decided_nothing
+        name for name, key in KEYS.items() if key.decides not in RESULT
+    }
 
 
 def test_a_result_of_the_present_schema_without_an_identity_is_refused(undisturbed):
