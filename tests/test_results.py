@@ -42,8 +42,6 @@ def test_what_did_not_decide_an_earlier_language_models_result_does_not_now():
 
     decided_nothing = {name for name, key in KEYS.items() if key.decides not in RESULT}
     assert LANGUAGE_INCIDENTAL - {"label", *DROPPED} == decided_nothing
-        name for name, key in KEYS.items() if key.decides not in RESULT
-    }
 
 
 def test_a_result_of_the_present_schema_without_an_identity_is_refused(undisturbed):
