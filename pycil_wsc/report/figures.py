@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from pycil_wsc.report.groups import Group
@@ -150,7 +151,7 @@ def over_memory(series: Series, specs: Sequence[Spec]) -> Iterator[Plot]:
         axes.set_xticks([series.place(size) for size in sizes], [memory_text(size) for size in sizes])
         axes.xaxis.set_minor_locator(NullLocator())
         notes = series.notes(series.rows, *without, errors="error bars")
-        yield Plot(f"{spec.slug}-memory", f"{spec.title} against memory size", axes.get_figure(), notes)
+        yield Plot(f"{spec.slug}-memory", f"{spec.title} against memory size", _figure_of(axes), notes)
 
 
 def accuracy_over_time(series: Series) -> Iterator[Plot]:
@@ -162,7 +163,7 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
     axes = line_figure(series, points, (TIME.axes[1], ACCURACY.axes[1]), height=4.2)
     _log_scale(axes, rows["time"])
     notes = series.notes(rows, series.sizes("A line joins the memory sizes in their order: "), errors="error bars")
-    yield Plot("accuracy-time", "Average accuracy against training time", axes.get_figure(), notes)
+    yield Plot("accuracy-time", "Average accuracy against training time", _figure_of(axes), notes)
 
 
 def retain_rates(series: Series) -> Iterator[Plot]:
@@ -177,7 +178,8 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     rows["last"] = rows["kind"].str.endswith(WITHOUT)
     rows["rest"] = rest_of(rows, study.studied or ())
     line_of = ["memory", "last", "rest"]
-    rows = rows.loc[rows.groupby(line_of)["x"].transform("nunique") > 1]
+    places = cast(pd.Series, rows.groupby(line_of)["x"].transform("nunique"))
+    rows = rows.loc[places > 1]
     if rows.empty:
         return
     rows = group.named(rows, "variant", "learner", study.studied or ())
@@ -185,8 +187,8 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     rows = rows.assign(at=rows["x"], y=measured(rows, AVERAGE)).sort_values(line_of[:2], kind="stable")
     memories, variants = sorted(rows["memory"].unique()), list(rows["variant"].unique())
     styles: dict[str, Style] = {}
-    for (memory, last, _), own in rows.groupby(line_of):
-        variant = own["variant"].iloc[0]
+    for _, own in rows.groupby(line_of):
+        memory, last, variant = own[["memory", "last", "variant"]].iloc[0]
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
         name = memory_text(memory) + (WITHOUT if last else "") + variant
         rows.loc[own.index, "name"] = name
@@ -195,9 +197,9 @@ def retain_rates(series: Series) -> Iterator[Plot]:
         styles[name]["markerfacecolor"] = SURFACE if last else colour
     labels = "parameters that keep their weights at the reset (%)", ACCURACY.axes[1]
     axes = line_figure(series, rows, labels, styles=styles, title=group.memory_title)
-    several = rows.groupby([*line_of, "x"]).size().max() > 1
+    several = rows.duplicated([*line_of, "x"]).any()
     note = f"Error bars: ± {group.options.spread_name}." if several else "One seed."
-    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", axes.get_figure(), [note])
+    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", _figure_of(axes), [note])
 
 
 # ---- a row per method ------------------------------------------------------------------------------------------------
@@ -241,3 +243,7 @@ def _log_scale(axes: Axes, values: pd.Series) -> bool:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     return True
+
+
+def _figure_of(axes: Axes) -> Figure:
+    return cast(Figure, axes.figure)  # none of ours has subfigures

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pandas as pd
 
@@ -78,7 +78,7 @@ class Group:
         self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
         self.rows = rows_of(self.records, variant_of)
         self.labels = set(self.rows["label"].dropna())
-        of_variant = self.rows.groupby(["learner", "frozen"])["label"].transform("first")
+        of_variant = cast(pd.Series, self.rows.groupby(["learner", "frozen"])["label"].transform("first"))
         self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
         self.rows["main"] = self._in_no_study()
         self.slug = self._slug()

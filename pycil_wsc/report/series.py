@@ -39,7 +39,7 @@ class Series:
         self.group = group
         self.spread = {"se": "sem", "sd": "std"}[group.options.spread]  # as pandas calls it
         rows = group.named(group.rows.loc[group.rows["main"]], "name")
-        often = rows.groupby("name", sort=False)["learner"].agg(["first", "size"])
+        often = pd.DataFrame(rows.groupby("name", sort=False)["learner"].agg(["first", "size"]))
         often = often.sort_values("size", ascending=False, kind="stable")
         ranked = often.assign(again=often["first"].duplicated()).sort_values("again", kind="stable").index
         self.left_out = len(ranked[MOST:])

@@ -38,7 +38,7 @@ def best(seeds: pd.DataFrame) -> pd.Index:
     Lines are compared over the seeds that both have or, if these are fewer than two, by the difference of their means
     (Welch). Those with a single seed are ignored. With fewer than two lines, the result is empty.
     """
-    seeds = seeds[seeds.count(axis=1) > 1]
+    seeds = seeds.loc[seeds.count(axis=1) > 1]
     if len(seeds) < 2:
         return seeds.index[:0]
     means = pd.DataFrame({"mean": seeds.mean(axis=1), "error": seeds.sem(axis=1), "count": seeds.count(axis=1)})

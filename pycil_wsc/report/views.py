@@ -138,7 +138,7 @@ def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Stu
             cells.loc[i, ["paper_mean", "paper_standard_error"]] = theirs["mean"], theirs.get("se", np.nan)
             cells.loc[i, "compared"] = (name, column) not in rescheduled
     cells["compared"] &= cells["averaged_over"] > 0
-    ours = cells[["mean", "standard_error", "averaged_over"]]
+    ours = cells.loc[:, ["mean", "standard_error", "averaged_over"]]
     theirs = cells[["paper_mean", "paper_standard_error"]].assign(count=PAPER["seeds"])
     names = ["mean", "error", "count"]
     marked = cells["compared"] & apart(ours.set_axis(names, axis=1), theirs.set_axis(names, axis=1))
@@ -188,7 +188,7 @@ def differences(group: Group) -> Table | None:
     pairs["value"] -= pairs["value_of_baseline"]
     columns = [Column(memory_text(memory), signed=True) for memory in sorted(theirs["memory"].unique())]
     cells = aggregate(pairs, ["method", "expands"], columns)
-    cells["best"] = is_ahead(cells[seeds_of(cells)])
+    cells["best"] = is_ahead(cells.loc[:, seeds_of(cells)])
     shown = group.shown(baseline)
     below = texts("differences", cells, shown, group.options.spread_name)
     title = f"Difference from {shown}: average accuracy (percentage points)"
