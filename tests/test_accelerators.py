@@ -31,11 +31,12 @@ from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.loader import ArraySource, DeviceSource, FolderSource
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.launch.kinds import KINDS
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.plugins.pycil import Settings, consolidated
+from pycil_wsc.runs import rehearsal
 from pycil_wsc.runs.run import Run
 from pycil_wsc.seeding import seeded
 from pycil_wsc.studies.flatness import Flatness
@@ -56,6 +57,18 @@ def composed_attention():
     """
     with sdpa_kernel(SDPBackend.MATH):
         yield
+
+
+@pytest.fixture(autouse=True)
+def unrehearsed(request, monkeypatch):
+    """Runs begin without the rehearsal, which takes as long as they, but in tests with ``rehearsed``."""
+    if "rehearsed" not in request.fixturenames:
+        monkeypatch.setattr("pycil_wsc.runs.run.rehearse", lambda learner: None)
+
+
+@pytest.fixture
+def rehearsed():
+    """In tests with this, runs begin with their rehearsal."""
 
 
 @pytest.fixture
@@ -141,9 +154,14 @@ def test_every_learner_is_that_of_the_cpu_with_every_optimiser_and_schedule(name
     data = small_data(tmp_path / "data.npz", per_class=6)
     on_cpu, on_device = (Course(name, data, device) for device in ("cpu", "sim"))
     expected = on_cpu.take()
+    simulated_device.take_launched()
     assert on_device.take() == expected
     assert_same_state(on_device.learner, on_cpu.learner)
     assert_nothing_on_the_host(on_device.learner)
+    launched = {operator for operator in simulated_device.take_launched() if not operator.startswith(OPTIMISERS)}
+    with without(float64=False):  # as on MPS
+        rehearsal.rehearse(on_device.learner)
+    assert launched <= simulated_device.take_launched(), "the rehearsal tries each operator"
     assert on_device.counted == on_device.phases
     steps = on_device.steps
     if steps:
@@ -152,6 +170,7 @@ def test_every_learner_is_that_of_the_cpu_with_every_optimiser_and_schedule(name
     assert steps.keys() <= {(0, 0)} | OTHER_STEPS.get(name, set())
 
 
+OPTIMISERS = ("aten::_fused_sgd_", "aten::_fused_adam")  # of all optimisers; the rehearsal tries its own
 OTHER_STEPS = {
     "gem": {(2, 1)},  # the products of the gradients go to the host, and the weights of the projection to the device
     "wsc": {(6, 0)},  # a reset: four waits to check and rank the parameters, two for the time that this takes
@@ -191,7 +210,7 @@ def test_options_of_the_consolidation_are_those_of_the_cpu(keys, settings):
     same_on_both(settings, max_tasks=2, **keys)
 
 
-def test_analyses_are_those_of_the_cpu(settings, monkeypatch):
+def test_analyses_are_those_of_the_cpu(settings, monkeypatch, rehearsed):
     monkeypatch.setattr(Flatness, "directions", 1)
     monkeypatch.setattr(Flatness, "distances", (-0.5, 0.0))
     run = same_on_both(settings, max_tasks=2, analyse=sorted(registry.analyses))
@@ -445,23 +464,32 @@ def test_a_language_model_learns_as_on_the_cpu(tmp_path):
 # ---- what a device cannot do -----------------------------------------------------------------------------------------
 
 
-def test_a_precision_that_a_device_lacks_is_one_line_before_training(settings):
-    with without(bf16=False), pytest.raises(UserError) as error:
-        run_on("sim", settings, precision="bf16").execute()
-    assert str(error.value) == "precision: torch has no bf16 on 'sim:0'; use fp32 or auto"
+@pytest.mark.parametrize(
+    "lacks, keys, message",
+    [
+        ({"bf16": False}, {"precision": "bf16"}, "precision: torch has no bf16 on 'sim:0'; use fp32 or auto"),
+        ({"operators": ["aten::native_batch_norm"]}, {}, "device: 'sim:0' cannot train 'wsc' on 'tiny' in fp32 (the"),
+        (
+            {"operators": ["aten::_fused_sgd_"]},
+            {},
+            "has no 'aten::_fused_sgd_', in loop.py line ",
+        ),
+        ({"operators": ["aten::nan_to_num"]}, {"model_name": "derpp"}, "in derpp.py line "),  # of its second task
+    ],
+)
+def test_what_a_device_lacks_is_one_line_before_training(lacks, keys, message, settings, rehearsed):
+    operators = lacks.pop("operators", ())
+    with without(*operators, **lacks), pytest.raises(UserError) as error:
+        run_on("sim", settings, **keys).execute()
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_an_operator_that_a_device_lacks_is_one_line_and_the_cpu_resumes_the_run(settings):
-    """One of the second task alone."""
-    with without("aten::nan_to_num"), pytest.raises(UnusableRun) as error:
-        run_on("sim", settings, model_name="derpp").execute()
-    told = str(error.value)
-    assert told.startswith("device: 'sim:0' cannot train 'derpp' in fp32 (") and "nan_to_num" in told
-    assert told.endswith("; another release of torch or --device cpu resumes the run")
-    config = resolve(settings | SHORT | {"out": f"{settings['out']}-sim", "model_name": "derpp"})
-    resumed = Run(config, for_training(Datasets().of(config), config), lambda progress: None)
-    resumed.execute()
-    assert " task 1/3 " in (log := (resumed.folder / "log.txt").read_text()) and log.count("task 1/3 2 classes") == 1
+def test_a_method_that_cannot_learn_the_small_tasks_is_trained_all_the_same(settings, monkeypatch, rehearsed):
+    def demand(learner, task):
+        assert len(task.train_indices) > 20
+
+    monkeypatch.setattr(Replay, "begin_task", demand)
+    run_on("sim", settings, model_name="replay", max_tasks=1).execute()
 
 
 def test_bf16_is_not_chosen_where_there_is_none(settings):
@@ -470,13 +498,12 @@ def test_bf16_is_not_chosen_where_there_is_none(settings):
     assert run_on("sim", settings, precision="auto").learner.precision == "bf16"
 
 
-def test_analyses_without_float64_say_so(settings, monkeypatch):
+def test_analyses_without_float64_say_so_and_are_near_those_with_it(settings, monkeypatch, caplog, rehearsed):
     monkeypatch.setattr(Flatness, "directions", 1)
     keys = {"max_tasks": 2, "analyse": sorted(registry.analyses)}
     with without(float64=False):
-        run = run_on("sim", settings, **keys)
-        run.execute()
-    assert "analyse: 'sim:0' has no float64; sums are in float32" in (run.folder / "log.txt").read_text()
+        run_on("sim", settings, **keys).execute()
+    assert "analyse: 'sim:0' has no float64; sums are in float32" in caplog.text
 
 
 # ---- deliberate mistakes ---------------------------------------------------------------------------------------------
@@ -525,8 +552,8 @@ def test_a_mistake_in_a_loss_raises(mistake, message, settings, monkeypatch):
         mistaken(mistake, settings, monkeypatch).execute()
 
 
-def test_a_loss_in_float64_raises_where_there_is_none(settings, monkeypatch):
-    with without(float64=False), pytest.raises(TypeError, match="no float64"):
+def test_a_loss_in_float64_is_found_before_training_where_there_is_none(settings, monkeypatch, rehearsed):
+    with without(float64=False), pytest.raises(UserError, match=r"no float64, in test_accelerators.py line \d+\)"):
         mistaken(with_float64, settings, monkeypatch).execute()
 
 

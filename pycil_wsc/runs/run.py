@@ -18,11 +18,11 @@ from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device, widest_float
+from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.environment import deterministic, threads
 from pycil_wsc.engine.phase import Monitor, Phase, Resume
 from pycil_wsc.engine.processes import Processes, backend_of
-from pycil_wsc.errors import TrainingDiverged, UnusableRun, first_line
+from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.planning import check_plan, plan_of
@@ -31,6 +31,7 @@ from pycil_wsc.runs import first_task
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint, save_weights
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.progress import Progress, print_task
+from pycil_wsc.runs.rehearsal import rehearse
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Evaluator
 from pycil_wsc.state import State, save_state
@@ -131,13 +132,12 @@ class Run(Monitor):
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
+        rehearse(self.learner)
         reset_peak_memory(self.device)
         where = device_name(self.device)
         if self.processes.count > 1:
             where += f", {self.processes.count} processes over {backend_of(self.device.type)}"
         self.journal.log.info("%s on %s, %s", self.folder, where, self.learner.precision)
-        if self.config.analyse and widest_float(self.device) != torch.float64:
-            self.journal.log.warning("analyse: '%s' has no float64; sums are in float32", self.device)
 
     def _learn(self, task, resume):
         """Learn a task, on as many images as planned."""
@@ -151,13 +151,6 @@ class Run(Monitor):
                 self.learner.learn(task, self, resume)
         except NonFiniteGradients as error:
             raise TrainingDiverged(f"{self.journal.bar.task}: {error}") from None
-        except NotImplementedError as error:  # another attempt does not give the device what it lacks
-            if self.device.type == "cpu":
-                raise
-            raise UnusableRun(
-                f"device: '{self.device}' cannot train '{self.config.method}' in {self.learner.precision} "
-                f"({first_line(error)}); another release of torch or --device cpu resumes the run"
-            ) from error
         check_plan(self.plan, self.learner, task)
 
     def _learn_shared(self, task, resume):

@@ -102,6 +102,11 @@ def total() -> Counts:
     return Counts(*_extension().counts())
 
 
+def take_launched() -> set[str]:
+    """The names of the operators launched since the last call, such as ``aten::topk``."""
+    return _extension().take_launched()
+
+
 # ---- torch.sim: what torch, and those who use it, ask a device's module --------------------------------------------
 
 

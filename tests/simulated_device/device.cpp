@@ -40,11 +40,15 @@ Counts counts;
 std::array<std::atomic<int64_t>, DEVICES> in_use{}, peak{};  // bytes
 thread_local c10::DeviceIndex current = 0;
 bool has_float64 = true;
-std::set<std::string> missing;  // names of operators that the device lacks
+std::set<std::string> missing;   // names of operators that the device lacks
+std::set<std::string> launched;  // names of operators since they were last asked for
+std::mutex launching;
 
 void launch(const std::string& name) {
   TORCH_CHECK_NOT_IMPLEMENTED(missing.count(name) == 0, "the simulated device has no '", name, "'");
   counts.operators++;
+  std::lock_guard<std::mutex> lock(launching);
+  launched.insert(name);
 }
 
 // ---- memory -------------------------------------------------------------------------------------------------------
@@ -538,6 +542,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("wait", [] { counts.waits++; });
   m.def("counts", [] {
     return std::make_tuple(counts.waits.load(), counts.uploads.load(), counts.operators.load());
+  });
+  m.def("take_launched", [] {
+    std::lock_guard<std::mutex> lock(launching);
+    return std::exchange(launched, {});
   });
   m.def("memory_allocated", [](int index) { return in_use[index].load(); });
   m.def("max_memory_allocated", [](int index) { return peak[index].load(); });

@@ -1,0 +1,129 @@
+"""Small tasks before the first: what an accelerator cannot do is found before training, not within it."""
+
+import logging
+import tempfile
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.loader import ArraySource
+from pycil_wsc.data.tasks import TaskSequence
+from pycil_wsc.data.types import Split
+from pycil_wsc.devices import widest_float
+from pycil_wsc.errors import UserError, first_line
+from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.learners.predicting import predictions, predictions_of
+from pycil_wsc.studies.records import Records
+
+TASKS = 3
+CLASSES = 2  # of a task
+IMAGES = 10  # of a class: a tenth of them, which a method may hold out, is one
+BATCH = 8
+
+
+def rehearse(learner: BaseLearner) -> None:
+    """Let another learner of the same settings learn small tasks on the device, as the run will: each loss, hook
+    and analysis of the method, its optimiser, the choice of exemplars and the test.
+
+    Raises :class:`UserError` if the device lacks an operator or a dtype. The CPU lacks none. Leaves no trace, since all
+    random numbers have an address of their own.
+    """
+    device = learner.device
+    precision = learner.precision
+    config = cast(Config, learner.config)  # that of a run
+    if device.type == "cpu":
+        return
+    try:
+        with learner.seeded("rehearsal", device=device):
+            _augment(learner)
+            _learn(learner, device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if not _the_cpu_can(learner):
+            return
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"device: '{device}' cannot train '{config.method}' on '{config.convnet_type}' in {precision} "
+            f"({first_line(error)}, in {_place(error)}); try another precision, or --device cpu"
+        ) from error
+    if config.analyse and widest_float(device) != torch.float64:
+        logging.getLogger("pycil_wsc").warning("analyse: '%s' has no float64; sums are in float32", device)
+
+
+def _the_cpu_can(learner):
+    """Whether the CPU can do it. An error that it raises too is none of the device: the run itself will show it."""
+    try:
+        with learner.seeded("rehearsal"):
+            _learn(learner, torch.device("cpu"))
+    except Exception:
+        return False
+    return True
+
+
+def _place(error):
+    """The line that raised it, outside of torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    return f"{Path(own[-1].filename).name} line {own[-1].lineno}"
+
+
+def _augment(learner):
+    """Load two images of the run, from wherever they are, and augment them."""
+    two = learner.manager.tasks[0].train_indices[:2]
+    for _ in learner.train_source.batches(two, learner.manager.train_targets, 2, train=True):
+        pass
+
+
+def _learn(learner, device):
+    manager, info = _small_tasks(learner.manager), learner.train_source.info
+    side = info.stored_size or info.image_size
+    pixels = np.random.default_rng(0).integers(0, 256, (len(manager.train_targets), side, side, 3), np.uint8)
+    source = ArraySource(
+        info, Split(pixels, manager.train_targets), device
+    )  # the same images are trained on and tested
+    other = type(learner)(_short(learner.config), manager, source, device)
+    with tempfile.TemporaryDirectory() as folder:
+        records = Records(learner.config.analyse, other, Path(folder))
+        for task in manager.tasks:
+            other.learn(task, records)
+            found = predictions(other, source, task)
+            other.processes.all(found.finite)  # waits, so that what the device reports late is raised here
+            for network in other.also_tested().values():
+                predictions_of(network, other, source, task)
+
+
+def _small_tasks(manager):
+    """Up to three, since a method may do something new in its third. Each brings new classes if the run's does."""
+    seen = [0]
+    for task in manager.tasks[:TASKS]:
+        seen.append(seen[-1] + (CLASSES if task.num_new else 0))
+    number = len(seen) - 1
+    tasks = np.repeat(np.arange(number), CLASSES * IMAGES)
+    newest = [max(0, known - CLASSES) + np.arange(CLASSES) for known in seen[1:]]  # the classes of each task
+    targets = np.repeat(np.concatenate(newest), IMAGES)
+    return TaskSequence(list(range(seen[-1])), seen, targets, targets, tasks, tasks)
+
+
+def _short(config):
+    """The configuration for a single epoch of small batches in each phase, with a reset if it is consolidated."""
+    epochs = dict.fromkeys(("init_epoch", "epochs", *configured_learner(config).epoch_keys), 1)
+    options = {name: 1 for name in epochs if name in vars(config.options)}
+    wsc = {"trigger": "warmup", "warmup": 0.25, "average_every": 0.01}
+    return replace(
+        config,
+        **{name: 1 for name in epochs if name not in options},
+        options=replace(config.options, **options),
+        wsc=replace(config.wsc, **wsc),
+        batch_size=min(config.batch_size, BATCH),
+        warmup_epochs=0,
+        pretrained=False,
+        compile=False,
+    )
