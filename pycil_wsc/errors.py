@@ -32,6 +32,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def described(error: BaseException) -> str:
+    """The type of an error and its message, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def one_line(text: str) -> str:
     """``text`` with unprintable characters (line breaks, control characters, lone surrogates) as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -16,7 +16,7 @@ from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.engine.processes import from_first, in_all
-from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
+from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan, described
 from pycil_wsc.files import Json, locked, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import RECORD, recorded
@@ -100,9 +100,8 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
     except UserError as error:
         return Outcome(error=str(error))
     except Exception as error:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
         trace = "".join(traceback.format_exception(error))
-        return Outcome(failure=f"{message} (traceback in log.txt)", again=True, trace=trace)
+        return Outcome(failure=f"{described(error)} (traceback in log.txt)", again=True, trace=trace)
 
 
 def execute(config: RunConfig, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Json]:

@@ -8,7 +8,7 @@ A number goes from a result to the page in this order:
    the keys that distinguish them (:mod:`~pycil_wsc.report.names`).
 3. :mod:`~pycil_wsc.report.views` has a function for each table, which chooses rows and columns; ``studies.json`` says
    which runs belong to the paper's tables. :func:`~pycil_wsc.report.tables.aggregate` averages over the seeds,
-   :mod:`~pycil_wsc.report.stats` decides what is ahead, and ``notes.j2`` says so below.
+   :mod:`~pycil_wsc.report.stats` decides what is ahead, and ``texts.j2`` says so below.
 4. :mod:`~pycil_wsc.report.figures` and ``maps`` draw the same rows, and the curves that runs ``recorded``.
 5. :mod:`~pycil_wsc.report.page` and the templates beside it write the page, Markdown and LaTeX.
 

@@ -147,8 +147,9 @@ def has_result(folder: Path) -> bool:
 
 def extends(config: RunConfig) -> bool:
     """Whether the result in the folder of a run is that of the same run with fewer tasks."""
+    path = run_folder(config) / RESULT
     try:
-        recorded = _recorded_identity(config)
+        recorded = resolve_recorded(read_result(path)["config"], path).identity()
     except UserError:  # there is none, or it is reported when it is needed
         return False
     return recorded != config.identity() and config.continues(recorded)
@@ -161,18 +162,17 @@ def is_finished(config: RunConfig) -> bool:
 
 def finished_result(config: RunConfig) -> dict[str, Json] | None:
     """The result of a finished run, or None. Raises :class:`UnusableRun` if it has other settings, or is incomplete."""
-    if not is_finished(config):
+    folder = run_folder(config)
+    if not has_result(folder):
         return None
-    path = run_folder(config) / RESULT
-    if _recorded_identity(config) != config.identity():
-        raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
-    return read_result(path)
-
-
-def _recorded_identity(config: RunConfig) -> dict[str, Json]:
-    """What decided the result in the folder of a run."""
-    path = run_folder(config) / RESULT
-    return resolve_recorded(read_result(path)["config"], path).identity()
+    path = folder / RESULT
+    result = read_result(path)
+    recorded = resolve_recorded(result["config"], path).identity()
+    if recorded == config.identity():
+        return result
+    if config.continues(recorded):  # of the same run with fewer tasks
+        return None
+    raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
 
 
 def set_result_aside(folder: Path) -> None:
