@@ -111,11 +111,13 @@ def test_the_status_reads_no_data(settings, tmp_path, capsys):
     assert capsys.readouterr().out == "done 0/1, running 0, waiting 1, failed 0\n"
 
 
-def test_where_we_may_not_lock_a_run_that_has_begun_runs(tmp_path, monkeypatch):
+def test_where_we_may_not_lock_a_run_that_recorded_its_progress_lately_runs(tmp_path, monkeypatch):
     def refused(self, timeout):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(status.FileLock, "acquire", refused)
-    record = {"position": "task 1/2", "seconds_left": 60, "time": time.time()}
-    (tmp_path / "progress.json").write_text(json.dumps(record))
-    assert status.state_of(tmp_path).name == "running"
+    now = time.time()
+    for age, name in ((10, "running"), (600, "waiting")):
+        record = {"position": "task 1/2", "seconds_left": 60, "time": now - age}
+        (tmp_path / "progress.json").write_text(json.dumps(record))
+        assert status.state_of(tmp_path).name == name

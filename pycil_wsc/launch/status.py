@@ -21,6 +21,7 @@ from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
 INTERVAL = 5.0  # seconds between two records
+LATELY = 12 * INTERVAL  # a run that recorded its progress since then is at work
 
 
 def recorded(on_progress: Callable[[Progress], None], folder: Path, planned: int) -> Callable[[Progress], None]:
@@ -63,10 +64,8 @@ def state_of(folder: Path, extended: bool = False) -> State:
         return State("done")
     record = _read(folder / RECORD)
     position = record.get("position")
-    if position and _locked(folder):
-        left = record["seconds_left"]
-        time_left = "?" if left is None else duration(max(0.0, left - (time.time() - record["time"])))
-        return State("running", f"{position}, {time_left} left")
+    if position and _at_work(folder, record):
+        return State("running", f"{position}, {_left(record)} left")
     if (folder / "failed.json").exists():
         return State("failed", str(_read(folder / "failed.json").get("reason", "see log.txt")))
     return State("waiting", f"stopped in {position}" if position else "has tasks to go" if extended else "")
@@ -74,18 +73,29 @@ def state_of(folder: Path, extended: bool = False) -> State:
 
 def _read(path: Path) -> dict[str, Json]:
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
-def _locked(folder: Path) -> bool:
-    """Whether a process works on the run: it holds the folder's lock. So it seems, too, where we may not lock."""
+def _left(record: dict[str, Json]) -> str:
+    left, then = record.get("seconds_left"), record.get("time")
+    if not isinstance(left, (int, float)) or not isinstance(then, (int, float)):
+        return "?"
+    return duration(max(0.0, left - (time.time() - then)))
+
+
+def _at_work(folder: Path, record: dict[str, Json]) -> bool:
+    """Whether a process holds the folder's lock. Without permission to lock: whether it recorded progress recently."""
     try:
         with FileLock(folder / ".lock").acquire(timeout=0):
             return False
-    except (Timeout, OSError):
+    except Timeout:
         return True
+    except OSError:
+        then = record.get("time")
+        return isinstance(then, (int, float)) and time.time() - then < LATELY
 
 
 def status(configs: Iterable[RunConfig]) -> int:

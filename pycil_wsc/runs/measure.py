@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import numbered, resolved_device, synchronize
 from pycil_wsc.engine.environment import deterministic, threads
 from pycil_wsc.engine.phase import Monitor, Phase
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, described
 from pycil_wsc.learners import budget
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
@@ -33,10 +34,10 @@ WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA
 def measurer() -> Callable[[Config, Dataset], float]:
     """A function that estimates the training time of a whole run, in seconds, from its configuration and data.
 
-    Runs that train on as many images, in steps that take equally long, share a measurement. Testing, the choice of
-    exemplars, resets and saving are not included.
+    Runs whose steps take equally long share a measurement; with a budget in operations, those that also have the same
+    number of images. Testing, the choice of exemplars, resets and saving are not included.
     """
-    measured: dict[str, float] = {}
+    measured: dict[str, Stopwatch] = {}
 
     def seconds(config: Config, dataset: Dataset) -> float:
         plan = plan_of(config, tasks_of(dataset, config))
@@ -48,11 +49,12 @@ def measurer() -> Callable[[Config, Dataset], float]:
             for name, value in config.to_dict().items()
             if keys[name].affects == "time" and keys[name].decides not in ("name", "files")
         }
-        shared_by = json.dumps([decisive, plan], sort_keys=True)
+        shared_by = json.dumps([decisive, plan if config.operations_like else []], sort_keys=True)
         if shared_by not in measured:
-            watch = _measured(config, for_training(dataset, config))
-            measured[shared_by] = sum(map(watch.seconds, range(len(plan))))
-        return measured[shared_by]
+            measured[shared_by] = _measured(config, for_training(dataset, config))
+        if config.operations_like:
+            return sum(map(measured[shared_by].seconds, range(len(plan))))
+        return sum(images * each for images, each in zip(plan, measured[shared_by].seconds_per_image(), strict=True))
 
     return seconds
 
@@ -65,8 +67,7 @@ def _measured(config: Config, dataset: Dataset) -> Stopwatch:
     except UserError:
         raise
     except Exception as error:  # such as a GPU without enough memory
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"--measure: {config.method} cannot be trained here ({message})") from error
+        raise UserError(f"--measure: {config.method} cannot be trained here ({described(error)})") from error
     print(f"measured {config.method}: {watch}", flush=True)
     return watch
 
@@ -136,6 +137,7 @@ class Stopwatch(Monitor):
         self.learner = learner
         self.warm_up = warm_up
         self.speeds: dict[tuple[int, int], float] = {}  # (task, number of its phase) -> seconds per image
+        self.names: dict[tuple[int, int], str] = {}  # of these phases
         self.untimed = 0  # steps of the phase that are still to be left out
         self.images = 0.0  # of the timed steps
         self.started = 0.0
@@ -157,10 +159,15 @@ class Stopwatch(Monitor):
         if self.images:
             images = self.images * phase.counted_images / len(phase.indices)
             self.speeds[task.index, number] = (self._now() - self.started) / images
+            self.names[task.index, number] = phase.name
 
     def seconds(self, task: int) -> float:
         """The seconds of all phases of a task; interpolated linearly between measured tasks."""
         return sum(images * self._speed(task, number) for number, images in enumerate(self.learner.planned[task]))
+
+    def seconds_per_image(self) -> list[float]:
+        """The seconds of each task over its images."""
+        return [self.seconds(task) / max(1, sum(images)) for task, images in self.learner.planned.items()]
 
     def _speed(self, task: int, number: int) -> float:
         measured = {t: speed for (t, phase), speed in self.speeds.items() if phase == number and bool(t) == bool(task)}
@@ -174,7 +181,9 @@ class Stopwatch(Monitor):
         return time.perf_counter()
 
     def __str__(self) -> str:
-        """The images per second of each measured task, in all of its phases."""
-        tasks = sorted({task for task, _ in self.speeds})
-        speeds = {task: sum(self.learner.planned[task]) / self.seconds(task) for task in tasks}
-        return "; ".join(f"task {task + 1} {speed:,.0f}" for task, speed in speeds.items()) + " images/s"
+        """The images per second of each measured task, phase by phase."""
+        parts: dict[int, list[str]] = defaultdict(list)
+        for (task, number), speed in self.speeds.items():
+            parts[task].append(f"{self.names[task, number]} {1 / speed:,.0f}")
+        tasks = (f"task {task + 1} {', '.join(phases)}" for task, phases in parts.items())
+        return f"{'; '.join(tasks)} images/s"
