@@ -193,7 +193,7 @@ def peaks(record, names, column):
         ("throughput-methods-cpu", "method", speeds),
         ("throughput-imagenet-cpu", "method", speeds),
         ("throughput-imagenet-cached-cpu", "method", speeds),
-        ("throughput-night-cpu", "method", speeds),
+        ("throughput-night-chunks-cpu", "method", speeds),
         ("engine-ablation-cpu", "removed", parts),
         ("engine-ablation-imagenet-cpu", "removed", parts),
         ("run-cost-cpu", "method", costs),
