@@ -34,9 +34,9 @@ from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.launch.kinds import KINDS
+from pycil_wsc.learners.rehearsal import rehearse
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.plugins.pycil import Settings, consolidated
-from pycil_wsc.runs import rehearsal
 from pycil_wsc.runs.run import Run
 from pycil_wsc.seeding import seeded
 from pycil_wsc.studies.flatness import Flatness
@@ -63,7 +63,7 @@ def composed_attention():
 def unrehearsed(request, monkeypatch):
     """Runs begin without the rehearsal, which takes as long as they, but in tests with ``rehearsed``."""
     if "rehearsed" not in request.fixturenames:
-        monkeypatch.setattr("pycil_wsc.runs.run.rehearse", lambda learner: None)
+        monkeypatch.setattr("pycil_wsc.runs.run.rehearse", lambda *arguments: None)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_every_learner_is_that_of_the_cpu_with_every_optimiser_and_schedule(name
     assert_nothing_on_the_host(on_device.learner)
     launched = {operator for operator in simulated_device.take_launched() if not operator.startswith(OPTIMISERS)}
     with without(float64=False):  # as on MPS
-        rehearsal.rehearse(on_device.learner)
+        rehearse(on_device.learner)
     assert launched <= simulated_device.take_launched(), "the rehearsal tries each operator"
     assert on_device.counted == on_device.phases
     steps = on_device.steps

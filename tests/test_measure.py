@@ -15,13 +15,13 @@ from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.launch.kinds import KINDS
-from pycil_wsc.learners import budget
+from pycil_wsc.learners import budget, speed
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
 from pycil_wsc.learners.planning import plan_of
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.runs import measure
+from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.run import Run
 
 
@@ -29,7 +29,7 @@ from pycil_wsc.runs.run import Run
 def clock(monkeypatch):
     """A clock for measurements that advances only when a test adds to ``now``."""
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(speed, "time", clock)
     return clock
 
 
@@ -46,7 +46,7 @@ def slow(monkeypatch, clock, cls, loss, seconds_per_image):
 
 def seconds_of(tmp_path, settings):
     (config,) = load(write(tmp_path, settings))
-    return measure.measurer()(config, Datasets().of(config))
+    return measurer()(config, Datasets().of(config))
 
 
 def test_the_estimate_is_each_phases_images_times_its_measured_seconds(settings, tmp_path, clock, monkeypatch):
@@ -125,13 +125,13 @@ def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, s
     monkeypatch.setattr(BaseLearner, "after_step", lambda learner: steps.append(learner.config.seed))
     (config,) = load(write(tmp_path, settings | {"init_cls": 1, "increment": 1, "batch_size": 2, "nme": False} | keys))
     dataset = Datasets().of(config)
-    watch = measure.measure(config, dataset)
+    watch = speed.measure(config, dataset)
     plan = plan_of(config, tasks_of(dataset, config))
     assert [sum(images) for images in watch.learner.planned.values()] == plan
     assert [seconds > 0 for seconds in watch.seconds_per_image()] == [images > 0 for images in plan]
     measured = {task for task, _ in watch.speeds}
     assert measured == {task for task in (0, 1, 5) if plan[task]}
-    assert len(steps) <= len(watch.speeds) * 2 * (measure.WARM_UP + measure.TIMED)
+    assert len(steps) <= len(watch.speeds) * 2 * (speed.WARM_UP + speed.TIMED)
 
 
 def test_a_run_that_will_fail_is_said_to_and_the_others_are_measured(settings, tmp_path, capsys):
@@ -163,6 +163,6 @@ def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, m
     def fail(*arguments):
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr(measure, "measure", fail)
+    monkeypatch.setattr(speed, "measure", fail)
     assert main(["--config", path, "--dry-run", "--measure"]) == 2
     assert capsys.readouterr().err == "error: --measure: wsc cannot be trained here (RuntimeError: out of memory)\n"

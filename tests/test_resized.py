@@ -21,7 +21,7 @@ from pycil_wsc.data.resized import resized
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.runs import measure
+from pycil_wsc.learners import speed
 
 SIZES = {"wide.jpg": (200, 100), "high.jpg": (90, 300), "small.jpg": (64, 80), "exact.png": (73, 73)}
 
@@ -205,8 +205,8 @@ def test_the_configuration_asks_for_copies_and_a_plan_makes_none(folder, tmp_pat
 
 
 def test_speed_is_measured_on_the_copies_that_the_run_reads(folder, tmp_path, monkeypatch):
-    seen, opened = [], measure.open_source
-    monkeypatch.setattr(measure, "open_source", lambda *a: (seen.append(a[1]), opened(*a))[1])
+    seen, opened = [], speed.open_source
+    monkeypatch.setattr(speed, "open_source", lambda *a: (seen.append(a[1]), opened(*a))[1])
     keys = {"dataset": f"folder:{folder}", "image_size": 64, "data_root": str(tmp_path), "cache_images": True}
     keys |= {"convnet_type": "tiny", "num_workers": 1, "init_cls": 1, "increment": 1, "epochs": 1, "init_epoch": 1}
     keys |= {"model_name": "replay", "memory_per_class": 2, "device": "cpu", "out": str(tmp_path / "runs")}

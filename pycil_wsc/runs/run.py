@@ -26,12 +26,12 @@ from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.planning import check_plan, plan_of
+from pycil_wsc.learners.rehearsal import rehearse
 from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint, save_weights
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.progress import Progress, print_task
-from pycil_wsc.runs.rehearsal import rehearse
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Evaluator
 from pycil_wsc.state import State, save_state
@@ -132,7 +132,7 @@ class Run(Monitor):
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
-        rehearse(self.learner)
+        rehearse(self.learner, self.config.analyse)
         reset_peak_memory(self.device)
         where = device_name(self.device)
         if self.processes.count > 1:

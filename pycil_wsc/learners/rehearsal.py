@@ -3,14 +3,13 @@
 import logging
 import tempfile
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 
-from pycil_wsc.config.options import Config
 from pycil_wsc.data.loader import ArraySource
 from pycil_wsc.data.tasks import TaskSequence
 from pycil_wsc.data.types import Split
@@ -27,7 +26,7 @@ IMAGES = 10  # of a class: a tenth of them, which a method may hold out, is one
 BATCH = 8
 
 
-def rehearse(learner: BaseLearner) -> None:
+def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
     """Let another learner of the same settings learn small tasks on the device, as the run will: each loss, hook
     and analysis of the method, its optimiser, the choice of exemplars and the test.
 
@@ -36,17 +35,17 @@ def rehearse(learner: BaseLearner) -> None:
     """
     device = learner.device
     precision = learner.precision
-    config = cast(Config, learner.config)  # that of a run
+    config = learner.config
     if device.type == "cpu":
         return
     try:
         with learner.seeded("rehearsal", device=device):
             _augment(learner)
-            _learn(learner, device)
+            _learn(learner, device, analyses)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if not _the_cpu_can(learner):
+        if not _the_cpu_can(learner, analyses):
             return
         if isinstance(error, UserError):
             raise
@@ -54,15 +53,15 @@ def rehearse(learner: BaseLearner) -> None:
             f"device: '{device}' cannot train '{config.method}' on '{config.convnet_type}' in {precision} "
             f"({first_line(error)}, in {_place(error)}); try another precision, or --device cpu"
         ) from error
-    if config.analyse and widest_float(device) != torch.float64:
+    if analyses and widest_float(device) != torch.float64:
         logging.getLogger("pycil_wsc").warning("analyse: '%s' has no float64; sums are in float32", device)
 
 
-def _the_cpu_can(learner):
+def _the_cpu_can(learner, analyses):
     """Whether the CPU can do it. An error that it raises too is none of the device: the run itself will show it."""
     try:
         with learner.seeded("rehearsal"):
-            _learn(learner, torch.device("cpu"))
+            _learn(learner, torch.device("cpu"), analyses)
     except Exception:
         return False
     return True
@@ -82,16 +81,15 @@ def _augment(learner):
         pass
 
 
-def _learn(learner, device):
+def _learn(learner, device, analyses):
     manager, info = _small_tasks(learner.manager), learner.train_source.info
     side = info.stored_size or info.image_size
     pixels = np.random.default_rng(0).integers(0, 256, (len(manager.train_targets), side, side, 3), np.uint8)
-    source = ArraySource(
-        info, Split(pixels, manager.train_targets), device
-    )  # the same images are trained on and tested
+    # the same images are trained on and tested
+    source = ArraySource(info, Split(pixels, manager.train_targets), device)
     other = type(learner)(_short(learner.config), manager, source, device)
     with tempfile.TemporaryDirectory() as folder:
-        records = Records(learner.config.analyse, other, Path(folder))
+        records = Records(analyses, other, Path(folder))
         for task in manager.tasks:
             other.learn(task, records)
             found = predictions(other, source, task)
