@@ -6,14 +6,14 @@ Importing the package does not import its modules, so that ``pycil_wsc.consolida
 
 from typing import TYPE_CHECKING
 
+from pycil_wsc.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from pycil_wsc.classifier.bundle import load_exported as load_exported
     from pycil_wsc.classifier.gate import Accept as Accept
     from pycil_wsc.classifier.inference import load as load
     from pycil_wsc.classifier.learner import Learner as Learner
     from pycil_wsc.errors import UserError as UserError
-
-__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
 """The device that computes: how it is chosen, named and waited for, and its memory.
 
-Only this file names kinds of devices. All other code uses the device of the tensors at hand, so that CUDA, ROCm, MPS,
-XPU and devices that register themselves with torch are one path.
+No code names a kind of device: this file asks torch, and all other code uses the device of the tensors at hand, so that
+CUDA, ROCm, MPS, XPU and devices that register themselves with torch are one path.
 """
 
 import contextlib

@@ -1,9 +1,10 @@
 """Properties of the whole repository: the direction of imports, and the README's code."""
 
+import ast
 import subprocess
 import sys
 
-from structure import ROOT, annotated, functions, imports, modules, within
+from structure import ROOT, annotated, cycles, functions, imports, modules, within
 
 LEAVES = [
     f"pycil_wsc.{name}"
@@ -18,6 +19,7 @@ LEAVES = [
         "allocator",
         "devices",
         "output",
+        "version",
     )
 ]
 ROOMS = [
@@ -65,7 +67,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
         "pycil_wsc.llm.kind",
         *rooms_up_to("launch"),
     ],
-    "pycil_wsc.classifier": ["pycil_wsc.__version__", *LEAVES, "pycil_wsc.classifier", *rooms_up_to("runs")],
+    "pycil_wsc.classifier": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("runs")],
     "pycil_wsc.sklearn": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("data")],
     "pycil_wsc.results": [
         *LEAVES,
@@ -88,6 +90,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
         "pycil_wsc.classifier.inference",
         "pycil_wsc.classifier.learner",
         "pycil_wsc.errors",
+        "pycil_wsc.version",
     ],
     "main": ["pycil_wsc.launch.command"],
     "convs": ["convs", *LEAVES, "pycil_wsc.networks"],  # PyCIL's names over the package, which imports neither
@@ -102,6 +105,36 @@ def test_imports_point_one_way():
         ours = (module for module in imports(path) if within(module, ["convs", "utils", "pycil_wsc"]))
         wrong += [f"{name} -> {module}" for module in ours if not within(module, allowed)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other():
+    assert not cycles()
+
+
+KINDS_OF_DEVICES = ("cuda", "hip", "hpu", "mps", "mtia", "npu", "xpu")
+
+
+def named_devices(path):
+    """The lines of a file that name a kind of device: in ``torch.cuda``, ``tensor.cuda()``, "cuda" or "cuda:0"."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = ""
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+        elif isinstance(node, ast.alias):
+            name = node.name.rpartition(".")[2]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.partition(":")[0]
+        if name in KINDS_OF_DEVICES:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_no_code_names_a_kind_of_device():
+    """Not even ``pycil_wsc/devices.py``, which asks torch; tests do, and so are found."""
+    paths = [path for _, path in modules()]
+    for folder in ("benchmarks", "docs/scripts", "examples"):
+        paths += (ROOT / folder).glob("*.py")
+    assert [line for path in paths for line in named_devices(path)] == []
+    assert len(list(named_devices(ROOT / "tests/test_devices.py"))) > 10
 
 
 def test_public_functions_are_annotated():

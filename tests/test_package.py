@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -162,6 +163,17 @@ def test_the_workflow_runs_the_oldest_and_the_newest_python_of_the_metadata(whee
     assert metadata(wheel)["Requires-Python"] == f">={named[0]}"
     assert workflow["jobs"]["run"]["strategy"]["matrix"]["python"] == [named[0], named[-1]]
     assert {"run": "bash .ci/run"} in workflow["jobs"]["run"]["steps"]
+
+
+def test_type_checkers_read_the_wheels_annotations(wheel):
+    """PEP 561; what they then know of the public names is in ``tests/typed.py``."""
+    with zipfile.ZipFile(wheel) as archive:
+        assert "pycil_wsc/py.typed" in archive.namelist()
+    text = (ROOT / "pycil_wsc/__init__.py").read_text()
+    public = re.findall(r"import (\w+) as \1\n", text)
+    assert set(re.findall(r'if name == "(\w+)"', text)) == set(public) - {"__version__"}
+    typed = (ROOT / "tests/typed.py").read_text()
+    assert all(f"pycil_wsc.{name}" in typed for name in public)
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ import safetensors.torch
 from PIL import Image
 from torch import Tensor
 
-from pycil_wsc import __version__
 from pycil_wsc.classifier.answers import Answers, Tested
 from pycil_wsc.classifier.card import Told, accuracy_matrix, card
 from pycil_wsc.classifier.export import check_logits, portable
@@ -40,6 +39,7 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.state import State, packed, unpacked
+from pycil_wsc.version import __version__
 
 WEIGHTS, CONFIG, CARD, MLMODEL = "model.safetensors", "config.json", "README.md", "MLmodel"
 FORMAT = 1
