@@ -4,10 +4,13 @@
         --weights data/models/efficientnet_lite0.safetensors --out results/monthly-updates-cpu.json
 
 ``--data``: ``{train,val}/<class>/*.JPEG``; ``--weights``: EfficientNet-Lite0, under timm's names. Each of ten months
-brings ten new classes: the 100 classes of ``--data``, ordered by the seed. The classifier is tested after the first and
-the tenth month, on the validation images of all classes so far. Retraining starts anew from the pre-trained weights, so
-that only these two months are trained. Only learning is timed, in CPU seconds of one thread. The size is that of the
-saved learner, with the images that it keeps. ``resets`` counts the months in which WSC reset weights.
+brings ten new classes: the 100 classes of ``--data``, ordered by the seed. After each month the classifier is tested on
+the validation images of all classes so far. Retraining starts anew from the pre-trained weights each month. Only
+learning is timed, in CPU seconds of one thread. ``peak_bytes``: the process's largest resident memory while it learned
+the month; ``resident_bytes``: that before the first, of Python, its packages and the new learner. ``bytes``: the size
+of the saved learner, with the images that it keeps. ``resets``: the months in which WSC reset weights.
+
+What ``--out`` has already is not measured again, so that the measurement may be stopped after each line.
 """
 
 import argparse
@@ -25,6 +28,7 @@ import torch
 from record import origin, write
 
 from pycil_wsc import Learner
+from pycil_wsc.devices import peak_memory, reset_peak_memory
 
 KEYS = {"convnet_type": "timm:efficientnet_lite0", "image_size": 96, "batch_size": 16, "optimizer": "adamw"}
 KEYS |= {"lrate": 2e-3, "scheduler": "cosine", "schedule_unit": "iteration", "epochs": 3}
@@ -38,7 +42,6 @@ WAYS = {
     "retraining on everything": {"name": "joint", "memory_per_class": "all"},  # starts anew
 }
 MONTHS, NEW = 10, 10  # months, new classes in each
-TESTED = (1, 10)  # after so many months
 
 
 def main():
@@ -50,15 +53,28 @@ def main():
     parser.add_argument("--seeds", nargs="+", type=int, default=[1993, 1994, 1995])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    ways = {way: {} for way in args.ways}
+    settings = {"months": MONTHS, "new": NEW, "images": args.images}
+    record = {"ways": {}, "settings": settings, "keys": KEYS, "methods": WAYS} | origin(torch.device("cpu"))
+    if args.out and args.out.exists():
+        record = begun(args.out, record)
     for seed in args.seeds:
         months = drawn(args.data, seed)
         for way in args.ways:
-            ways[way][str(seed)] = measured(args, months, WAYS[way], seed)
-            print(seed, way, json.dumps(ways[way][str(seed)]), flush=True)
-        settings = {"months": MONTHS, "new": NEW, "tested": TESTED, "images": args.images}
-        record = {"ways": ways, "settings": settings, "keys": KEYS, "methods": WAYS}
-        write(record | origin(torch.device("cpu")), args.out)  # after each seed: the measurement takes long
+            found = record["ways"].setdefault(way, {})
+            if str(seed) in found:
+                continue
+            found[str(seed)] = measured(args, months, WAYS[way], seed)
+            print(seed, way, json.dumps(found[str(seed)]), flush=True)
+            write(record, args.out)
+
+
+def begun(path: Path, record: dict) -> dict:
+    """The record at ``path``, which must be the same measurement as the new ``record``."""
+    earlier = json.loads(path.read_text())
+    differ = [name for name in record if name != "ways" and record[name] != earlier[name]]
+    if differ:
+        sys.exit(f"{path}: was measured with other {' and '.join(differ)}; give another --out")
+    return earlier
 
 
 def drawn(data: Path, seed: int) -> list[list[str]]:
@@ -68,31 +84,32 @@ def drawn(data: Path, seed: int) -> list[list[str]]:
 
 
 def measured(args: argparse.Namespace, months: list[list[str]], keys: dict, seed: int) -> dict:
-    """Accuracy when tested, the cost of each month, and the size of the saved learner in bytes."""
+    """Accuracy and cost of each month, and the size of the saved learner in bytes."""
+    device = torch.device("cpu")
     learner = new_learner(args, keys, seed)
-    found: dict[str, list] = {"months": [], "accuracy": [], "seconds": [], "images": []}
+    reset_peak_memory(device)
+    resident = peak_memory(device)
+    found: dict[str, list] = {"accuracy": [], "seconds": [], "images": [], "peak_bytes": []}
     for month in range(1, MONTHS + 1):
         known = [name for classes in months[:month] for name in classes]
         new = known[-NEW:]
         if keys["name"] == "joint":
-            if month not in TESTED:
-                continue
             learner, new = new_learner(args, keys, seed), known
         before = learner.history[-1]["images_trained"] if learner.history else 0
         images = files(args.data / "train", new, args.images)
+        reset_peak_memory(device)
         start = time.process_time()
         line = learner.learn(images)
         found["seconds"].append(time.process_time() - start)
-        found["months"].append(month)
+        found["peak_bytes"].append(peak_memory(device))
         found["images"].append(line["images_trained"] - before)
-        if month in TESTED:
-            found["accuracy"].append(learner.evaluate(files(args.data / "val", known))["accuracy"])
+        found["accuracy"].append(learner.evaluate(files(args.data / "val", known))["accuracy"])
     ranked = [line.get("importance_seconds", 0) for line in learner.history]  # up to each month: before a reset
     resets = sum(later > earlier for earlier, later in zip(ranked, ranked[1:]))
     with tempfile.TemporaryDirectory() as folder:
         learner.save(folder, copy_images=True)
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    return found | {"resets": resets, "exemplars": line["exemplars"], "bytes": size}
+    return found | {"resets": resets, "exemplars": line["exemplars"], "resident_bytes": resident, "bytes": size}
 
 
 def new_learner(args: argparse.Namespace, keys: dict, seed: int) -> Learner:
