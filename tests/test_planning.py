@@ -36,6 +36,10 @@ class Whole(nn.Module):
             {"convnet_type": "resnet18", "runs": [{}, {"convnet_options.stem": "foo"}]},
             "convnet_options of 'resnet18': ",
         ),
+        (
+            {"runs": [{}, {"fixed_memory": False, "memory_size": 3}]},
+            "memory_size: 3 exemplars are fewer than one for each of the 4 classes before task 3; ",
+        ),
     ],
 )
 def test_a_wrong_run_at_the_end_of_a_sweep_stops_it_at_the_start(keys, line, options, settings, tmp_path, capsys):

@@ -126,12 +126,15 @@ def rows() -> list[tuple[str, ...]]:
     if not found:
         return []
     chosen = {name: f"`{key}` {json.dumps(value)}" for name, key, value in settings()}
-    replay = runs()["Replay"]
+    every = runs()
+    replay = every["Replay"]
     means = [f"{statistics.mean(run['avg_acc'] for run in replay[size].values()):.2f}" for size in SIZES]
     lines = [("method", "chosen", *SIZES.values(), "operations"), ("Replay", chosen["Replay"], *means, "1.00")]
     for name, sizes in found.items():
         cells = [str(sizes[size]) if size in sizes else "–" for size in SIZES]
-        lines.append((name, chosen[name], *cells, f"{over_replay(name):.2f}"))
+        seeds = min(len(every[name][size]) for size in sizes)
+        fewer = "" if seeds == len(replay[25]) else f" ({seeds} seeds)"
+        lines.append((name + fewer, chosen[name], *cells, f"{over_replay(name):.2f}"))
     return lines
 
 

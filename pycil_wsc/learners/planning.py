@@ -48,17 +48,24 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
             )
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
         update = functools.partial(memory.update, task, manager.train_targets, None, rng, map)
+        quotas = learner.quotas(config, task, manager)
         if learner.chooses_first:
-            update(learner.quotas(config, task, manager))
+            update(quotas)
         number, place = (task.num_seen, "of") if learner.chooses_first else (task.num_old, "before")
         if learner.needs_exemplars and len(memory) < number:
             raise UserError(
                 f"model_name: '{config.model_name}' needs exemplars, but the memory cannot hold one of each of the "
                 f"{number} classes {place} task {task.index + 1}; give a larger memory"
             )
+        divided = learner.uses_memory and by_class and not config.fixed_memory and quotas is None
+        if divided and 0 < config.memory_size < task.num_old:
+            raise UserError(
+                f"memory_size: {config.memory_size} exemplars are fewer than one for each of the {task.num_old} classes "
+                f"before task {task.index + 1}; give a larger number, or 0 to keep none"
+            )
         plan.append(learner.planned_images(config, task, memory, manager.train_targets))
         if not learner.chooses_first:
-            update(learner.quotas(config, task, manager))
+            update(quotas)
     return plan
 
 
