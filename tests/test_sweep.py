@@ -394,10 +394,9 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     clock = [0.0]
     monkeypatch.setattr("pycil_wsc.launch.overview.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(sys, "stderr", Terminal())
-    overview, (config,) = Overview(), load_settings(settings)
-    first, second, third = jobs = [Job(number, 3, replace(config, seed=number)) for number in (1, 2, 3)]
-    for job in jobs:
-        overview.add(job, 1000)
+    (config,) = load_settings(settings)
+    first, second, third = jobs = [Job(number, 3, replace(config, seed=number), 1000) for number in (1, 2, 3)]
+    overview = Overview(jobs)
     overview.progress(first, Progress("task 2/3", 400, 0.0))
     overview.progress(second, Progress("task 1/3", 0, 0.0))
     assert overview.left() == "?"

@@ -1,4 +1,4 @@
-"""One attempt at a run, in this process, a worker process or on a cluster node."""
+"""A run of a sweep, and one attempt at it, in this process, a worker process or on a cluster node."""
 
 import functools
 import time
@@ -19,27 +19,32 @@ from pycil_wsc.engine.processes import from_first, in_all
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan, described
 from pycil_wsc.files import Json, locked, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
-from pycil_wsc.launch.status import RECORD, recorded
+from pycil_wsc.launch.status import FAILURE, RECORD, recorded
 from pycil_wsc.results import RESULT, finished_result
 from pycil_wsc.runs.progress import Progress, log_file
 
-TRACEBACK_LINES = 20
-FAILURE = "failed.json"
-UNFINISHED = (FAILURE, RECORD)  # files that only an unfinished run has, of any kind
+TRACEBACK_LINES = 20  # in failed.json
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Job:
-    """Run ``number`` of the ``total`` runs of a sweep.
+    """Run ``number`` of the ``total`` runs of a sweep, and how far it is.
 
-    ``wait``: if another process is working on the run, wait for it instead of giving up.
+    ``planned`` and ``images``: the images (or tokens) to process in all, and those that were processed so far.
+    ``state``: waiting, running, done, failed, or retry: failed, but will be tried once more. ``wait``: another process
+    was working on the run, so the next attempt waits for it instead of giving up.
     """
 
     number: int
     total: int
     config: RunConfig
+    planned: int = 0
+    images: int = 0
+    state: str = "waiting"
     attempt: int = 1
     wait: bool = False
+    result: dict[str, Json] | None = None
+    failure: str = ""
 
     @property
     def title(self) -> str:
@@ -55,7 +60,7 @@ class Outcome:
     All three are empty if another process is working on the run.
     """
 
-    result: dict | None = None
+    result: dict[str, Json] | None = None
     failure: str = ""
     again: bool = False  # another attempt may succeed
     error: str = ""
@@ -84,13 +89,11 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
     folder = run_folder(config)
     try:
         with locked(folder, wait=job.wait):
-            dataset = data.of(config)
-            result = finished(config, dataset)
+            result = finished(config, data.of(config))
             if not result:
                 devices.release_memory()
                 (folder / FAILURE).unlink(missing_ok=True)  # of an earlier attempt
-                followed = recorded(on_progress, folder, kind_of(config).plan(config, dataset))
-                result = execute(from_first(config), data, followed)
+                result = execute(from_first(config), data, recorded(on_progress, folder, job.planned))
             remove_unfinished(config)
         return Outcome(result=result)
     except Timeout:
@@ -122,7 +125,7 @@ def record_failure(job: Job, outcome: Outcome) -> None:
 
 def remove_unfinished(config: RunConfig) -> None:
     """Remove what only an unfinished run has: a process that is killed right after writing its result leaves it."""
-    for name in (*UNFINISHED, *kind_of(config).leftovers(config)):
+    for name in (FAILURE, RECORD, *kind_of(config).leftovers(config)):
         (run_folder(config) / name).unlink(missing_ok=True)
 
 

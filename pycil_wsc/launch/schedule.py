@@ -1,13 +1,11 @@
 """The queue of a sweep's runs: finished ones are skipped, stopped ones resumed, failed ones tried once more."""
 
 import contextlib
+import heapq
 import os
 import shutil
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from filelock import Timeout
@@ -15,12 +13,14 @@ from filelock import Timeout
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import Json, locked
+from pycil_wsc.files import locked
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, record_failure
 from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
 from pycil_wsc.results import has_result, is_finished, set_result_aside
 from pycil_wsc.runs.progress import Progress
+
+FRESH, AGAIN, ELSEWHERE = range(3)  # places in the queue
 
 
 class Launcher(Protocol):
@@ -40,7 +40,7 @@ class Launcher(Protocol):
 
 
 class Schedule:
-    """The queue of runs, with ``results`` and the reasons of ``failures`` by run folder.
+    """The runs of a sweep as ``jobs``, and the queue of those to be done.
 
     New runs come first, in their order; then failed ones, once more; then those that another process was working on.
     The queue is empty until :meth:`start`. Before, each run's data and model are checked, and no file is changed.
@@ -55,43 +55,49 @@ class Schedule:
 
     def __init__(self, configs: Sequence[RunConfig], redo: bool = False) -> None:
         self.data = Datasets()
-        self.results: dict[Path, dict[str, Json]] = {}
-        self.failures: dict[Path, str] = {}
-        self.fresh: deque[Job] = deque()
-        self.retries: deque[Job] = deque()
-        self.elsewhere: deque[Job] = deque()  # another process was working on them
-        self.overview = Overview()
-        self.jobs = [Job(number, len(configs), config) for number, config in enumerate(configs, 1)]
         self.redo = redo
-        for job in self.jobs:
-            self.overview.add(job, kind_of(job.config).plan(job.config, self.data.of(job.config)))
-        for job in self.jobs:
-            if redo or not is_finished(job.config):
-                kind_of(job.config).check_model(job.config, self.data.of(job.config))
+        self.queue: list[tuple[int, int]] = []  # a heap of places, each with the number of a job
+        self.jobs: list[Job] = []
+        for number, config in enumerate(configs, 1):
+            planned = kind_of(config).plan(config, self.data.of(config))
+            self.jobs.append(Job(number, len(configs), config, planned))
+        for config in configs:
+            if redo or not is_finished(config):
+                kind_of(config).check_model(config, self.data.of(config))
+        self.overview = Overview(self.jobs)
 
     def start(self) -> None:
         """Queue the runs that are not finished, and take the results of the others."""
         if self.redo:
             set_aside([job.config for job in self.jobs])
         for job in self.jobs:
-            if not is_finished(job.config):
-                self.fresh.append(job)
-                continue
-            outcome = attempt(job, self.data, partial(self.overview.progress, job))  # reads the result
-            if not outcome.result:
-                self.ended(job, outcome)
-                continue
-            self.results[run_folder(job.config)] = outcome.result
-            self.overview.skip(job)
-            if lacking := kind_of(job.config).unrecorded(job.config):
-                self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
-        if self.results:
-            self.overview.say(f"{len(self.results)} of {len(self.jobs)} runs finished before")
+            if is_finished(job.config):
+                self._take_result(job)
+            else:
+                self._queue(FRESH, job)
+        if found := sum(job.state == "done" for job in self.jobs):
+            self.overview.say(f"{found} of {len(self.jobs)} runs finished before")
+
+    def _take_result(self, job: Job) -> None:
+        outcome = attempt(job, self.data, partial(self.overview.progress, job))  # reads the result
+        if not outcome.result:
+            self.ended(job, outcome)
+            return
+        job.result = outcome.result
+        job.state = "done"
+        job.planned = 0  # by this command
+        if lacking := kind_of(job.config).unrecorded(job.config):
+            self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
+
+    def _queue(self, place: int, job: Job) -> None:
+        heapq.heappush(self.queue, (place, job.number))
 
     def next(self) -> Job | None:
         """The next job, or None if there is none at present: a run in progress may fail and come back."""
-        queue = self.fresh or self.retries or self.elsewhere
-        return queue.popleft() if queue else None
+        if not self.queue:
+            return None
+        _, number = heapq.heappop(self.queue)
+        return self.jobs[number - 1]
 
     def complete(self, launcher: Launcher) -> None:
         """Execute the runs with ``launcher``."""
@@ -112,23 +118,24 @@ class Schedule:
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """Record the end of an attempt."""
-        folder = run_folder(job.config)
         if outcome.error:
             raise UserError(outcome.error)
         if outcome.result:
-            self.results[folder] = outcome.result
+            job.result = outcome.result
             self.overview.ended(job, "done", kind_of(job.config).headline(outcome.result))
             return
         if not outcome.failure:
-            self.elsewhere.append(replace(job, wait=True))
+            job.wait = True
+            self._queue(ELSEWHERE, job)
             self.overview.ended(job, "waiting", "another process is working on it")
             return
         record_failure(job, outcome)
         if outcome.again and job.attempt == 1:
-            self.retries.append(replace(job, attempt=2))
+            job.attempt = 2
+            self._queue(AGAIN, job)
             self.overview.ended(job, "retry", f"FAILED: {outcome.failure}; will be tried once more")
         else:
-            self.failures[folder] = outcome.failure
+            job.failure = outcome.failure
             self.overview.ended(job, "failed", f"FAILED: {outcome.failure}")
 
 

@@ -20,6 +20,7 @@ from pycil_wsc.results import RESULT, extends, has_result, read_result
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
+FAILURE = "failed.json"  # likewise, after a failed attempt
 INTERVAL = 5.0  # seconds between two records
 LATELY = 12 * INTERVAL  # a run that recorded its progress since then is at work
 
@@ -66,8 +67,8 @@ def state_of(folder: Path, extended: bool = False) -> State:
     position = record.get("position")
     if position and _at_work(folder, record):
         return State("running", f"{position}, {_left(record)} left")
-    if (folder / "failed.json").exists():
-        return State("failed", str(_read(folder / "failed.json").get("reason", "see log.txt")))
+    if (folder / FAILURE).exists():
+        return State("failed", str(_read(folder / FAILURE).get("reason", "see log.txt")))
     return State("waiting", f"stopped in {position}" if position else "has tasks to go" if extended else "")
 
 

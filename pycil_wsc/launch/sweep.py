@@ -1,9 +1,10 @@
 """Many runs: finished ones are skipped, stopped ones resumed, and a failed one stops no other."""
 
+import contextlib
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.engine.processes import launched, rank_and_count
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.files import Json
-from pycil_wsc.launch.attempt import attempt, finished, record_failure
+from pycil_wsc.launch.attempt import Job, attempt, finished, record_failure
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import Workers
@@ -65,18 +65,17 @@ def sweep(configs: Sequence[RunConfig], where: Where = HERE, redo: bool = False)
     where.check(configs)
     schedule = Schedule(configs, redo)
     try:
-        launch(schedule, where)
+        with contextlib.closing(schedule.overview):
+            launch(schedule, where)
     except KeyboardInterrupt:
-        schedule.overview.close()
+        done = sum(job.state == "done" for job in schedule.jobs)
         print(
-            f"\nstopped with {len(schedule.results)} of {len(configs)} runs done; the same command"
+            f"\nstopped with {done} of {len(configs)} runs done; the same command"
             f"{' without --redo' if redo else ''} resumes from here",
             file=sys.stderr,
         )
         return 130
-    finally:
-        schedule.overview.close()
-    return finish(configs, schedule.results, schedule.failures)
+    return finish(schedule.jobs)
 
 
 def launch(schedule: Schedule, where: Where) -> None:
@@ -111,21 +110,19 @@ def run_here(schedule: Schedule) -> None:
             schedule.complete(Workers(1))
 
 
-def finish(configs: Sequence[RunConfig], results: Mapping[Path, dict[str, Json]], failures: Mapping[Path, str]) -> int:
-    """Print the table, write the reports and list the failures; ``results`` and ``failures`` are by run folder.
-
-    Returns the exit code.
-    """
+def finish(jobs: Sequence[Job]) -> int:
+    """Print the table, write the reports and list the failures; returns the exit code."""
+    results = [job.result for job in jobs if job.result]
+    failed = [job for job in jobs if job.failure]
     if results:
-        in_order = (results[run_folder(config)] for config in configs if run_folder(config) in results)
-        print(f"\n{report.result_table(in_order)}")
-    for folder in dict.fromkeys(str(Path(config.out, config.prefix)) for config in configs):
+        print(f"\n{report.result_table(results)}")
+    for folder in dict.fromkeys(str(Path(job.config.out, job.config.prefix)) for job in jobs):
         print(f"\nResults: {folder}")
         if results:
             write_report(folder)
-    for folder, reason in failures.items():
-        print(f"failed: {folder}: {reason}", file=sys.stderr)
-    return 1 if failures else 0
+    for job in failed:
+        print(f"failed: {run_folder(job.config)}: {job.failure}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def write_report(folder: str) -> None:
@@ -151,13 +148,14 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
     left = 0.0
     unusable = budgeted = 0
     for job in schedule.jobs:
-        config, cost, dataset = job.config, schedule.overview.rows[job.number].planned, schedule.data.of(job.config)
+        config = job.config
+        dataset = schedule.data.of(config)
         kind = kind_of(config)
         budget = kind.budget(config, dataset)
-        line = f"{run_folder(config)}  " + (budget or f"{cost:,} {kind.unit}")
+        line = f"{run_folder(config)}  " + (budget or f"{job.planned:,} {kind.unit}")
         done = is_finished(config)
         budgeted += bool(budget) and not done
-        to_go[kind.unit] += 0 if budget or done else cost
+        to_go[kind.unit] += 0 if budget or done else job.planned
         try:
             if done:
                 finished(config, dataset)  # raises if the run would not accept the result
