@@ -41,7 +41,13 @@ def extended(stream: Dataset | None, part: Dataset) -> Dataset:
 
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
-    """The stream with the tasks ``parts`` (at least one)."""
+    """The stream with the tasks ``parts`` (at least one); raises a :class:`UserError` if one has no test images."""
+    for part in parts:
+        if not len(part.test):
+            raise UserError(
+                f"{part.info.name}: no test images; arrange the images as PATH/{{train,val}}/<class>/*.jpg, or set "
+                "validation_split"
+            )
     stream = extended(None, parts[0])
     for part in parts[1:]:
         stream = extended(stream, part)

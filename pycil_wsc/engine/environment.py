@@ -1,9 +1,13 @@
-"""The environment of a run: deterministic algorithms, and the commit of the code."""
+"""The environment of a run: deterministic algorithms, threads, and the code: its commit and its digest."""
 
 import contextlib
+import functools
+import hashlib
+import inspect
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -54,3 +58,31 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return text.stdout.strip()
+
+
+def digest(paths: Iterable[str | Path]) -> str:
+    """A digest of the contents of files."""
+    return hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
+
+
+@functools.cache
+def code() -> str:
+    """A digest of the source that computes."""
+    root = Path(__file__).parent.parent
+    rooms = [root / name for name in ("data", "networks", "engine", "learners", "consolidation")]
+    return digest([root / "seeding.py", *(path for room in rooms for path in sorted(room.rglob("*.py")))])
+
+
+def code_elsewhere(used: Iterable[object]) -> list[str]:
+    """Digests of the other packages and modules that define what is ``used``: classes and functions."""
+    modules = {inspect.getmodule(each) for each in used}
+    names = {module.__name__.partition(".")[0] for module in modules if module}
+    digests = []
+    for name in sorted(names - {"pycil_wsc", "torch", *sys.stdlib_module_names}):
+        module = sys.modules[name]
+        paths = [path for folder in getattr(module, "__path__", []) for path in sorted(Path(folder).rglob("*.py"))]
+        file = getattr(module, "__file__", None)
+        if file and not paths:
+            paths = [Path(file)]
+        digests.append(digest(paths) if paths else os.urandom(8).hex())  # without source, as in a notebook: not shared
+    return digests

@@ -63,11 +63,8 @@ class Overview:
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
-        if self.bar is None:
-            print(line, flush=True)
-        else:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
 
     def close(self) -> None:
         if self.bar is not None:

@@ -3,7 +3,6 @@
 import contextlib
 import heapq
 import os
-import shutil
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Protocol
@@ -154,10 +153,7 @@ def set_aside(configs: Sequence[RunConfig]) -> None:
     for folder, config in folders.items():
         try:
             with contextlib.suppress(Timeout), locked(folder, wait=False):
-                if has_result(folder):  # first the checkpoint, from which the run would resume at its end
-                    for pattern in kind_of(config).records:
-                        for path in folder.glob(pattern):
-                            (shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink)(path)
-                    set_result_aside(folder)
+                if has_result(folder):
+                    set_result_aside(folder, kind_of(config).records)
         except OSError as error:
             raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None

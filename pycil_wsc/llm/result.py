@@ -20,12 +20,9 @@ from pycil_wsc.runs.journal import Journal
 
 
 def result_of(
-    config: LLMConfig, corpus: Corpus, trainer: TaskTrainer, journal: Journal, device: torch.device, peak_memory: int
+    config: LLMConfig, corpus: Corpus, trainer: TaskTrainer, journal: Journal, device: torch.device
 ) -> LanguageResult:
-    """The result of a finished run, from the lines of its ``metrics.jsonl``, its times and its data.
-
-    ``peak_memory``: in bytes.
-    """
+    """The result of a finished run, from what its ``journal`` has noted and its data."""
     history = journal.history
     matrices = {version: [row[version] for row in history] for version in VERSIONS}
     scores = {version: {**summary(matrix), "matrix": matrix} for version, matrix in matrices.items()}
@@ -57,7 +54,7 @@ def result_of(
         tokens_trained=last["tokens"],
         padding=last["padding"] / computed if computed else 0.0,
         tokens_per_second=last["tokens"] / seconds if last["tokens"] else 0.0,
-        peak_memory_bytes=peak_memory,
+        peak_memory_bytes=journal.peak_memory,
         processes=trainer.processes.count,
         sharded=trainer.sharded,
         device=device_name(device),

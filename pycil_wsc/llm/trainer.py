@@ -17,7 +17,7 @@ from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.consolidation.sharded import local
-from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device, synchronize
+from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device, synchronize
 from pycil_wsc.engine.environment import threads
 from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.engine.processes import Processes, rank_and_count
@@ -51,7 +51,6 @@ class LanguageRun(TrainerCallback):
         self.steps = corpus.steps(config)
         first = rank_and_count()[0] == 0
         self.journal = Journal(self.folder, on_progress, len(corpus.tasks), first, "tokens", ["train_loss"])
-        self.peak_memory = 0
         self.answers: dict[int, list[str]] = {}  # by task, in the last test
 
     def execute(self) -> dict[str, object]:
@@ -71,7 +70,7 @@ class LanguageRun(TrainerCallback):
             raise TrainingDiverged(f"{self.journal.bar.task}: {error}") from None
         for index in range(len(self.journal.history), len(self.corpus.tasks)):  # of zero_shot, which trains nothing
             self._test(index)
-        result = result_of(self.config, self.corpus, self.trainer, self.journal, self.device, self.peak_memory)
+        result = result_of(self.config, self.corpus, self.trainer, self.journal, self.device)
         if self.processes.first:
             write_result(self.folder, result)
             checkpoint.remove(self.folder)
@@ -134,7 +133,6 @@ class LanguageRun(TrainerCallback):
         self.journal.load_state_dict(found)
         self.trainer.counts = found["counts"]
         self.trainer.epoch_loss.fill_(found["epoch_loss"])
-        self.peak_memory = found["peak_memory"]
         self.journal.log.info("resuming at step %d", found["counts"]["steps"] + 1)
         return str(self.folder / CHECKPOINTS / found["checkpoint"])
 
@@ -204,11 +202,11 @@ class LanguageRun(TrainerCallback):
     def _checkpoint(self, folder: Path) -> None:
         """Complete the Trainer's checkpoint in ``folder``, and make it the one to resume from."""
         merge = self.trainer.merging.state_dict(keep=self.processes.first)
+        self.journal.note_memory(self.device)
         state = {
             **self.journal.state_dict(),
             "counts": self.trainer.counts,
             "epoch_loss": self.trainer.loss(),
-            "peak_memory": self._peak(),
             "sharded": self.trainer.sharded,
             "identity": self.config.identity(),
             "data": self.corpus.fingerprint,
@@ -217,10 +215,6 @@ class LanguageRun(TrainerCallback):
             if merge:
                 save_file({name: tensor.contiguous() for name, tensor in merge.items()}, folder / MERGE)
             checkpoint.record(self.folder, folder, state)
-
-    def _peak(self) -> int:
-        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
-        return self.peak_memory
 
     def _check_weights(self) -> None:
         """Raise :class:`TrainingDiverged` unless all weights are finite: the last loss is that before its update."""
@@ -242,7 +236,7 @@ class LanguageRun(TrainerCallback):
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
             self._save_weights(index)
         drop_gathered(self.trainer.model)  # what is read next are the parts
-        self._peak()
+        self.journal.note_memory(self.device)
         name = self.corpus.tasks[index].name
         self.journal.task_ended({"task": index, "name": name, **scores, **self.trainer.counts})
         average = sum(scores["trace"]) / (index + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -175,8 +176,17 @@ def finished_result(config: RunConfig) -> dict[str, Json] | None:
     raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
 
 
-def set_result_aside(folder: Path) -> None:
-    """Rename the result in the folder of a run, which is then no longer finished."""
+def set_result_aside(folder: Path, records: Iterable[str]) -> None:
+    """Rename the result in the folder of a run, which is then no longer finished, and remove its other ``records``.
+
+    These are patterns of files and folders, first of the checkpoint, from which the run would resume at its end.
+    """
+    for pattern in records:
+        for path in folder.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     os.replace(folder / RESULT, folder / REPLACED)
 
 

@@ -16,6 +16,7 @@ from pycil_wsc.state import State, save_state
 CHECKPOINT = "checkpoint.pt"
 WEIGHTS = "weights.pt"  # with ``"save_weights"``; or a file per task
 PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "records", "clock", "peak_memory"}
+AGAIN = "delete it to start this run again"
 
 
 def read_checkpoint(path: Path, config: RunConfig, data: dict[str, Json]) -> State | None:
@@ -23,7 +24,6 @@ def read_checkpoint(path: Path, config: RunConfig, data: dict[str, Json]) -> Sta
 
     Raises :class:`UnusableRun` if it is damaged, or was made with another configuration or other data.
     """
-    again = "delete it to start this run again"
     try:
         state = load_state(path)
     except FileNotFoundError:
@@ -31,7 +31,7 @@ def read_checkpoint(path: Path, config: RunConfig, data: dict[str, Json]) -> Sta
     except OSError as error:
         raise UnusableRun(f"{path}: cannot be read ({error.strerror}); make it readable to resume this run") from None
     except ValueError as error:
-        raise UnusableRun(f"{path}: is damaged or not a checkpoint of this version ({error}); {again}") from None
+        raise UnusableRun(f"{path}: is damaged or not a checkpoint of this version ({error}); {AGAIN}") from None
     return checked(state, path, PARTS, config, data)
 
 
@@ -40,13 +40,12 @@ def checked(state: Json, path: Path, parts: Collection[str], config: RunConfig, 
 
     Raises :class:`UnusableRun` if it lacks any of its ``parts``, or is of another configuration or other data.
     """
-    again = "delete it to start this run again"
     if not isinstance(state, dict) or not state.keys() >= set(parts):
-        raise UnusableRun(f"{path}: is not a checkpoint of this version; {again}")
+        raise UnusableRun(f"{path}: is not a checkpoint of this version; {AGAIN}")
     if not config.continues(state.get("identity") or {}):
-        raise UnusableRun(f"{path}: was made with other settings; {again}")
+        raise UnusableRun(f"{path}: was made with other settings; {AGAIN}")
     if difference := changed(state.get("data"), data):
-        raise UnusableRun(f"{path}: was made with other data ({difference}); restore them, or {again}")
+        raise UnusableRun(f"{path}: was made with other data ({difference}); restore them, or {AGAIN}")
     return state
 
 

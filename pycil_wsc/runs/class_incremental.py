@@ -34,7 +34,7 @@ class ClassIncremental(Kind[Config, Dataset]):
         def load_for(config: Config) -> Dataset:
             if config.tasks:
                 parts = [as_configured(read(name, config.data_root), config) for name in config.tasks]
-                return joined([with_test_images(part) for part in parts])
+                return joined(parts)
             return as_configured(load(config.dataset, config.data_root, config.image_size), config)
 
         return load_for
@@ -79,13 +79,3 @@ class ClassIncremental(Kind[Config, Dataset]):
 def as_configured(dataset: Dataset, config: Config) -> Dataset:
     """:func:`configured`; the default size, the normalisation and the interpolation of a timm model are its own."""
     return configured(dataset, config, data_config(config.convnet_type) if is_timm(config.convnet_type) else None)
-
-
-def with_test_images(task: Dataset) -> Dataset:
-    """Return ``task``; raise a :class:`UserError` if it has no test images."""
-    if not len(task.test):
-        raise UserError(
-            f"{task.info.name}: no test images; arrange the images as PATH/{{train,val}}/<class>/*.jpg, or set "
-            "validation_split"
-        )
-    return task

@@ -9,12 +9,9 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import logging
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
+from pycil_wsc.engine.environment import code, code_elsewhere, digest
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.files import Json, locked
 from pycil_wsc.learners.base import BaseLearner
@@ -40,18 +38,18 @@ def shared(path: Path, processes: Processes, say: Callable[[str], None]) -> Iter
     None in all processes but the first, which reads and writes it. ``say`` is called before a long wait.
     """
 
-    def lock() -> contextlib.AbstractContextManager:
-        if not processes.first:
-            return contextlib.nullcontext()
-        name = f".{path.name}.lock"
-        try:
-            return locked(path.parent, name, wait=False)
-        except Timeout:
-            say("waiting for the first task, which another run is training")
-            return locked(path.parent, name)
-
+    lock = functools.partial(_lock, path, say) if processes.first else contextlib.nullcontext
     with processes.in_all(lock):
         yield path if processes.first else None
+
+
+def _lock(path: Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager:
+    name = f".{path.name}.lock"
+    try:
+        return locked(path.parent, name, wait=False)
+    except Timeout:
+        say("waiting for the first task, which another run is training")
+        return locked(path.parent, name)
 
 
 def load(path: Path) -> State | None:
@@ -73,6 +71,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
     counts.
     """
     seen, info = learner.manager.tasks[0].num_seen, dataset.info
+    backbone, optimizer = registry.backbones.get(config.convnet_type), registry.optimizers[config.optimizer]
     if dataset.arrivals:  # the data of later tasks do not matter
         data, info = data["tasks"][0], replace(info, classes=info.classes[:seen])
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if is_timm(config.convnet_type) else [])]
@@ -88,36 +87,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         "precision": learner.precision,
         "packages": [importlib.metadata.version(name) for name in packages],
         "code": code(),
-        "extensions": code_elsewhere(config),
+        "extensions": code_elsewhere([*configured_learner(config).__mro__, backbone, optimizer]),
     }
     name = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
     return Path(config.out, "first_tasks", f"{name}.pt")
-
-
-def digest(paths: Iterable[str | Path]) -> str:
-    """A digest of the contents of files."""
-    return hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
-
-
-@functools.cache
-def code() -> str:
-    """A digest of the source that computes."""
-    root = Path(__file__).parent.parent
-    rooms = [root / name for name in ("data", "networks", "engine", "learners", "consolidation")]
-    return digest([root / "seeding.py", *(path for room in rooms for path in sorted(room.rglob("*.py")))])
-
-
-def code_elsewhere(config: Config) -> list[str]:
-    """Digests of the other packages and modules that define the run's learner, backbone and optimiser."""
-    backbone, optimizer = registry.backbones.get(config.convnet_type), registry.optimizers[config.optimizer]
-    modules = {inspect.getmodule(used) for used in (*configured_learner(config).__mro__, backbone, optimizer)}
-    names = {module.__name__.partition(".")[0] for module in modules if module}
-    digests = []
-    for name in sorted(names - {"pycil_wsc", "torch", *sys.stdlib_module_names}):
-        module = sys.modules[name]
-        paths = [path for folder in getattr(module, "__path__", []) for path in sorted(Path(folder).rglob("*.py"))]
-        file = getattr(module, "__file__", None)
-        if file and not paths:
-            paths = [Path(file)]
-        digests.append(digest(paths) if paths else os.urandom(8).hex())  # without source, as in a notebook: not shared
-    return digests

@@ -1,4 +1,4 @@
-"""What a run tells of itself: its times, a line per task, curves, scalars, its log and its progress."""
+"""What a run tells of itself: times, memory, a line per task, curves, scalars, its log and its progress."""
 
 import contextlib
 import json
@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from pycil_wsc.config.options import Config
+from pycil_wsc.devices import peak_memory
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.files import Json, write_atomically
@@ -49,6 +52,7 @@ class Journal:
         self.curves = new_curves(curves)  # of the current task: a value per epoch
         self.clock = {"train_seconds": 0.0, "total_seconds": 0.0, "saved_seconds": 0.0}
         self.mark = time.perf_counter()  # up to which the clock has counted
+        self.peak_memory = 0  # in bytes, up to the last `note_memory`
 
     def open_log(self, files: contextlib.ExitStack) -> None:
         """Begin to write the log, until ``files`` closes."""
@@ -69,6 +73,10 @@ class Journal:
         for name in {"total_seconds", *names}:
             self.clock[name] += seconds
         return seconds
+
+    def note_memory(self, device: torch.device) -> None:
+        """Bring ``peak_memory`` up to date."""
+        self.peak_memory = max(self.peak_memory, peak_memory(device))
 
     def say(self, line: str) -> None:
         """Write a line to the log, and report it."""
@@ -115,6 +123,7 @@ class Journal:
         for name in ("train_seconds", "total_seconds", "saved_seconds"):
             self.clock[name] += seconds
         self.curves = trained["curves"]
+        self.peak_memory = max(self.peak_memory, trained["peak_memory"])
         if self.scalars:
             self.scalars.epochs_ended(self.curves)
         self.bar.loaded(images)
@@ -131,12 +140,18 @@ class Journal:
             self.scalars.task_ended(self.history)
 
     def state_dict(self) -> State:
-        return {"history": self.history, "curves": self.curves, "clock": self.clock}
+        return {
+            "history": self.history,
+            "curves": self.curves,
+            "clock": self.clock,
+            "peak_memory": self.peak_memory,
+        }
 
     def load_state_dict(self, state: State) -> None:
         self.history = state["history"]
         self.curves = state["curves"]
         self.clock = state["clock"]
+        self.peak_memory = state["peak_memory"]
 
 
 def new_curves(names: Iterable[str] = CURVES) -> dict[str, list[float]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from pycil_wsc import registry
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
@@ -24,43 +23,30 @@ def result_of(
     learner: BaseLearner,
     journal: Journal,
     confusion: list[list[float]] | None,
-    peak_memory: int,
 ) -> ImageResult:
-    """The result of a finished run, from the lines of its ``metrics.jsonl``, its times and its data.
+    """The result of a finished run, from what its journal has noted.
 
-    ``data``: the fingerprint of the ``dataset``; ``peak_memory``: in bytes.
+    ``data``: the fingerprint of the ``dataset``.
     """
     rows = journal.history
     last = rows[-1]
     clock = journal.clock
-    matrix = [row["cnn_tasks"] for row in rows]
-    curve = [row["cnn_top1"] for row in rows]
-    nme = [row["nme_top1"] for row in rows if row.get("nme_top1") is not None]
+    measures = metrics.of_run(rows)
     order = learner.manager.class_order
     class_names = [dataset.info.classes[label] for label in order]
     recorded = config.recorded()
-    known = {"config": recorded, "precision": learner.precision, "curve": curve, "data": data}
+    known = {"config": recorded, "precision": learner.precision, "curve": measures["curve"], "data": data}
     return ImageResult(
         config=recorded,
         identity=image_identity(config.identity(), {**known, "class_names": class_names}),
         tested_on="validation" if dataset.validation_share else "test",
-        curve=curve,
-        avg_acc=metrics.average_accuracy(curve),
-        last_acc=curve[-1],
-        matrix=matrix,
-        forgetting=metrics.forgetting(matrix),
-        new_acc=metrics.new_task_accuracy(matrix),
-        top5_curve=[row["cnn_top5"] for row in rows],
-        nme_curve=nme if len(nme) == len(rows) else None,
-        train_loss=[row["train_loss"] for row in rows],
-        train_accuracy=[row["train_accuracy"] for row in rows],
         confusion=confusion,
         train_seconds=clock["train_seconds"],
         train_seconds_spent=clock["train_seconds"] - clock["saved_seconds"],
         total_seconds=clock["total_seconds"],
         images_trained=last["images_trained"],
         train_flops=last["train_flops"],
-        peak_memory_bytes=peak_memory,
+        peak_memory_bytes=journal.peak_memory,
         parameters=last["parameters"],
         data=data,
         class_order=order,
@@ -70,7 +56,7 @@ def result_of(
         precision=learner.precision,
         torch=torch.__version__,
         commit=commit(),
-        **{name: measure(rows) for name, measure in registry.metrics.items()},
+        **measures,
         **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in learner.also_tested()},
         **{name: last[name] for name in learner.costs()},
     )

@@ -18,7 +18,7 @@ from pycil_wsc.data.fingerprint import fingerprint
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.devices import device_name, peak_memory, reset_peak_memory, resolved_device
+from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device
 from pycil_wsc.engine.environment import deterministic, threads
 from pycil_wsc.engine.phase import Monitor, Phase, Resume
 from pycil_wsc.engine.processes import Processes, backend_of
@@ -80,7 +80,6 @@ class Run(Monitor):
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
         self.remarks = remarks(config, largest)  # to be said once
-        self.peak_memory = 0
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
         self.saved_at = time.perf_counter()
 
@@ -90,15 +89,8 @@ class Run(Monitor):
             self.learn()
             if self.config.save_weights is True and self.processes.first:
                 save_weights(self.folder, self.learner, self.config)
-            result = result_of(
-                self.config,
-                self.dataset,
-                self.data,
-                self.learner,
-                self.journal,
-                self.evaluator.confusion,
-                self.peak_memory,
-            )
+            confusion = self.evaluator.confusion
+            result = result_of(self.config, self.dataset, self.data, self.learner, self.journal, confusion)
         if self.processes.first:
             write_result(self.folder, result)
         if self.processes.first and not self.config.tasks:  # a longer list of tasks resumes from it
@@ -161,18 +153,13 @@ class Run(Monitor):
             trained = self.processes.broadcast(first_task.load(path) if path and usable else None)
             self.learner.learn(task, self, resume, trained=trained and trained["learner"])
             if trained:
-                self.peak_memory = max(self.peak_memory, trained["peak_memory"])
                 self.journal.task_loaded(trained, self.learner.images_trained)
                 return
             self.journal.tick()
-            state = {
-                "learner": self.learner.trained_state(),  # all processes call this together
-                "clock": self.journal.clock,
-                "curves": self.journal.curves,
-                "peak_memory": max(self.peak_memory, peak_memory(self.device)),
-            }
+            self.journal.note_memory(self.device)
+            learned = self.learner.trained_state()  # all processes call this together
             if path:
-                save_state(path, state)
+                save_state(path, {**self.journal.state_dict(), "learner": learned})
 
     def first_task_file(self) -> Path:
         """Where the first task is, or will be, before the learner has learned anything."""
@@ -227,7 +214,7 @@ class Run(Monitor):
 
         ``position``: the next task, phase and epoch; ``optimizer``: the optimiser's state, within a task.
         """
-        self.peak_memory = max(self.peak_memory, peak_memory(self.device))
+        self.journal.note_memory(self.device)
         return {
             **self.journal.state_dict(),
             "position": position,
@@ -235,7 +222,6 @@ class Run(Monitor):
             "optimizer": optimizer,
             "records": self.records.state_dict(),
             "confusion": self.evaluator.confusion,
-            "peak_memory": self.peak_memory,
             "identity": self.config.identity(),
             "data": self.data,
         }
@@ -258,7 +244,6 @@ class Run(Monitor):
         self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
         self.records.load_state_dict(copy.deepcopy(state["records"]))
         self.evaluator.confusion = state["confusion"]
-        self.peak_memory = state["peak_memory"]
         self._renew_plan(state)
         position = state["position"]
         self.resumes = found is not None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pycil_wsc import registry
 from pycil_wsc.files import Json
 
 
@@ -65,6 +66,26 @@ def task_scalars(history: Sequence[Mapping[str, Json]]) -> dict[str, float]:
         "forgetting": forgetting(matrix),
     }
     return values | ({"nme_top1": line["nme_top1"]} if "nme_top1" in line else {})
+
+
+def of_run(history: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    """The measures of a finished run in its result, from the lines of its ``metrics.jsonl``."""
+    curve = [line["cnn_top1"] for line in history]
+    matrix = [line["cnn_tasks"] for line in history]
+    nme = [line["nme_top1"] for line in history if line.get("nme_top1") is not None]
+    measures = {
+        "curve": curve,
+        "avg_acc": average_accuracy(curve),
+        "last_acc": curve[-1],
+        "matrix": matrix,
+        "forgetting": forgetting(matrix),
+        "new_acc": new_task_accuracy(matrix),
+        "top5_curve": [line["cnn_top5"] for line in history],
+        "nme_curve": nme if len(nme) == len(history) else None,
+        "train_loss": [line["train_loss"] for line in history],
+        "train_accuracy": [line["train_accuracy"] for line in history],
+    }
+    return measures | {name: measure(history) for name, measure in registry.metrics.items()}
 
 
 for _module in pkgutil.iter_modules(__path__):
