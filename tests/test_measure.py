@@ -21,7 +21,6 @@ from pycil_wsc.learners.der import DER
 from pycil_wsc.learners.foster import FOSTER
 from pycil_wsc.learners.planning import plan_of
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.run import Run
 
 
@@ -46,7 +45,7 @@ def slow(monkeypatch, clock, cls, loss, seconds_per_image):
 
 def seconds_of(tmp_path, settings):
     (config,) = load(write(tmp_path, settings))
-    return measurer()(config, Datasets().of(config))
+    return KINDS["class_incremental"].measurer()(config, Datasets().of(config))
 
 
 def test_the_estimate_is_each_phases_images_times_its_measured_seconds(settings, tmp_path, clock, monkeypatch):
@@ -163,6 +162,6 @@ def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, m
     def fail(*arguments):
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr(speed, "measure", fail)
+    monkeypatch.setattr("pycil_wsc.runs.class_incremental.measure", fail)
     assert main(["--config", path, "--dry-run", "--measure"]) == 2
     assert capsys.readouterr().err == "error: --measure: wsc cannot be trained here (RuntimeError: out of memory)\n"

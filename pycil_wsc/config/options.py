@@ -133,6 +133,11 @@ class Config(LearnerConfig, RunOptions):
         """The values that decide the first task to the bit, apart from its data and classes."""
         return select(self.to_dict(), self.keys, FIRST_TASK)
 
+    def timed(self) -> dict[str, Json]:
+        """The values that decide how long a step takes."""
+        keys, values = self.keys, select(self.to_dict(), self.keys, RECORDED - {"name"})
+        return {name: value for name, value in values.items() if keys[name].affects == "time"}
+
     def recorded(self) -> dict[str, Json]:
         """The values that ``result.json`` stores."""
         return select(self.to_dict(), self.keys, RECORDED)

@@ -11,8 +11,9 @@ from typing import TypeVar, cast
 import torch
 from torch import distributed
 
+from pycil_wsc import devices
 from pycil_wsc.data.order import Share
-from pycil_wsc.devices import accelerator, make_current, numbered
+from pycil_wsc.devices import accelerator, make_current, numbered, resolved_device
 from pycil_wsc.errors import UserError
 
 T = TypeVar("T")
@@ -71,6 +72,32 @@ def in_all(work: Callable[[], T]) -> T:
         if other:
             raise other
     return cast(T, value)
+
+
+def check_machines(names: Sequence[str]) -> None:
+    """Raise a :class:`UserError` in all processes if one lacks a device, or has another version of torch.
+
+    ``names``: the values of the key ``device``.
+    """
+    in_all(lambda: _check_devices(names))
+    if len(set(exchange(torch.__version__))) > 1:
+        raise UserError("torchrun: the processes have several versions of torch; install one on all nodes")
+
+
+def _check_devices(names: Sequence[str]) -> None:
+    rank, count = rank_and_count()
+    number = devices.count()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    for name in names:
+        try:
+            device = resolved_device(name)
+        except UserError as error:
+            raise UserError(f"torchrun: process {rank + 1} of {count}: {error}") from None
+        if device.type != "cpu" and here > number:
+            raise UserError(
+                f"torchrun: process {rank + 1} of {count}: one of {here} on a machine with {number} GPUs; "
+                "start one process per GPU, or use --device cpu"
+            )
 
 
 _exchanges = itertools.count()

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from pycil_wsc.launch import interrupts
 from pycil_wsc.launch.attempt import Job
+from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.status import counted
 from pycil_wsc.runs.progress import Progress, duration
 
@@ -38,7 +39,8 @@ class Overview:
         if progress.line:
             self.say(f"{job.title} {progress.line}; {self.left()} left")
         if sys.stderr.isatty():
-            self._draw(f"{self.status()}; {job.title} {progress.position}, {progress.speed:,.0f} {progress.unit}/s")
+            speed = f"{progress.speed:,.0f} {kind_of(job.config).unit}/s"
+            self._draw(f"{self.status()}; {job.title} {progress.position}, {speed}")
 
     def ended(self, job: Job, state: str, line: str) -> None:
         """Set the state of a job: ``done``, ``failed``, ``retry``, or ``waiting`` again."""

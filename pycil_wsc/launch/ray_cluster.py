@@ -42,7 +42,8 @@ def connect(address: str) -> Any:
         import ray.util.queue
     except ImportError:
         raise UserError("--ray needs Ray, which is not installed: pip install -r requirements-cluster.txt") from None
-    package, on_sigterm = Path(__file__).parent.parent, signal.getsignal(signal.SIGTERM)
+    package = Path(__file__).parent.parent
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     environment = {"py_modules": [str(package)], "env_vars": {"PYCIL_WSC_COMMIT": commit() or ""}}
     try:
         if ":" in address:  # Ray itself would try for long even where nothing listens
@@ -89,7 +90,8 @@ class Cluster:
         cpus = int(cpus) or fraction(cpus)
         gpus = self.shares.gpus if device == "auto" else 0
         on_node = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=NODE_DEATHS)(work_on_node)
-        there, threads = replace(job, config=replace(job.config, device=device)), max(1, int(cpus / self.processes))
+        there = replace(job, config=replace(job.config, device=device))
+        threads = max(1, int(cpus / self.processes))
         self.running[on_node.remote(there, os.getcwd(), threads, self.progress, self.processes)] = job
 
     def messages(self) -> Iterator[tuple[Job, Progress | Outcome]]:

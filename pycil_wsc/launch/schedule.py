@@ -58,11 +58,11 @@ class Schedule:
         self.queue: list[tuple[int, int]] = []  # a heap of places, each with the number of a job
         self.jobs: list[Job] = []
         for number, config in enumerate(configs, 1):
-            planned = kind_of(config).plan(config, self.data.of(config))
-            self.jobs.append(Job(number, len(configs), config, planned))
-        for config in configs:
+            kind = kind_of(config)
+            data = self.data.of(config)
+            self.jobs.append(Job(number, len(configs), config, kind.plan(config, data)))
             if redo or not is_finished(config):
-                kind_of(config).check_model(config, self.data.of(config))
+                kind.check_model(config, data)
         self.overview = Overview(self.jobs)
 
     def start(self) -> None:

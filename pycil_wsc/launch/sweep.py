@@ -13,7 +13,7 @@ from pycil_wsc import devices, report
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.engine.processes import launched, rank_and_count
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.errors import UnusableRun, UserError, described
 from pycil_wsc.launch.attempt import Job, attempt, finished, record_failure
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
@@ -80,17 +80,18 @@ def sweep(configs: Sequence[RunConfig], where: Where = HERE, redo: bool = False)
 
 def launch(schedule: Schedule, where: Where) -> None:
     """Execute the runs of ``schedule``."""
-    workers, processes = where.workers or 1, where.gpus_per_run or 1
+    workers = where.workers or 1
+    processes = where.gpus_per_run or 1
+    launcher = None
     if where.ray is not None:
         from pycil_wsc.launch.ray_cluster import Cluster  # Ray is an extra
 
-        cluster = Cluster(where.ray, workers, processes)
-        schedule.start()
-        schedule.complete(cluster)
-        return
+        launcher = Cluster(where.ray, workers, processes)
+    elif workers > 1 or processes > 1:
+        launcher = Workers(workers, processes)
     schedule.start()
-    if workers > 1 or processes > 1:
-        schedule.complete(Workers(workers, processes))
+    if launcher:
+        schedule.complete(launcher)
     else:
         run_here(schedule)
 
@@ -132,7 +133,7 @@ def write_report(folder: str) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
     except Exception as error:  # a defect of the report costs the finished runs nothing
-        print(f"error: the report of {folder} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"error: the report of {folder} failed: {described(error)}", file=sys.stderr)
 
 
 def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = False) -> int:

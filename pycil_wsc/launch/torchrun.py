@@ -9,11 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
-from pycil_wsc import devices
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.engine.processes import exchange, from_first, in_all, rank_and_count
+from pycil_wsc.engine.processes import check_machines, from_first, in_all, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.launch.attempt import Datasets, execute
 from pycil_wsc.launch.kinds import kind_of
@@ -31,9 +28,7 @@ def together(load: Callable[[], Sequence[RunConfig]], work: Callable[[Sequence[R
     rank = rank_and_count()[0]
     configs = in_all(lambda: _loaded(load, trains) if rank == 0 else [])
     names = from_first([config.device for config in configs] if trains else [])
-    in_all(lambda: _check_devices(names))
-    if len(set(exchange(torch.__version__))) > 1:
-        raise UserError("torchrun: the processes have several versions of torch; install one on all nodes")
+    check_machines(names)
     if rank:
         follow()
         return 0
@@ -54,22 +49,6 @@ def _loaded(load: Callable[[], Sequence[RunConfig]], trains: bool) -> Sequence[R
     for config in configs:
         kind_of(config).check_processes(config, count)
     return configs
-
-
-def _check_devices(names: Sequence[str]) -> None:
-    """Raise a :class:`UserError` if this process lacks a device; ``names``: the values of the key ``device``."""
-    rank, count = rank_and_count()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    for name in names:
-        try:
-            device = devices.resolved_device(name)
-        except UserError as error:
-            raise UserError(f"torchrun: process {rank + 1} of {count}: {error}") from None
-        if device.type != "cpu" and here > devices.count():
-            raise UserError(
-                f"torchrun: process {rank + 1} of {count}: one of {here} on a machine with {devices.count()} GPUs; "
-                "start one process per GPU, or use --device cpu"
-            )
 
 
 def follow() -> None:

@@ -50,7 +50,7 @@ class LanguageRun(TrainerCallback):
         self.config, self.corpus, self.folder = config, corpus, run_folder(config)
         self.steps = corpus.steps(config)
         first = rank_and_count()[0] == 0
-        self.journal = Journal(self.folder, on_progress, len(corpus.tasks), first, "tokens", ["train_loss"])
+        self.journal = Journal(self.folder, on_progress, len(corpus.tasks), first, ["train_loss"])
         self.answers: dict[int, list[str]] = {}  # by task, in the last test
 
     def execute(self) -> dict[str, object]:

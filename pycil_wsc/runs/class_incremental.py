@@ -1,6 +1,7 @@
 """The kind of run for class-incremental learning."""
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 
 from pycil_wsc.config.forms import run_folder
@@ -11,14 +12,15 @@ from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import joined
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Dataset
+from pycil_wsc.engine.environment import threads
 from pycil_wsc.engine.processes import in_all
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, described
 from pycil_wsc.files import Json
-from pycil_wsc.learners.planning import check_backbone, planned_images
+from pycil_wsc.learners.planning import check_backbone, plan_of, planned_images
+from pycil_wsc.learners.speed import Stopwatch, measure
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kinds import Kind
-from pycil_wsc.runs.measure import measurer
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 from pycil_wsc.studies.records import unrecorded
@@ -29,7 +31,8 @@ class ClassIncremental(Kind[Config, Dataset]):
     records = (CHECKPOINT, "metrics.jsonl", "analyses.jsonl", "weights.pt", "weights-task*.pt", "tensorboard", "wandb")
 
     def loader(self) -> Callable[[Config], Dataset]:
-        load, read = functools.cache(load_dataset), functools.cache(read_source)
+        load = functools.cache(load_dataset)
+        read = functools.cache(read_source)
 
         def load_for(config: Config) -> Dataset:
             if config.tasks:
@@ -48,8 +51,22 @@ class ClassIncremental(Kind[Config, Dataset]):
         return f"the operations of {config.operations_like} in its schedule" if config.operations_like else ""
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
-        seconds = measurer()
-        return lambda config, data: seconds(with_memory_size(config, known_images(data)), data)
+        watches: dict[str, Stopwatch] = {}
+
+        def seconds(config: Config, data: Dataset) -> float:
+            config = with_memory_size(config, known_images(data))
+            plan = plan_of(config, tasks_of(data, config))
+            if config.task_seconds:
+                return config.task_seconds * len(plan)
+            # with a budget in operations, the steps also depend on the number of images
+            shared_by = json.dumps([config.timed(), plan if config.operations_like else []], sort_keys=True)
+            if shared_by not in watches:
+                watches[shared_by] = measured(config, for_training(data, config))
+            if config.operations_like:
+                return sum(map(watches[shared_by].seconds, range(len(plan))))
+            return sum(images * each for images, each in zip(plan, watches[shared_by].seconds_per_image(), strict=True))
+
+        return seconds
 
     def check_model(self, config: Config, data: Dataset) -> None:
         check_backbone(config, data.info.image_size)
@@ -62,7 +79,8 @@ class ClassIncremental(Kind[Config, Dataset]):
             )
 
     def execute(self, config: Config, data: Dataset, on_progress: Callable[[Progress], None]) -> dict[str, Json]:
-        complete, images = with_memory_size(config, known_images(data)), for_training(data, config)
+        complete = with_memory_size(config, known_images(data))
+        images = for_training(data, config)
         return in_all(lambda: Run(complete, images, on_progress)).execute()
 
     def headline(self, result: Mapping[str, Json]) -> str:
@@ -74,6 +92,19 @@ class ClassIncremental(Kind[Config, Dataset]):
 
     def unrecorded(self, config: Config) -> list[str]:
         return unrecorded(config.analyse, run_folder(config))
+
+
+def measured(config: Config, data: Dataset) -> Stopwatch:
+    """Measure and print the speed."""
+    try:
+        with threads(config.threads):
+            watch = measure(config, data)
+    except UserError:
+        raise
+    except Exception as error:  # such as a GPU without enough memory
+        raise UserError(f"--measure: {config.method} cannot be trained here ({described(error)})") from error
+    print(f"measured {config.method}: {watch}", flush=True)
+    return watch
 
 
 def as_configured(dataset: Dataset, config: Config) -> Dataset:

@@ -70,11 +70,14 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
     fingerprint of ``dataset``. If ``device`` or ``precision`` is ``auto``, or ``threads`` is null, the value in use
     counts.
     """
-    seen, info = learner.manager.tasks[0].num_seen, dataset.info
-    backbone, optimizer = registry.backbones.get(config.convnet_type), registry.optimizers[config.optimizer]
+    seen = learner.manager.tasks[0].num_seen
+    info = dataset.info
     if dataset.arrivals:  # the data of later tasks do not matter
-        data, info = data["tasks"][0], replace(info, classes=info.classes[:seen])
+        data = data["tasks"][0]
+        info = replace(info, classes=info.classes[:seen])
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if is_timm(config.convnet_type) else [])]
+    backbone = registry.backbones.get(config.convnet_type)
+    optimizer = registry.optimizers[config.optimizer]
     decisive = {
         **config.first_task(),
         "classes": learner.manager.class_order[:seen],

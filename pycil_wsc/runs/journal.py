@@ -30,7 +30,6 @@ class Journal:
         on_progress: called with every :class:`pycil_wsc.runs.progress.Progress`.
         num_tasks: the number of tasks of the run.
         writes: whether this process writes files; the others only count.
-        unit: of what the run trains on.
         curves: what is recorded for each epoch of a task.
     """
 
@@ -40,12 +39,11 @@ class Journal:
         on_progress: Callable[[Progress], None],
         num_tasks: int,
         writes: bool,
-        unit: str = "images",
         curves: Sequence[str] = CURVES,
     ) -> None:
         self.folder = folder
         self.writes = writes
-        self.bar = TaskBar(on_progress, num_tasks, unit)
+        self.bar = TaskBar(on_progress, num_tasks)
         self.log = logging.getLogger("pycil_wsc.following")  # that of the run, once it is opened
         self.scalars: Scalars | None = None
         self.history: list[dict[str, Json]] = []  # the lines of metrics.jsonl: a dict per task

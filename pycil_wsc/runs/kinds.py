@@ -32,7 +32,8 @@ class Kind(Generic[C, D]):
     def measurer(self) -> Callable[[C, D], float]:
         """A function that estimates the training time on this machine, in seconds, from a configuration and its data.
 
-        It measures a few steps of each phase; runs whose steps take equally long share a measurement.
+        It measures a few steps of each phase; runs whose steps take equally long share a measurement. Testing, the
+        choice of exemplars, resets and saving are not included.
         """
         raise UserError(f"--measure: training on {self.unit} cannot be measured yet; leave it out")
 

@@ -16,7 +16,7 @@ INTERVAL = 0.25  # seconds
 class Progress:
     """The progress of a run.
 
-    ``images`` (or tokens, see ``unit``) were processed since the run began; ``speed`` is per second. ``position`` is
+    ``images`` (or tokens) were processed since the run began; ``speed`` is per second. ``position`` is
     text, such as ``task 2/10, epoch 3/70``.
     """
 
@@ -25,7 +25,6 @@ class Progress:
     speed: float
     line: str = ""  # a line to print, such as the summary of a task
     loaded: bool = False  # the task was loaded from another run instead of being trained
-    unit: str = "images"
 
 
 class TaskBar:
@@ -34,10 +33,9 @@ class TaskBar:
     Calls ``on_progress`` with a :class:`Progress` at the start of each phase, at intervals, and for each line to print.
     """
 
-    def __init__(self, on_progress: Callable[[Progress], None], num_tasks: int, unit: str = "images"):
+    def __init__(self, on_progress: Callable[[Progress], None], num_tasks: int):
         self.on_progress = on_progress
         self.num_tasks = num_tasks
-        self.unit = unit
         self.task = ""  # such as "task 2/10"
         self.phase = ""
         self.epochs = 0  # of the phase
@@ -95,7 +93,7 @@ class TaskBar:
 
     def _send(self, line="", loaded=False):
         self.reported = time.monotonic()
-        self.on_progress(Progress(self.position, self.images, self.speed, line, loaded, self.unit))
+        self.on_progress(Progress(self.position, self.images, self.speed, line, loaded))
 
 
 def print_task(progress: Progress) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 from torch import Tensor
 
 from pycil_wsc.data.loader import Source
@@ -44,13 +43,14 @@ class Evaluator:
     def _accuracies(self, task: Task) -> dict[str, Json]:
         """Those of the learner, of the nearest-mean-of-exemplars classifier, and of additional networks."""
         manager = self.learner.manager
-        targets, tasks = (each[task.test_indices] for each in (manager.test_targets, manager.test_tasks))
+        targets = manager.test_targets[task.test_indices]
+        tasks = manager.test_tasks[task.test_indices]
         found = predictions(self.learner, self.source, task)
         self.check(found.finite, "the test logits")
-        line = scores("cnn", found.cnn, targets, tasks)
+        line = metrics.scores("cnn", found.cnn, targets, tasks)
         line["cnn_known"] = metrics.accuracy(found.known, targets)
         if found.nme is not None:
-            line |= scores("nme", found.nme, targets, tasks)
+            line |= metrics.scores("nme", found.nme, targets, tasks)
         for name, network in self.learner.also_tested().items():
             best, finite = predictions_of(network, self.learner, self.source, task)
             self.check(finite, "the test logits")
@@ -58,12 +58,3 @@ class Evaluator:
         if task.num_seen == len(manager.class_order):
             self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
         return line
-
-
-def scores(name: str, predicted: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Json]:
-    """``NAME_top1``, ``NAME_top5`` and the accuracy on each task's samples, ``NAME_tasks``, in percent."""
-    return {
-        f"{name}_top1": metrics.accuracy(predicted, targets),
-        f"{name}_top5": metrics.top_k_accuracy(predicted, targets),
-        f"{name}_tasks": metrics.task_accuracies(predicted, targets, tasks),
-    }

@@ -57,6 +57,15 @@ def forgetting(matrix: Sequence[Sequence[float]]) -> float:
     return float(drop[:-1].mean()) if tasks > 1 else 0.0
 
 
+def scores(name: str, predicted: np.ndarray, targets: np.ndarray, tasks: np.ndarray) -> dict[str, Json]:
+    """``NAME_top1``, ``NAME_top5`` and the accuracy on each task's samples, ``NAME_tasks``, in percent."""
+    return {
+        f"{name}_top1": accuracy(predicted, targets),
+        f"{name}_top5": top_k_accuracy(predicted, targets),
+        f"{name}_tasks": task_accuracies(predicted, targets, tasks),
+    }
+
+
 def task_scalars(history: Sequence[Mapping[str, Json]]) -> dict[str, float]:
     """Scalars of the newest task for curves over tasks. ``history``: the lines of ``metrics.jsonl`` so far."""
     line, matrix = history[-1], [line["cnn_tasks"] for line in history]
