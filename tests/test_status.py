@@ -61,21 +61,22 @@ def test_a_result_that_is_none_is_said_to_be(content, settings, tmp_path, capsys
 
 def test_a_run_records_where_it_stands_and_a_finished_one_leaves_no_record(settings, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(status, "INTERVAL", 0.0)
+    path = write(tmp_path, settings | {"model_name": "replay"})
+    (config,) = load(path)
     seen = []
     write_record = status.write_atomically
 
     def watch(path, *arguments, **keys):
         write_record(path, *arguments, **keys)
-        seen.append((status.state_of(path.parent), json.loads(path.read_text())))
+        seen.append((status.state_of(config), json.loads(path.read_text())))
 
     monkeypatch.setattr(status, "write_atomically", watch)
-    path = write(tmp_path, settings | {"model_name": "replay"})
     assert main(["--config", path]) == 0
     states = {state.name for state, _ in seen}
     assert states == {"running"} and "task 3/3" in seen[-1][0].line
     assert seen[0][1]["seconds_left"] is None and seen[-1][1]["seconds_left"] == 0.0, "as many images as planned"
     (folder,) = results(settings)
-    assert not list(folder.glob("*progress.json*")) and status.state_of(folder).name == "done"
+    assert not list(folder.glob("*progress.json*")) and status.state_of(config).name == "done"
     capsys.readouterr()
     assert (
         main(["--config", path, "--status"]) == 0
@@ -111,13 +112,15 @@ def test_the_status_reads_no_data(settings, tmp_path, capsys):
     assert capsys.readouterr().out == "done 0/1, running 0, waiting 1, failed 0\n"
 
 
-def test_where_we_may_not_lock_a_run_that_recorded_its_progress_lately_runs(tmp_path, monkeypatch):
+def test_where_we_may_not_lock_a_run_that_recorded_its_progress_lately_runs(settings, tmp_path, monkeypatch):
     def refused(self, timeout):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(status.FileLock, "acquire", refused)
+    (config,) = load(write(tmp_path, settings))
+    run_folder(config).mkdir(parents=True)
     now = time.time()
     for age, name in ((10, "running"), (600, "waiting")):
         record = {"position": "task 1/2", "seconds_left": 60, "time": now - age}
-        (tmp_path / "progress.json").write_text(json.dumps(record))
-        assert status.state_of(tmp_path).name == name
+        (run_folder(config) / "progress.json").write_text(json.dumps(record))
+        assert status.state_of(config).name == name

@@ -60,8 +60,11 @@ class Schedule:
         for number, config in enumerate(configs, 1):
             kind = kind_of(config)
             data = self.data.of(config)
-            self.jobs.append(Job(number, len(configs), config, kind.plan(config, data)))
-            if redo or not is_finished(config):
+            job = Job(number, len(configs), config, kind.plan(config, data))
+            self.jobs.append(job)
+            if is_finished(config) and not redo:
+                job.state = "done"
+            else:
                 kind.check_model(config, data)
         self.overview = Overview(self.jobs)
 
@@ -70,10 +73,10 @@ class Schedule:
         if self.redo:
             set_aside([job.config for job in self.jobs])
         for job in self.jobs:
-            if is_finished(job.config):
+            if job.state == "done":
                 self._take_result(job)
             else:
-                self._queue(FRESH, job)
+                self._put(FRESH, job)
         if found := sum(job.state == "done" for job in self.jobs):
             self.overview.say(f"{found} of {len(self.jobs)} runs finished before")
 
@@ -83,12 +86,11 @@ class Schedule:
             self.ended(job, outcome)
             return
         job.result = outcome.result
-        job.state = "done"
         job.planned = 0  # by this command
         if lacking := kind_of(job.config).unrecorded(job.config):
             self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
 
-    def _queue(self, place: int, job: Job) -> None:
+    def _put(self, place: int, job: Job) -> None:
         heapq.heappush(self.queue, (place, job.number))
 
     def next(self) -> Job | None:
@@ -125,13 +127,13 @@ class Schedule:
             return
         if not outcome.failure:
             job.wait = True
-            self._queue(ELSEWHERE, job)
+            self._put(ELSEWHERE, job)
             self.overview.ended(job, "waiting", "another process is working on it")
             return
         record_failure(job, outcome)
         if outcome.again and job.attempt == 1:
             job.attempt = 2
-            self._queue(AGAIN, job)
+            self._put(AGAIN, job)
             self.overview.ended(job, "retry", f"FAILED: {outcome.failure}; will be tried once more")
         else:
             job.failure = outcome.failure

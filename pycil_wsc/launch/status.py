@@ -14,9 +14,9 @@ from filelock import FileLock, Timeout
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, write_atomically
-from pycil_wsc.results import RESULT, extends, has_result, read_result
+from pycil_wsc.results import finished_result, has_result
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
@@ -52,24 +52,23 @@ class State(NamedTuple):
     line: str = ""
 
 
-def state_of(folder: Path, extended: bool = False) -> State:
-    """The state of the run in ``folder``. A stopped run counts as waiting, as the sweep's command resumes it.
-
-    ``extended``: the present result is that of the same run with fewer tasks.
-    """
-    if has_result(folder) and not extended:
-        try:
-            read_result(folder / RESULT)
-        except UserError as error:  # the run would fail, too
-            return State("failed", str(error))
-        return State("done")
+def state_of(config: RunConfig) -> State:
+    """The state of a run. A stopped run counts as waiting, as the sweep's command resumes it."""
+    folder = run_folder(config)
+    try:
+        if finished_result(config):
+            return State("done")
+    except UnusableRun as error:  # the run would fail, too
+        return State("failed", str(error))
     record = _read(folder / RECORD)
     position = record.get("position")
     if position and _at_work(folder, record):
         return State("running", f"{position}, {_left(record)} left")
     if (folder / FAILURE).exists():
         return State("failed", str(_read(folder / FAILURE).get("reason", "see log.txt")))
-    return State("waiting", f"stopped in {position}" if position else "has tasks to go" if extended else "")
+    if position:
+        return State("waiting", f"stopped in {position}")
+    return State("waiting", "has tasks to go" if has_result(folder) else "")  # that of the same run with fewer tasks
 
 
 def _read(path: Path) -> dict[str, Json]:
@@ -81,7 +80,8 @@ def _read(path: Path) -> dict[str, Json]:
 
 
 def _left(record: dict[str, Json]) -> str:
-    left, then = record.get("seconds_left"), record.get("time")
+    left = record.get("seconds_left")
+    then = record.get("time")
     if not isinstance(left, (int, float)) or not isinstance(then, (int, float)):
         return "?"
     return duration(max(0.0, left - (time.time() - then)))
@@ -103,11 +103,10 @@ def status(configs: Iterable[RunConfig]) -> int:
     """Print a line for each running, stopped or failed run, and the number of runs in each state; returns 0."""
     states: Counter[str] = Counter()
     for config in configs:
-        folder = run_folder(config)
-        state = state_of(folder, extends(config))
+        state = state_of(config)
         states[state.name] += 1
         if state.line:
-            print(f"{state.name:8} {folder}  {state.line}")
+            print(f"{state.name:8} {run_folder(config)}  {state.line}")
     print(counted(states))
     return 0
 

@@ -18,7 +18,6 @@ from pycil_wsc.launch.attempt import Job, attempt, finished, record_failure
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import Workers
-from pycil_wsc.results import is_finished
 from pycil_wsc.runs.progress import duration
 
 
@@ -31,7 +30,8 @@ class Where(NamedTuple):
 
     def check(self, configs: Sequence[RunConfig]) -> None:
         """Raise a :class:`UserError` for what is not possible on this machine."""
-        workers, gpus = self.workers, self.gpus_per_run
+        workers = self.workers
+        gpus = self.gpus_per_run
         for option, number in (("--workers", workers), ("--gpus-per-run", gpus)):
             if number is not None and number < 1:
                 raise UserError(f"{option} {number}: must be at least 1")
@@ -154,7 +154,7 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
         kind = kind_of(config)
         budget = kind.budget(config, dataset)
         line = f"{run_folder(config)}  " + (budget or f"{job.planned:,} {kind.unit}")
-        done = is_finished(config)
+        done = job.state == "done"
         budgeted += bool(budget) and not done
         to_go[kind.unit] += 0 if budget or done else job.planned
         try:

@@ -146,23 +146,19 @@ def has_result(folder: Path) -> bool:
     return True
 
 
-def extends(config: RunConfig) -> bool:
-    """Whether the result in the folder of a run is that of the same run with fewer tasks."""
-    path = run_folder(config) / RESULT
-    try:
-        recorded = resolve_recorded(read_result(path)["config"], path).identity()
-    except UserError:  # there is none, or it is reported when it is needed
-        return False
-    return recorded != config.identity() and config.continues(recorded)
-
-
 def is_finished(config: RunConfig) -> bool:
     """Whether the folder of a run has its result, and not that of a shorter run."""
-    return has_result(run_folder(config)) and not extends(config)
+    try:
+        return finished_result(config) is not None
+    except UnusableRun:  # reported when the result is needed
+        return True
 
 
 def finished_result(config: RunConfig) -> dict[str, Json] | None:
-    """The result of a finished run, or None. Raises :class:`UnusableRun` if it has other settings, or is incomplete."""
+    """The result of a finished run, or None if there is none, or only that of the same run with fewer tasks.
+
+    Raises :class:`UnusableRun` if it has other settings, or is incomplete.
+    """
     folder = run_folder(config)
     if not has_result(folder):
         return None
@@ -171,7 +167,7 @@ def finished_result(config: RunConfig) -> dict[str, Json] | None:
     recorded = resolve_recorded(result["config"], path).identity()
     if recorded == config.identity():
         return result
-    if config.continues(recorded):  # of the same run with fewer tasks
+    if config.continues(recorded):
         return None
     raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
 
