@@ -62,9 +62,10 @@ class ClassIncremental(Kind[Config, Dataset]):
             shared_by = json.dumps([config.timed(), plan if config.operations_like else []], sort_keys=True)
             if shared_by not in watches:
                 watches[shared_by] = measured(config, for_training(data, config))
+            watch = watches[shared_by]
             if config.operations_like:
-                return sum(map(watches[shared_by].seconds, range(len(plan))))
-            return sum(images * each for images, each in zip(plan, watches[shared_by].seconds_per_image(), strict=True))
+                return sum(map(watch.seconds, range(len(plan))))
+            return sum(images * each for images, each in zip(plan, watch.seconds_per_image(), strict=True))
 
         return seconds
 

@@ -37,7 +37,6 @@ def shared(path: Path, processes: Processes, say: Callable[[str], None]) -> Iter
 
     None in all processes but the first, which reads and writes it. ``say`` is called before a long wait.
     """
-
     lock = functools.partial(_lock, path, say) if processes.first else contextlib.nullcontext
     with processes.in_all(lock):
         yield path if processes.first else None

@@ -16,8 +16,8 @@ INTERVAL = 0.25  # seconds
 class Progress:
     """The progress of a run.
 
-    ``images`` (or tokens) were processed since the run began; ``speed`` is per second. ``position`` is
-    text, such as ``task 2/10, epoch 3/70``.
+    ``images`` (or tokens) were processed since the run began; ``speed`` is per second. ``position`` is text, such as
+    ``task 2/10, epoch 3/70``.
     """
 
     position: str
