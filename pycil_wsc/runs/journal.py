@@ -93,8 +93,8 @@ class Journal:
         Raises :class:`TrainingDiverged` if the loss is not finite, or huge.
         """
         seconds = self.tick("train_seconds")
-        self.bar.epoch(epoch, loss, accuracy)
-        where = f"{self.bar.task} {phase.name} epoch {epoch + 1}/{phase.epochs}"
+        self.bar.epoch(phase.name, epoch, phase.epochs, loss, accuracy)
+        where = self.bar.place(phase.name, epoch, phase.epochs)
         self.log.info("%s: loss %.4f, train accuracy %.2f", where, loss, accuracy)
         check_loss(loss, f"{self.bar.task}, epoch {epoch + 1}")
         rate = phase.optimizer.param_groups[0]["lr"]

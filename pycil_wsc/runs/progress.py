@@ -37,8 +37,6 @@ class TaskBar:
         self.on_progress = on_progress
         self.num_tasks = num_tasks
         self.task = ""  # such as "task 2/10"
-        self.phase = ""
-        self.epochs = 0  # of the phase
         self.position = ""
         self.images = 0  # that the run has trained on so far
         self.fresh = 0  # of these in the phase
@@ -52,12 +50,10 @@ class TaskBar:
 
     def start(self, phase: str, first: int, epochs: int, images: int) -> None:
         """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
-        self.phase = phase
-        self.epochs = epochs
         self.images = images
         self.fresh = 0
         self.started = time.monotonic()
-        self.position = self._position(min(first, epochs - 1))
+        self.position = self.place(phase, min(first, epochs - 1), epochs)
         self._send()
 
     def step(self, images: int) -> None:
@@ -76,9 +72,10 @@ class TaskBar:
         """Images per second since the phase began."""
         return self.fresh / max(time.monotonic() - self.started, 1e-9)
 
-    def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
+    def epoch(self, phase: str, epoch: int, epochs: int, loss: float, accuracy: float) -> None:
         """Epoch ``epoch`` has ended with this mean loss and training accuracy in percent."""
-        self.position = f"{self._position(min(epoch + 1, self.epochs - 1))}, loss {loss:.3f}, accuracy {accuracy:.1f}%"
+        now = self.place(phase, min(epoch + 1, epochs - 1), epochs)
+        self.position = f"{now}, loss {loss:.3f}, accuracy {accuracy:.1f}%"
 
     def loaded(self, images: int) -> None:
         """The task was loaded from another run, which trained it on ``images`` images."""
@@ -88,8 +85,9 @@ class TaskBar:
     def say(self, line: str) -> None:
         self._send(f"{self.task}  {line}")
 
-    def _position(self, epoch):
-        return f"{self.task} {self.phase} epoch {epoch + 1}/{self.epochs}"
+    def place(self, phase: str, epoch: int, epochs: int) -> str:
+        """An epoch of the task in words."""
+        return f"{self.task} {phase} epoch {epoch + 1}/{epochs}"
 
     def _send(self, line="", loaded=False):
         self.reported = time.monotonic()
