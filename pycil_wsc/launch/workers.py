@@ -79,7 +79,8 @@ class RunInProcesses:
     """
 
     def __init__(self, job: Job, count: int, threads: int, slot: int = 0) -> None:
-        self.job, self.slot = job, slot
+        self.job = job
+        self.slot = slot
         context = multiprocessing.get_context(START_METHOD)
         context.set_forkserver_preload(["torch", "pycil_wsc.launch.kinds", __name__])
         self.pipe, sender = context.Pipe(duplex=False)  # of the first
