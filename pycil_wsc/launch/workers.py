@@ -30,11 +30,11 @@ DEATH_SECONDS = 1.0  # for which a failure of one process waits for the death of
 
 
 class Workers:
-    """Executes so many runs at a time, each in so many new ``processes``, which share the cores without ``threads``."""
+    """Executes so many runs at a time, each in so many new ``processes``, which share the cores."""
 
-    def __init__(self, workers: int, processes: int = 1, threads: int = 0) -> None:
+    def __init__(self, workers: int, processes: int = 1) -> None:
         self.processes = processes
-        self.threads = threads or max(1, cores() // (workers * processes))
+        self.threads = max(1, cores() // (workers * processes))
         self.slots = list(range(workers))  # that are free
         self.running: list[RunInProcesses] = []
 
@@ -59,16 +59,16 @@ class Workers:
 
 def attempt_in_processes(job: Job, count: int, threads: int, on_progress: Callable[[Progress], None]) -> Outcome:
     """One attempt at a run in ``count`` new processes; ``on_progress`` is called with what the first reports."""
-    workers = Workers(1, count, threads)
-    workers.start(job)
+    run = RunInProcesses(job, count, threads)
     try:
         while True:
-            for _, message in workers.messages():
+            connection.wait(run.sources())
+            for message in run.messages():
                 if isinstance(message, Outcome):
                     return message
                 on_progress(message)
     finally:
-        workers.stop()
+        run.stop()
 
 
 class RunInProcesses:
