@@ -15,8 +15,6 @@ A number goes from a result to the page in this order:
 matplotlib is imported to draw figures only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """python -m pycil_wsc.report FOLDER...: tables and figures of the runs below the folders."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

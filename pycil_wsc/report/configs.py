@@ -3,8 +3,6 @@
 Hyperparameters are chosen by trials that were tested on held-out training data.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

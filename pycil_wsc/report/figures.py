@@ -1,53 +1,33 @@
 """The figures of a report, as views of the rows: ``figures.json`` declares them. Heat maps are in ``maps``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
-from pycil_wsc.report.names import clean, data_file, studied_value
+from pycil_wsc.report.names import clean, studied_value
 from pycil_wsc.report.recorded import READERS
 from pycil_wsc.report.rows import AVERAGE, measured, memory_text
-from pycil_wsc.report.series import Plot, Series
+from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.studies import STUDIES, WITHOUT
-from pycil_wsc.report.style import COLUMN, PAGE, SURFACE, Style, legend, new_figure, panels, wrapped
-from pycil_wsc.report.tables import Failed
+from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, new_figure, panels, wrapped
 from pycil_wsc.report.views import rest_of
 
 MARKED = 25  # points of a curve with markers
 SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
 
 
-class Spec(NamedTuple):
-    """What a figure or a panel shows: a column of the rows, or what runs recorded."""
-
-    slug: str  # of the figure, and of its reader in ``recorded``
-    title: str
-    axes: tuple[str, str]  # with the series' unit of time in the place of {}
-    column: str = ""
-    scale: float = 1
-    notes: Sequence[str] = ()
-    banded: bool = False  # show the spread as a band
-    from_zero: bool = False
-
-
-SPECS: dict[str, list[Spec]] = {}
-for _kind, _entries in data_file("figures.json").items():
-    SPECS[_kind] = [Spec(**entry) for entry in _entries]
 ACCURACY, *_, TIME = SPECS["accuracies"]
 
 
-def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
-    """Yield every :class:`Plot` for which the group has runs, drawn one at a time, or a :class:`Failed` if one fails.
+def figures(group: Group, brief: bool = False) -> Iterator[Plot]:
+    """Yield every :class:`Plot` for which the group has runs, drawn one at a time.
 
     ``brief``: only the accuracies. Trials, used to choose hyperparameters, are not drawn.
     """
@@ -65,10 +45,8 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot | Failed]:
         parts = [accuracy, partial(over_memory, specs=[ACCURACY])]
     series = Series(group)
     for part in parts:
-        try:
+        with group.attempt("a figure"):
             yield from part(series)
-        except Exception as error:
-            yield Failed(f"a figure of {group.title}", f"{type(error).__name__}: {error}")
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -93,25 +71,8 @@ def draw_lines(
             axes.fill_between(line["x"], low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def line_figure(
-    series: Series,
-    points: pd.DataFrame,
-    axes: tuple[str, str],
-    height: float = 3.5,
-    styles: Mapping[str, Style] | None = None,
-    title: str | None = None,
-) -> Axes:
-    """The axes of a figure with a single panel; with the names and styles of the series, or with others."""
-    figure = new_figure(COLUMN, height)
-    panel = figure.subplots()
-    draw_lines(panel, points, styles or series.styles, series.spread)
-    panel.set(xlabel=axes[0].format(series.unit), ylabel=axes[1].format(series.unit))
-    legend(figure, styles or series.styles, {} if styles else series.labels, title)
-    return panel
-
-
 def draw_curve(series: Series, spec: Spec) -> Iterator[Plot]:
-    """The figure, if any run recorded the points."""
+    """What runs recorded, with a panel per memory size; nothing if no run recorded it."""
     read = READERS[spec.slug]
     rows = series.rows.assign(points=[list(read(record).items()) for record in series.rows["record"]])
     rows = rows.loc[rows["points"].map(bool)]
@@ -144,14 +105,15 @@ def over_memory(series: Series, specs: Sequence[Spec]) -> Iterator[Plot]:
     rows = series.rows.loc[series.rows["memory"] > 0]
     places = rows["memory"].map(series.place)
     without = ["Runs without memory are not shown."] if 0 in series.memories else []
+    notes = series.notes(series.rows, *without, errors="error bars")
     for spec in specs:
-        points = rows.assign(at=places, x=places, y=rows[spec.column])
-        axes = line_figure(series, points, (series.group.memory_title, spec.axes[1]))
-        axes.set_xscale("log")
-        axes.set_xticks([series.place(size) for size in sizes], [memory_text(size) for size in sizes])
-        axes.xaxis.set_minor_locator(NullLocator())
-        notes = series.notes(series.rows, *without, errors="error bars")
-        yield Plot(f"{spec.slug}-memory", f"{spec.title} against memory size", _figure_of(axes), notes)
+        figure, (ax,) = panels([""], (series.group.memory_title, series.axis(spec)), height=3.2)
+        draw_lines(ax, rows.assign(at=places, x=places, y=rows[spec.column]), series.styles, series.spread)
+        ax.set_xscale("log")
+        ax.set_xticks([series.place(size) for size in sizes], [memory_text(size) for size in sizes])
+        ax.xaxis.set_minor_locator(NullLocator())
+        legend(figure, series.styles, series.labels)
+        yield Plot(f"{spec.slug}-memory", f"{spec.title} against memory size", figure, notes)
 
 
 def accuracy_over_time(series: Series) -> Iterator[Plot]:
@@ -159,11 +121,12 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
     rows = series.rows
     if rows.empty:
         return
-    points = rows.assign(at=rows["memory"], x=rows["time"], y=rows["average"])
-    axes = line_figure(series, points, (TIME.axes[1], ACCURACY.axes[1]), height=4.2)
-    _log_scale(axes, rows["time"])
+    figure, (ax,) = panels([""], (series.axis(TIME), series.axis(ACCURACY)), height=3.9)
+    draw_lines(ax, rows.assign(at=rows["memory"], x=rows["time"], y=rows["average"]), series.styles, series.spread)
+    _log_scale(ax, rows["time"])
+    legend(figure, series.styles, series.labels)
     notes = series.notes(rows, series.sizes("A line joins the memory sizes in their order: "), errors="error bars")
-    yield Plot("accuracy-time", "Average accuracy against training time", _figure_of(axes), notes)
+    yield Plot("accuracy-time", "Average accuracy against training time", figure, notes)
 
 
 def retain_rates(series: Series) -> Iterator[Plot]:
@@ -174,32 +137,32 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     group = series.group
     (study,) = (study for study in STUDIES if study.slug == "retain-rate")
     rows = study.rows_of(group)
-    rows["x"] = [100 * float(studied_value(record, study.corner)) for record in rows["record"]]
+    rates = [100 * float(studied_value(record, study.corner)) for record in rows["record"]]
+    rows = rows.assign(x=rates, at=rates, y=measured(rows, AVERAGE), rest=rest_of(rows, study.studied or ()))
     rows["last"] = rows["kind"].str.endswith(WITHOUT)
-    rows["rest"] = rest_of(rows, study.studied or ())
     line_of = ["memory", "last", "rest"]
     places = cast(pd.Series, rows.groupby(line_of)["x"].transform("nunique"))
     rows = rows.loc[places > 1]
     if rows.empty:
         return
-    rows = group.named(rows, "variant", "learner", study.studied or ())
-    rows["variant"] = [clean(name.removeprefix("wsc")) for name in rows["variant"]]
-    rows = rows.assign(at=rows["x"], y=measured(rows, AVERAGE)).sort_values(line_of[:2], kind="stable")
+    rows = group.named(rows, "variant", "learner", study.studied or ()).sort_values(line_of[:2], kind="stable")
     memories, variants = sorted(rows["memory"].unique()), list(rows["variant"].unique())
     styles: dict[str, Style] = {}
-    for _, own in rows.groupby(line_of):
-        memory, last, variant = own[["memory", "last", "variant"]].iloc[0]
+    for (memory, last, _), own in rows.groupby(line_of):
+        variant = own["variant"].iloc[0]
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
-        name = memory_text(memory) + (WITHOUT if last else "") + variant
+        name = memory_text(memory) + (WITHOUT if last else "") + clean(variant.removeprefix("wsc"))
         rows.loc[own.index, "name"] = name
         marker = "osD^vPX"[variants.index(variant) % 7]
         styles[name] = {"color": colour, "marker": marker, "linestyle": ":" if last else "-"}
         styles[name]["markerfacecolor"] = SURFACE if last else colour
-    labels = "parameters that keep their weights at the reset (%)", ACCURACY.axes[1]
-    axes = line_figure(series, rows, labels, styles=styles, title=group.memory_title)
+    labels = "parameters that keep their weights at the reset (%)", series.axis(ACCURACY)
+    figure, (ax,) = panels([""], labels, height=3.2)
+    draw_lines(ax, rows, styles, series.spread)
+    legend(figure, styles, {}, group.memory_title)
     several = rows.duplicated([*line_of, "x"]).any()
     note = f"Error bars: ± {group.options.spread_name}." if several else "One seed."
-    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", _figure_of(axes), [note])
+    yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, [note])
 
 
 # ---- a row per method ------------------------------------------------------------------------------------------------
@@ -224,7 +187,7 @@ def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot
             ax.errorbar(mean, names.index(name), xerr=error, **style, elinewidth=0.8)
         if not _log_scale(ax, values):
             ax.set_xlim(min(0, 1.08 * values.min()), 1.08 * values.max() or 1)
-        ax.set_xlabel(spec.axes[1].format(series.unit))
+        ax.set_xlabel(series.axis(spec))
     axes[0].set_yticks(range(len(names)), labels)
     axes[0].set_ylim(-0.6, len(names) - 0.4)
     note = series.sizes("The larger the marker, the larger the memory: ")
@@ -243,7 +206,3 @@ def _log_scale(axes: Axes, values: pd.Series) -> bool:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     return True
-
-
-def _figure_of(axes: Axes) -> Figure:
-    return cast(Figure, axes.figure)  # none of ours has subfigures

@@ -1,25 +1,22 @@
-"""Groups of runs that may be compared: of one setting, with the same schedule and keys that no method chooses."""
+"""Groups of runs that may be compared, and the names of their rows."""
 
-from __future__ import annotations
-
-import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pandas as pd
 
+from pycil_wsc.errors import described
 from pycil_wsc.report import names
 from pycil_wsc.report.names import STUDIED, as_text, clean, in_order, method_name, method_rank, studied_value
-from pycil_wsc.report.rows import PAPER, rows_of
+from pycil_wsc.report.rows import PAPER, SCHEDULES, rows_of
 from pycil_wsc.report.texts import texts
-from pycil_wsc.results import LanguageResult, Problem, Record
-from pycil_wsc.results.duplicates import Variant, distinct, variants
-
-Variants = Mapping[Record, Variant]
-Comparison = tuple[list[Record], Mapping[str, object], Sequence[str]]  # records, conditions, variants_of of a group
+from pycil_wsc.results import Problem, Record
+from pycil_wsc.results.comparable import Comparison, Setting, comparisons
+from pycil_wsc.results.duplicates import Variant, variants
 
 
 @dataclass(frozen=True)
@@ -40,23 +37,6 @@ class Options:
 DEFAULT = Options()
 
 
-class Setting(NamedTuple):
-    """The values that runs must share to be in one group. ``fixed_memory``: memory is per class, otherwise in total.
-
-    For a stream of tasks, ``dataset`` is the first one, and ``init_cls`` and ``increment`` are 0.
-    """
-
-    dataset: str
-    init_cls: int
-    increment: int
-    convnet_type: str  # or the language model
-    fixed_memory: bool = True
-    validation_split: float = 0.0  # the share of the training data used as test set
-    data: str = ""  # a hash of the data, if a run recorded it
-    part: tuple[tuple[str, str], ...] = ()  # max_tasks and classes of runs that learn only a part of the data
-    tasks: tuple[str, ...] = ()  # of a language model
-
-
 class Group:
     """Runs that may be compared: they differ only in the method and in the keys that a study varies.
 
@@ -64,29 +44,40 @@ class Group:
     ``main`` runs, which belong to no study. ``reference``: the paper's numbers. ``conditions``: keys for which the
     setting's other groups have other values. ``variants_of``: methods that have variants without a counterpart in any
     other method; their group holds all their runs and has no conditions. ``only_tuning``: no other setting has trials.
+    ``failed``: tables and figures with an error, and the error.
     """
 
     def __init__(
-        self, setting: Setting, comparison: Comparison, variant_of: Variants, options: Options, dataset: str
+        self,
+        comparison: Comparison,
+        conditions: Mapping[str, object],
+        variant_of: Mapping[Record, Variant],
+        options: Options,
+        dataset: str,
     ) -> None:
-        records, self.conditions, self.variants_of = comparison
-        self.records = sorted(records, key=lambda record: (method_rank(record.method), record.memory, record.seed))
-        self.setting, self.options = setting, options
+        self.setting, self.conditions, self.options = comparison.setting, conditions, options
+        self.variants_of = sorted(comparison.variants_of, key=method_rank)
         self.only_tuning = True
-        self.tasks = [clean(task) for task in setting.tasks]
-        self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
-        self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
+        self.failed: list[Problem] = []
+        ordered = sorted(
+            comparison.records, key=lambda record: (method_rank(record.method), record.memory, record.seed)
+        )
+        self.records = ordered
         self.rows = rows_of(self.records, variant_of)
         self.labels = set(self.rows["label"].dropna())
         of_variant = cast(pd.Series, self.rows.groupby(["learner", "frozen"])["label"].transform("first"))
         self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
         self.rows["main"] = self._in_no_study()
+        setting = self.setting
+        self.tasks = [clean(task) for task in setting.tasks]
+        self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
+        self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
         self.slug = self._slug()
-        tasks = Counter(len(record.curve) for record in self.records).most_common(1)[0][0]
         model = clean(setting.convnet_type)
         if setting.tasks:
             self.memory_title = "% of each earlier task replayed"
             dataset, model = method_name(dataset, options.labels), method_name(model, options.labels)
+        tasks = Counter(len(record.curve) for record in self.records).most_common(1)[0][0]
         variants_of = [self.shown(method) for method in self.variants_of]
         (self.title,) = texts("title", setting, dataset, model, tasks, self.conditions, variants_of)
 
@@ -131,6 +122,14 @@ class Group:
             for own, text in zip(runs, shorter if brief and distinct and not self.tasks else whole):
                 found |= dict.fromkeys(own.index, text)
         return rows.loc[list(found)].assign(**{column: list(found.values())})
+
+    @contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Within, an error is noted in ``failed``, and the rest of the report is written."""
+        try:
+            yield
+        except Exception as error:
+            self.failed.append((f"{what} of {self.title}", described(error)))
 
     def shown(self, name: str) -> str:
         """The display name of a row or line."""
@@ -181,128 +180,27 @@ def _as_slug(text: str, longest: int = 60) -> str:
 def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[Group], list[Problem]]:
     """The groups of runs that may be compared, and the duplicate results that were left out."""
     variant_of = variants(records)
-    settings: dict[Setting, list[Record]] = defaultdict(list)
-    for record, setting in _settings(variant_of).items():
-        settings[setting].append(record)
-    ordered = sorted(settings, key=lambda setting: (bool(setting.tasks), setting.dataset, -setting.increment, setting))
-    shown = names.dataset_names([setting.dataset for setting in ordered if not setting.tasks], options.labels)
-    searched = sum(bool(setting.validation_split) for setting in ordered)
+    found, problems = comparisons(variant_of, SCHEDULES)
+    datasets = [comparison.setting.dataset for comparison in found if not comparison.setting.tasks]
+    shown = names.dataset_names(datasets, options.labels)
+    searched = {comparison.setting for comparison in found if comparison.setting.validation_split}
     slugs: Counter[str] = Counter()
     groups: list[Group] = []
-    problems: list[Problem] = []
-    for setting in ordered:
-        found, duplicates = distinct({record: variant_of[record] for record in settings[setting]})
-        problems += duplicates
-        whole = setting.validation_split or setting.tasks  # trials are compared, whichever keys they vary
-        for comparison in [(found, {}, ())] if whole else _comparisons(found, variant_of):
-            dataset = clean(setting.dataset) if setting.tasks else shown[setting.dataset]
-            group = Group(setting, comparison, variant_of, options, dataset)
-            group.only_tuning = searched < 2
-            slugs[group.slug] += 1
-            if slugs[group.slug] > 1:
-                group.slug += f"-{slugs[group.slug]}"
-            groups.append(group)
+    for comparison in found:
+        setting = comparison.setting
+        dataset = clean(setting.dataset) if setting.tasks else shown[setting.dataset]
+        group = Group(comparison, _told(comparison, found), variant_of, options, dataset)
+        group.only_tuning = len(searched) < 2
+        slugs[group.slug] += 1
+        if slugs[group.slug] > 1:
+            group.slug += f"-{slugs[group.slug]}"
+        groups.append(group)
     return groups, problems
 
 
-def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
-    """The setting of each run.
-
-    Data sets with the same hash are the same under any path. Runs that did not record a hash are grouped with runs of
-    the same path that did.
-    """
-    contents: dict[str, set[str]] = defaultdict(set)
-    first: dict[str, str] = {}
-    settings = {}
-    for record in records:
-        content = _content(record)
-        if content and not isinstance(record.result, LanguageResult):
-            first.setdefault(content, record.dataset)
-            contents[record.dataset].add(content)
-    for record in records:
-        config = record.config
-        if isinstance(record.result, LanguageResult):
-            data, model = config["llm.data"], config["llm.model"]
-            settings[record] = Setting(data, 0, 0, model, tasks=tuple(record.data["tasks"]))
-            continue
-        known = contents[record.dataset]
-        content = _content(record) or (next(iter(known)) if len(known) == 1 else "")
-        settings[record] = Setting(
-            first.get(content) or record.dataset,
-            *record.split,
-            config["convnet_type"],
-            config["fixed_memory"],
-            config.get("validation_split") or 0.0,
-            content,
-            tuple((name, json.dumps(value)) for name, value in record.part.items()),
-        )
-    return settings
-
-
-def _content(record: Record) -> str:
-    data = record.data.get("data")
-    return str(data.get("sha256", "")) if isinstance(data, dict) else ""
-
-
-# ---- comparisons -----------------------------------------------------------------------------------------------------
-
-
-def _comparisons(records: list[Record], variant_of: Variants) -> list[Comparison]:
-    """Divide a setting's runs into groups that may be compared.
-
-    The runs of a group share the schedule and every key that is not specific to a method. If only one method was
-    trained with certain values of these, all its runs form another group.
-    """
-    schedule = _schedules(records)
-    shared = {name for record in records for name in record.identity.shared if name not in Setting._fields}
-    conditions: dict[Record, dict[str, object]] = {}
-    members: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        conditions[record] = dict(zip(("init_epoch", "epochs"), schedule[record]))
-        conditions[record] |= {name: variant_of[record].get(name) for name in in_order(shared)}
-        members[json.dumps(conditions[record])].append(record)
-    if len(members) == 1:
-        return [(records, {}, ())]
-    several: list[list[Record]] = []
-    alone: set[str] = set()
-    for found in sorted(members.values(), key=lambda found: -len(found)):
-        methods = {record.method for record in found}
-        if len(methods) == 1:
-            alone |= methods
-        else:
-            several.append(found)
-    keys = names.distinguishing_keys([conditions[found[0]] for found in several])
-    told: list[Comparison] = []
-    for found in several:
-        told.append((found, {key: value for key, value in conditions[found[0]].items() if key in keys}, ()))
-    rest = [record for record in records if record.method in alone]
-    return [*told, (rest, {}, sorted(alone, key=method_rank))] if rest else told
-
-
-def _schedules(records: list[Record]) -> dict[Record, tuple[int, int]]:
-    """The schedule that each run's is taken for: its epochs for the first task and for later ones.
-
-    Methods have their own epochs, so schedules differ only where one method has several. Then those of the method with
-    the most schedules count. Each other run joins the first of them that has the same epochs, the same share of the
-    paper's epochs, or the same epochs for the first task.
-    """
-    own = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}
-    by_method: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
-    for record, epochs in own.items():
-        by_method[record.method][epochs] += 1
-    anchor = max(by_method, key=lambda method: (len(by_method[method]), by_method[method].total()))
-    known = sorted(by_method[anchor], reverse=True)
-    if len(known) == 1:
-        return dict.fromkeys(records, known[0])
-
-    def share(method: str, epochs: tuple[int, int]) -> tuple[float, float] | str:
-        first, later = PAPER["schedules"].get(method.removesuffix("+wsc"), (0, 0))
-        return (epochs[0] / first, epochs[1] / later) if first else method
-
-    taken = {}
-    for record, epochs in own.items():
-        same = [other for other in known if other == epochs]
-        same += [other for other in known if share(anchor, other) == share(record.method, epochs)]
-        same += [other for other in known if other[0] == epochs[0]]
-        taken[record] = same[0] if same else epochs
-    return taken
+def _told(comparison: Comparison, others: Iterable[Comparison]) -> dict[str, object]:
+    """The conditions that distinguish the comparison from others of its setting."""
+    alike = [other.conditions for other in others if other.setting == comparison.setting and not other.variants_of]
+    keys = names.distinguishing_keys(alike)
+    in_place = ["init_epoch", "epochs", *in_order(keys)]  # the schedule first
+    return {key: comparison.conditions[key] for key in in_place if key in keys and key in comparison.conditions}

@@ -1,7 +1,5 @@
 """Names: of methods and data sets as displayed, and of runs by the keys that distinguish them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

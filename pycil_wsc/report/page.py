@@ -1,7 +1,5 @@
 """Writes ``index.html``, a self-contained page of tables and figures, and their files."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shlex
@@ -19,7 +17,6 @@ from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import drawing, to_files
-from pycil_wsc.report.tables import Failed
 from pycil_wsc.report.texts import MARKDOWN
 from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
@@ -34,8 +31,7 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
 
     Failed tables and figures are listed on the page. Raises a :class:`UserError` if ``out`` cannot be written.
     """
-    failed: list[Failed] = []
-    sections = [_section(group, groups, out, failed) for group in groups]
+    sections = [_section(group, groups, out) for group in groups]
     records = [record for group in groups for record in group.records]
     keys = ("device", "precision", "torch", "commit")
     origins = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)
@@ -46,7 +42,7 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
         sections=sections,
         runs=len(records),
         methods=len({record.method for record in records}),
-        failed=failed,
+        failed=[failure for group in groups for failure in group.failed],
         unfinished=found.unfinished,
         problems=found.problems,
         origins=origins,
@@ -56,25 +52,19 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
     return out / "index.html"
 
 
-def _section(group: Group, groups: Sequence[Group], out: Path, failed: list[Failed]) -> dict[str, object]:
+def _section(group: Group, groups: Sequence[Group], out: Path) -> dict[str, object]:
     """What the page shows of one group. Writes the files of its tables, figures and configuration."""
     shown_tables, shown_figures = [], []
     for table in tables(group):
-        if isinstance(table, Failed):
-            failed.append(table)
-            continue
         _write(out / "tables", table.slug, table.files())
         shown_tables.append(table)
     plots, undrawn = _figures_of(group, groups)
     with drawing():
         for plot in plots:
-            if isinstance(plot, Failed):
-                failed.append(plot)
-                continue
-            try:
+            files: dict[str, bytes] = {}
+            with group.attempt(plot.title):
                 files = to_files(plot.figure)
-            except Exception as error:
-                failed.append(Failed(f"{plot.title} of {group.title}", f"{type(error).__name__}: {error}"))
+            if not files:
                 continue
             slug, width = f"{plot.slug}-{group.slug}", round(96 * plot.figure.get_figwidth())
             _write(out / "figures", slug, files)
@@ -91,7 +81,7 @@ def _section(group: Group, groups: Sequence[Group], out: Path, failed: list[Fail
     return section
 
 
-def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Iterable[Plot | Failed], str]:
+def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Iterable[Plot], str]:
     """The figures of a group, and a note on those that are not drawn.
 
     If a setting has many groups, only those with the most runs have figures. In a report of very many runs, only the

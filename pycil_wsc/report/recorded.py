@@ -1,7 +1,5 @@
 """What a run recorded, as points of a curve: ``{x: y}``, empty if it recorded nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,23 +12,15 @@ Points = dict[float, float]
 Lines = list[dict[str, Any]]  # the records of an analysis, a dict per task
 
 
-def _analysed(record: Record, name: str) -> Lines:
-    """The records of one analysis, a dict per task; empty unless every task of the run has one."""
-    lines = [line for line in record.analyses if line.get(name)]
-    if [line["task"] for line in lines] != list(range(len(record.curve))):
-        return []
-    return [line[name] | {"share_new": line["share_new"]} for line in lines]
-
-
 def alignment(record: Record) -> Lines:
     """The gradients at the start of each task with past data."""
-    lines = _analysed(record, "gradients")
+    lines = record.analysed("gradients")
     return [line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]]
 
 
 def drift(record: Record) -> Lines:
     """The drift between tasks from the second task on."""
-    return [line["between"] for line in _analysed(record, "drift") if line["between"]]
+    return [line["between"] for line in record.analysed("drift") if line["between"]]
 
 
 def _losses(record: Record) -> Points:
@@ -48,12 +38,12 @@ def _drift_of_layers(record: Record) -> Points:
 
 def _loss_around(record: Record) -> Points:
     """The loss around the last solution, averaged over the directions; a non-finite loss is a gap."""
-    lines = _analysed(record, "flatness")
+    lines = record.analysed("flatness")
     return dict(zip(lines[-1]["distance"], np.array(lines[-1]["loss"], dtype=float).mean(0))) if lines else {}
 
 
 def _dormant(record: Record) -> Points:
-    shares = [line["share"] for line in _analysed(record, "dormant") if line["share"] is not None]
+    shares = [line["share"] for line in record.analysed("dormant") if line["share"] is not None]
     return {number: 100 * share for number, share in enumerate(shares, 1)}
 
 
@@ -77,7 +67,7 @@ READERS: dict[str, Callable[[Record], Points]] = {  # of the curves in ``figures
     "gradient-norm": _gradient_ratio,
     "drift": lambda record: dict(enumerate((line["norm"] for line in drift(record)), 2)),
     "drift-layers": _drift_of_layers,
-    "drift-within": lambda record: _in_tasks(line["within"]["norm"] for line in _analysed(record, "drift")),
+    "drift-within": lambda record: _in_tasks(line["within"]["norm"] for line in record.analysed("drift")),
     "flatness": _loss_around,
     "dormant": _dormant,
 }

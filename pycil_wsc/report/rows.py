@@ -1,7 +1,5 @@
 """The table of rows, a line per run, of which every table and figure is a view; and the measures that they read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ from pycil_wsc.results import ALL, Record
 from pycil_wsc.results.duplicates import Variant
 
 PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
+SCHEDULES = {method: tuple(epochs) for method, epochs in PAPER["schedules"].items()}  # epochs of first, later tasks
 Contents = Mapping[str, Any]  # of a result
 
 
@@ -83,6 +82,7 @@ def rows_of(records: Iterable[Record], variant_of: Mapping[Record, Variant]) -> 
     lines = []
     for record in records:
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
+        line |= {"schedule": (record.config.get("init_epoch"), record.config.get("epochs"))}
         line |= {"expands": expands(record.method), "changed": changed_keys(record)}
         line |= {"variant": variant_of[record], "frozen": variant_of[record].frozen, "label": _label_of(record)}
         lines.append(line)

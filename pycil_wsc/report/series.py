@@ -1,29 +1,48 @@
-"""The rows of a group as figures show them: by name and memory size."""
+"""The rows of a group as figures show them, and what the figures are."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.rows import MEASURES, TRAINING, expands, measured, memory_text, scores
+from pycil_wsc.report.names import data_file
+from pycil_wsc.report.rows import MEASURES, TRAINING, measured, memory_text, scores
 from pycil_wsc.report.style import line_styles
 from pycil_wsc.report.texts import texts
 from pycil_wsc.results import ALL
 
 MOST = 16  # lines in a figure that a reader can still distinguish
+UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
 
 
-@dataclass(frozen=True)
-class Plot:
+class Spec(NamedTuple):
+    """What a figure or a panel shows: a column of the rows, or what runs recorded. ``figures.json`` declares them."""
+
+    slug: str  # of the figure, and of its reader in ``recorded``
+    title: str
+    axes: tuple[str, str]  # with the series' unit of time in the place of {}
+    column: str = ""
+    scale: float = 1
+    notes: Sequence[str] = ()
+    banded: bool = False  # show the spread as a band
+    from_zero: bool = False
+    colours: str = ""  # what the colours of a heat map show
+
+
+SPECS: dict[str, list[Spec]] = {}
+for _kind, _entries in data_file("figures.json").items():
+    SPECS[_kind] = [Spec(**entry) for entry in _entries]
+
+
+class Plot(NamedTuple):
     """A figure and the notes below it."""
 
     slug: str
     title: str
     figure: Figure
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
     folded: bool = False  # collapsed on the page
 
 
@@ -45,20 +64,24 @@ class Series:
         self.left_out = len(ranked[MOST:])
         self.rows = rows.loc[rows["name"].isin(ranked[:MOST])].copy()
         self.memories: list[float] = sorted(self.rows["memory"].unique())
-        self.methods: dict[str, str] = dict(zip(self.rows["name"], self.rows["learner"]))
-        self.styles = line_styles(self.methods)
-        self.labels = {name: group.shown(name) for name in self.methods}
+        methods = dict(zip(self.rows["name"], self.rows["learner"]))
+        self.styles = line_styles(methods)
+        self.labels = {name: group.shown(name) for name in methods}
         columns = scores(group.tasks) + MEASURES["use"] if group.tasks else MEASURES["accuracy"] + MEASURES["cost"]
         for column in columns:
             self.rows[column.label] = measured(self.rows, column)
         seconds = pd.Series(measured(self.rows, TRAINING), self.rows.index)
         self.unit = "hours" if seconds.max() >= 36_000 else "minutes" if seconds.max() >= 180 else "seconds"
-        self.rows["time"] = seconds / {"hours": 3600, "minutes": 60, "seconds": 1}[self.unit]
+        self.rows["time"] = seconds / UNITS[self.unit]
 
     def place(self, memory: float) -> float:
         """The position of a memory size on an axis. A memory of all images is drawn at twice the largest number."""
         numbers = [number for number in self.memories if number != ALL]
         return 2 * (max(numbers, default=0) or 1) if memory == ALL else memory
+
+    def axis(self, spec: Spec) -> str:
+        """The label of an axis that shows a measure."""
+        return spec.axes[1].format(self.unit)
 
     def notes(self, rows: pd.DataFrame, *further: str, errors: str = "") -> list[str]:
         """Notes on the number of seeds of ``rows``, ``further``, and notes on missing runs.
@@ -73,7 +96,7 @@ class Series:
             if lacking:
                 gaps[self.labels[str(name)]] = lacking
         seeds = texts("means", counts, errors, self.group.options.spread_name)
-        dashed = any(map(expands, self.methods.values()))
+        dashed = bool(self.rows["expands"].any())
         return [*seeds, *further, *texts("figure", dashed, self.left_out), *texts("missing", gaps)]
 
     def sizes(self, several: str) -> str:

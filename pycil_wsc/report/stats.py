@@ -1,7 +1,5 @@
 """Which differences between means over seeds chance does not explain. Frames: a line per mean, a column per seed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
@@ -22,14 +20,14 @@ def is_ahead(differences: pd.DataFrame) -> pd.Series:
 def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
     """Whether the interval of the difference between two means over unrelated seeds excludes 0 (Welch's test).
 
-    Both have the columns ``mean``, ``error`` and ``count``. A single seed has no interval, nor has a mean without a
-    standard error.
+    Both have the columns ``mean``, ``standard_error`` and ``averaged_over``. A single seed has no interval, nor has a
+    mean without a standard error.
     """
-    squares, their_squares = ours["error"] ** 2, theirs["error"] ** 2
+    squares, their_squares = ours["standard_error"] ** 2, theirs["standard_error"] ** 2
     variance = squares + their_squares
-    freedom = variance**2 / (squares**2 / (ours["count"] - 1) + their_squares**2 / (theirs["count"] - 1))
-    width = reach(freedom.fillna(1)) * np.sqrt(variance)  # without any variance, every difference counts
-    return (ours["mean"] - theirs["mean"]).abs() > width
+    terms = squares**2 / (ours["averaged_over"] - 1) + their_squares**2 / (theirs["averaged_over"] - 1)
+    freedom = (variance**2 / terms).fillna(1)  # without any variance, every difference counts
+    return (ours["mean"] - theirs["mean"]).abs() > reach(freedom) * np.sqrt(variance)
 
 
 def best(seeds: pd.DataFrame) -> pd.Index:
@@ -41,10 +39,10 @@ def best(seeds: pd.DataFrame) -> pd.Index:
     seeds = seeds.loc[seeds.count(axis=1) > 1]
     if len(seeds) < 2:
         return seeds.index[:0]
-    means = pd.DataFrame({"mean": seeds.mean(axis=1), "error": seeds.sem(axis=1), "count": seeds.count(axis=1)})
+    means = pd.DataFrame({"mean": seeds.mean(axis=1), "standard_error": seeds.sem(axis=1)})
+    means["averaged_over"] = seeds.count(axis=1)
     top = means["mean"].idxmax()
     differences = seeds.rsub(seeds.loc[top], axis="columns")
-    behind = is_ahead(differences)
-    unpaired = differences.count(axis=1) < 2
-    behind[unpaired] = apart(means.loc[[top] * len(means)].set_axis(means.index), means)[unpaired]
+    paired = differences.count(axis=1) > 1
+    behind = is_ahead(differences).where(paired, apart(means, means.loc[top]))
     return seeds.index[~behind]

@@ -1,7 +1,5 @@
 """The paper's tables. A run's row in each is determined by its configuration; ``studies.json`` declares them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

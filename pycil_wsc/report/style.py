@@ -4,8 +4,6 @@ The colours are Okabe and Ito's colour-blind-safe palette and a few others. Mark
 methods. Methods that expand have dashed lines and hollow markers.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap
@@ -41,19 +39,19 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def panels(titles: Sequence[str], labels: tuple[str, str]) -> tuple[Figure, list[Axes]]:
+def panels(titles: Sequence[str], labels: tuple[str, str], height: float = 2.4) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, one per title, which share their scales and their labels, in rows of at most four."""
     rows, columns = arranged(len(titles))
-    figure = new_figure(min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), 2.4 * rows + 0.3)
+    figure = new_figure(min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), height * rows + 0.3)
     axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel())
-    for number, ax in enumerate(axes):  # only the panels at the left and bottom edges are labelled
-        ax.set_visible(number < len(titles))
+    for empty in axes[len(titles) :]:
+        empty.set_visible(False)
+    for number, (ax, title) in enumerate(zip(axes, titles)):  # only panels at the left and bottom edges are labelled
         below = number + columns < len(titles)
+        ax.set_title(textwrap.fill(title, 26))
         ax.set_ylabel("" if number % columns else labels[1])
         ax.set_xlabel("" if below else labels[0])
         ax.tick_params(labelbottom=not below)
-    for title, ax in zip(titles, axes):
-        ax.set_title(textwrap.fill(title, 26))
     return figure, axes[: len(titles)]
 
 

@@ -1,10 +1,8 @@
 """A table is a frame with a line per cell, aggregated over seeds. Text, CSV, Markdown and LaTeX are views of it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,14 +14,8 @@ from pycil_wsc.report.texts import LATEX, MARKDOWN
 
 DAGGER = "†"  # marks methods that expand
 MEASURED = ["mean", "standard_error", "standard_deviation", "averaged_over", "best"]
-PUBLISHED = ["paper_mean", "paper_standard_error", "compared", "differs_by"]
-
-
-class Failed(NamedTuple):
-    """A table or figure that failed, and the reason."""
-
-    what: str
-    why: str
+PUBLISHED = ["paper_mean", "paper_standard_error"]
+COMPARED = ["compared", "differs_by"]
 
 
 def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Sequence[Column]) -> pd.DataFrame:
@@ -37,23 +29,33 @@ def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Sequence[Colu
     keys = [*heads, "column"]
     values = values.dropna(subset="value").astype({"value": float})
     grouped = values.groupby(keys, sort=False)
-    cells = grouped["value"].agg(mean="mean", standard_error="sem", standard_deviation="std", averaged_over="count")
+    means = grouped["value"].agg(mean="mean", standard_error="sem", standard_deviation="std", averaged_over="count")
+    one_size = values[grouped["memory"].transform("nunique") == 1]  # else a seed has several values
+    by_seed = one_size.pivot_table(index=keys, columns="seed", values="value", sort=False).sort_index(axis="columns")
+    by_seed = by_seed.rename(columns=lambda seed: f"seed_{int(seed)}")
     rows = values[[*heads]].drop_duplicates()
     grid = rows.merge(pd.DataFrame({"column": [column.label for column in columns]}), how="cross")
-    if values.empty:
-        return grid.reindex(columns=[*keys, *MEASURED, *PUBLISHED])
-    one_size = values[grouped["memory"].transform("nunique") == 1]  # else a seed has several values
-    by_seed = one_size.pivot_table(index=keys, columns="seed", values="value", sort=False)
-    by_seed = by_seed[sorted(by_seed.columns)].rename(columns=lambda seed: f"seed_{int(seed)}")
-    grid = grid.merge(cells.reset_index(), how="left", on=keys).merge(by_seed.reset_index(), how="left", on=keys)
+    grid = grid.join(means, on=keys).join(by_seed, on=keys)
     grid["averaged_over"] = grid["averaged_over"].fillna(0).astype(int)
-    grid[["best", "compared"]] = False
-    grid[["paper_mean", "paper_standard_error", "differs_by"]] = np.nan
-    return grid
+    return grid.assign(best=False, compared=False, paper_mean=np.nan, paper_standard_error=np.nan, differs_by=np.nan)
+
+
+def papers(number: Mapping[str, float]) -> tuple[float, float]:
+    """The values of ``PUBLISHED`` for a number of ``paper.json``, which may lack its standard error."""
+    return number.get("mean", np.nan), number.get("se", np.nan)
 
 
 def seeds_of(cells: pd.DataFrame) -> list[str]:
     return [name for name in cells.columns if name.startswith("seed_")]
+
+
+class Text(NamedTuple):
+    """A cell as text: our mean and its spread, the paper's number, and an arrow with the difference from it."""
+
+    own: str
+    paper: str
+    apart: str
+    best: bool
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,14 @@ class Table:
     def rows(self) -> Iterator[tuple[list[str], list[Text]]]:
         """(the labels as text, the cells as text) of each row. The first label is marked if the method expands."""
         width = len(self.columns)
-        lines = list(self.cells[[*self.labels, "expands", *MEASURED, *PUBLISHED]].itertuples(index=False, name=None))
-        for start in range(0, len(lines), width):
-            first, *others, expands = lines[start][: len(self.labels) + 1]
+        cells = list(self.cells.drop(columns=seeds_of(self.cells)).itertuples())
+        heads = self.cells[[*self.labels, "expands"]].iloc[::width].itertuples(index=False, name=None)
+        for number, (first, *others, expands) in enumerate(heads):
             shown = self.group.shown(first) if self.labels[0] == "method" else str(first)
-            cells = []
-            for line, column in zip(lines[start : start + width], self.columns):
-                cells.append(_as_text(line[len(self.labels) + 1 :], column, self.group.options.spread))
-            yield [shown + (f" {DAGGER}" if expands else ""), *map(clean, others)], cells
+            texts = []
+            for cell, column in zip(cells[number * width :], self.columns):
+                texts.append(_as_text(cell, column, self.group.options.spread))
+            yield [shown + (f" {DAGGER}" if expands else ""), *map(clean, others)], texts
 
     def files(self) -> dict[str, str]:
         """``{suffix: text}``"""
@@ -107,7 +109,7 @@ class Table:
 
     def to_csv(self) -> str:
         """One line per non-empty cell, with unrounded numbers and a column per seed."""
-        names = [*self.labels, "expands", "column", *MEASURED, *PUBLISHED, *seeds_of(self.cells)]
+        names = [*self.labels, "expands", "column", *MEASURED, *PUBLISHED, *COMPARED, *seeds_of(self.cells)]
         filled = self.cells.loc[(self.cells["averaged_over"] > 0) | self.cells["paper_mean"].notna(), names].copy()
         for name in ("expands", "best", "compared"):
             filled[name] = filled[name].astype(int)
@@ -126,27 +128,20 @@ class Table:
         return f"{clean(title)}\n{frame.to_string()}"
 
 
-class Text(NamedTuple):
-    """A cell as text: our mean and its spread, the paper's number, and an arrow with the difference from it."""
-
-    own: str
-    paper: str
-    apart: str
-    best: bool
-
-
-def _as_text(cell: Sequence[float], column: Column, spread: str) -> Text:
-    """The text of a cell's values, those of ``MEASURED`` and ``PUBLISHED``."""
-    mean, error, deviation, count, best, paper, paper_error, _, difference = cell
-    width = error if spread == "se" else deviation
+def _as_text(cell: Any, column: Column, spread: str) -> Text:
+    """The text of a line of :func:`aggregate`."""
+    width = cell.standard_error if spread == "se" else cell.standard_deviation
     decimals = column.decimals
     known = not np.isnan(width) and not column.exact
     while known and width and not round(width, decimals) and decimals < column.decimals + 3:
         decimals += 1  # a spread is not shown as 0
-    own = f"{mean:{'+' if column.signed else ''},.{decimals}f}" + (f" ± {width:,.{decimals}f}" if known else "")
-    theirs = "" if np.isnan(paper) else f"{paper:.2f}" + ("" if np.isnan(paper_error) else f" ± {paper_error:.1f}")
-    apart = "" if np.isnan(difference) else f"{'▲' if difference > 0 else '▼'} {abs(difference):.2f}"
-    return Text(own if count else "–", theirs, apart, bool(best))
+    own = f"{cell.mean:{'+' if column.signed else ''},.{decimals}f}" if cell.averaged_over else "–"
+    own += f" ± {width:,.{decimals}f}" if known else ""
+    paper = "" if np.isnan(cell.paper_mean) else f"{cell.paper_mean:.2f}"
+    paper += "" if np.isnan(cell.paper_standard_error) else f" ± {cell.paper_standard_error:.1f}"
+    sign = "▲" if cell.differs_by > 0 else "▼"
+    apart = "" if np.isnan(cell.differs_by) else f"{sign} {abs(cell.differs_by):.2f}"
+    return Text(own, paper, apart, bool(cell.best))
 
 
 def _without_formula(label: object) -> object:

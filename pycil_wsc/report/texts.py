@@ -1,7 +1,5 @@
 """The templates of all texts, and what their formats need to be escaped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jinja2

@@ -1,7 +1,5 @@
 """The tables of a group of runs, as views of its table of rows."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,35 +12,42 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.report.configs import tuning
 from pycil_wsc.report.groups import DEFAULT, Group, Options
 from pycil_wsc.report.names import clean, distinguishing_keys, method_rank
-from pycil_wsc.report.rows import MEASURES, PAPER, TRAINING, Column, by_memory, measured, melted, memory_text, scores
+from pycil_wsc.report.rows import (
+    MEASURES,
+    PAPER,
+    SCHEDULES,
+    TRAINING,
+    Column,
+    by_memory,
+    measured,
+    melted,
+    memory_text,
+    scores,
+)
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
-from pycil_wsc.report.tables import Failed, Table, aggregate, seeds_of
+from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, papers, seeds_of
 from pycil_wsc.report.texts import texts
-from pycil_wsc.results import ALL, Record
+from pycil_wsc.results import ALL
 
 SPENT = MEASURES["cost"][1]
 MEASURES_TITLE = "All runs: accuracy, plasticity and forgetting (%)"
 
 
-def tables(group: Group) -> Iterator[Table | Failed]:
-    """Every :class:`Table` for which the group has runs, or a :class:`Failed` if one fails."""
+def tables(group: Group) -> Iterator[Table]:
+    """Every :class:`Table` for which the group has runs."""
     measures = partial(_listing, kind="measures", title=MEASURES_TITLE, columns=MEASURES["accuracy"])
     studies = [partial(accuracy, study=study) for study in STUDIES]
     builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, cost]
     if group.tasks:
-        costs, note = MEASURES["cost of language models"], texts("language_cost")
-        language_cost = partial(_listing, kind="cost", title="Cost", columns=costs, below=note)
         builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, language_cost]
     elif group.setting.validation_split:
         builders = [tuning, measures, cost]
     for build in builders:
-        try:
+        with group.attempt("a table"):
             table = build(group)
-        except Exception as error:
-            yield Failed(f"a table of {group.title}", f"{type(error).__name__}: {error}")
-        else:
-            yield from [table] if table else []
+            if table:
+                yield table
 
 
 def console_text(group: Group, titled: bool) -> str:
@@ -70,7 +75,7 @@ def accuracy(group: Group, study: Study) -> Table | None:
     own = rows.loc[~rows["kind"].isin(study.plain)]
     if own.empty:
         return None
-    corner, costs = study.corner, study.cost_columns
+    corner, costs = study.corner, MEASURES.get(study.costs, [])
     memories = [Column(memory_text(memory)) for memory in sorted(own["memory"].unique())]
     columns = [*memories, *costs]
     values = pd.concat([by_memory(rows), melted(rows, costs)])
@@ -88,7 +93,7 @@ def accuracy(group: Group, study: Study) -> Table | None:
     below = [
         *texts("seeds", accuracies, group.options.spread_name),
         *texts("bold", accuracies, len(comparable) > 0, others),
-        *texts("paper", accuracies, compared, _other_schedules(rows["record"], group)),
+        *texts("paper", accuracies, compared, _other_schedules(rows, group)),
     ]
     below += [study.note] if study.note else []
     missing = texts("missing", _gaps(accuracies, corner, shown))
@@ -124,40 +129,30 @@ def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Stu
 
     Ours are compared with them if they are of the paper's schedule.
     """
-    unlike: set[tuple[str, str]] = set()
-    rescheduled: set[tuple[str, str]] = set()
-    for record, changed, name, memory in zip(rows["record"], rows["changed"], rows[study.corner], rows["memory"]):
-        if not changed <= set(study.studied or ()):
-            unlike.add((name, memory_text(memory)))
-        if [record.config["init_epoch"], record.config["epochs"]] != PAPER["schedules"].get(record.method):
-            rescheduled.add((name, memory_text(memory)))
-    reference = group.reference.get(study.slug, {})
-    for i, kind, name, column in zip(cells.index, cells["kind"], cells[study.corner], cells["column"]):
-        theirs = reference.get(kind, {}).get(column.replace(",", ""))
-        if theirs and (name, column) not in unlike:
-            cells.loc[i, ["paper_mean", "paper_standard_error"]] = theirs["mean"], theirs.get("se", np.nan)
-            cells.loc[i, "compared"] = (name, column) not in rescheduled
-    cells["compared"] &= cells["averaged_over"] > 0
-    ours = cells.loc[:, ["mean", "standard_error", "averaged_over"]]
-    theirs = cells[["paper_mean", "paper_standard_error"]].assign(count=PAPER["seeds"])
-    names = ["mean", "error", "count"]
-    marked = cells["compared"] & apart(ours.set_axis(names, axis=1), theirs.set_axis(names, axis=1))
+    place = [rows[study.corner], rows["memory"].map(memory_text)]
+    unlike = rows["changed"].map(lambda changed: not changed <= set(study.studied or ())).groupby(place).any()
+    rescheduled = (rows["schedule"] != rows["learner"].map(SCHEDULES)).groupby(place).any()
+    numbers = group.reference.get(study.slug, {})
+    for i, kind, *cell in cells[["kind", study.corner, "column"]].itertuples(name=None):
+        theirs = numbers.get(kind, {}).get(cell[1].replace(",", ""))
+        if theirs and not unlike.get(tuple(cell)):
+            cells.loc[i, PUBLISHED] = papers(theirs)
+            cells.loc[i, "compared"] = not rescheduled.get(tuple(cell), True)
+    theirs = cells[[*PUBLISHED]].set_axis(["mean", "standard_error"], axis=1).assign(averaged_over=PAPER["seeds"])
+    marked = cells["compared"] & apart(cells, theirs)
     cells.loc[marked, "differs_by"] = cells["mean"] - cells["paper_mean"]
 
 
-def _other_schedules(records: Iterable[Record], group: Group) -> list[tuple[bool, int, int, list[str], list[str]]]:
+def _other_schedules(rows: pd.DataFrame, group: Group) -> list[tuple[bool, int, int, list[str], list[str]]]:
     """(whether shorter than the paper's, epochs of the first and of later tasks, methods, the paper's schedules)."""
-    other: dict[tuple[bool, int, int], set[str]] = defaultdict(set)
-    for record in records:
-        theirs = PAPER["schedules"].get(record.method)
-        first, later = record.config["init_epoch"], record.config["epochs"]
-        if theirs and theirs != [first, later]:
-            other[first + later < sum(theirs), first, later].add(record.method)
+    rows = rows.assign(theirs=rows["learner"].map(SCHEDULES)).dropna(subset="theirs")
+    rows = rows.loc[rows["schedule"] != rows["theirs"]]
+    rows = rows.assign(shorter=rows["schedule"].map(sum) < rows["theirs"].map(sum))
     found = []
-    for schedule, methods in other.items():
-        ranked = sorted(methods, key=method_rank)
-        theirs = {"{} and {}".format(*PAPER["schedules"][method]) for method in ranked}
-        found.append((*schedule, [group.shown(method) for method in ranked], sorted(theirs)))
+    for (shorter, (first, later)), own in rows.groupby(["shorter", "schedule"], sort=False):
+        theirs = {"{} and {}".format(*schedule) for schedule in own["theirs"]}
+        methods = [group.shown(method) for method in sorted(own["learner"].unique(), key=method_rank)]
+        found.append((shorter, first, later, methods, sorted(theirs)))
     return found
 
 
@@ -235,6 +230,11 @@ def cost(group: Group) -> Table:
     return _listing(group, "cost", "All runs: cost", columns, texts("cost", machines, spared))
 
 
+def language_cost(group: Group) -> Table:
+    """The costs of all runs of language models in the group."""
+    return _listing(group, "cost", "Cost", MEASURES["cost of language models"], texts("language_cost"))
+
+
 def after_last_task(group: Group, version: str = "trace") -> Table:
     """The paper's main table of language models: scores on each task after the last one, and their summaries."""
     columns = [*scores(group.tasks, version), *(MEASURES["use"] if version == "trace" else [])]
@@ -242,9 +242,8 @@ def after_last_task(group: Group, version: str = "trace") -> Table:
     table = _listing(group, f"scores-{version}", title, columns)
     reference = group.reference if version == "trace" else {}
     cells = table.cells
-    for i, name, memory, column in zip(cells.index, cells["method"], cells["memory"], cells["column"]):
-        mean, error = reference.get(name, {}).get(memory, {}).get(column, (None, None))
-        cells.loc[i, ["paper_mean", "paper_standard_error"]] = np.array([mean, error], dtype=float)
+    for i, name, memory, column in cells[["method", "memory", "column"]].itertuples(name=None):
+        cells.loc[i, PUBLISHED] = papers(reference.get(name, {}).get(memory, {}).get(column, {}))
     data = group.records[0].data
     about_data = texts("data", (data.get("trivial") or {}).get(version, {}), data.get("warnings") or ())
     return replace(table, notes=[*table.notes, *texts("published", cells), *about_data])

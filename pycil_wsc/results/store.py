@@ -20,7 +20,7 @@ from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, write_json
-from pycil_wsc.results.identity import NAMED, Identity, part_of
+from pycil_wsc.results.identity import NAMED, Identity
 from pycil_wsc.results.schema import HUGE, LanguageResult, Numbers, Result, parse
 
 RESULT = "result.json"  # in a run's folder
@@ -75,21 +75,6 @@ class Record:
         return in_file({name: value for name, value in self.config.items() if name in names})
 
     @property
-    def part(self) -> dict[str, Json]:
-        """The keys that restrict the run to a part of its data."""
-        return part_of(self.data)
-
-    @cached_property
-    def dataset(self) -> str:
-        """The name of the data set, or of the first of a stream of tasks."""
-        return (self.config.get("tasks") or [self.config["dataset"]])[0]
-
-    @cached_property
-    def split(self) -> tuple[int, int]:
-        """Numbers of classes of the first task and of each later one; (0, 0) for a stream of tasks."""
-        return (0, 0) if self.config.get("tasks") else (self.config["init_cls"], self.config["increment"])
-
-    @property
     def curve(self) -> list[float]:
         """Accuracy on all classes seen, or a language model's mean score on the tasks seen, after each task, in %."""
         if isinstance(self.result, LanguageResult):
@@ -102,6 +87,13 @@ class Record:
         if isinstance(self.result, LanguageResult):
             return 100 * self.data["avg_score"]
         return self.data["avg_acc"]
+
+    def analysed(self, name: str) -> list[dict[str, Json]]:
+        """The records of one analysis, a dict per task; empty unless every task of the run has one."""
+        lines = [line for line in self.analyses if line.get(name)]
+        if [line["task"] for line in lines] != list(range(len(self.curve))):
+            return []
+        return [line[name] | {"share_new": line["share_new"]} for line in lines]
 
 
 @dataclass
