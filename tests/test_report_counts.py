@@ -18,7 +18,7 @@ from pycil_wsc.data.options import ALL
 from pycil_wsc.keys import Key, having
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import Options, group_runs
-from pycil_wsc.report.names import clean, dataset_names, method_name
+from pycil_wsc.report.texts import clean, dataset_names, method_name
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
 
 RESULTS = Path(__file__).parent.parent / "results"

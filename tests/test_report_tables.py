@@ -13,8 +13,7 @@ import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
-from pycil_wsc.config.options import KEYS
-from pycil_wsc.report import groups, names
+from pycil_wsc.report import groups
 from pycil_wsc.results import Record, duplicates
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
@@ -485,12 +484,6 @@ def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
     old, new = synthetic.result("wsc", seed=1), synthetic.result("wsc", seed=2)
     del old["config"]["wsc.importance"]
     assert rows_of(old, new) == ["wsc"]
-
-
-def test_the_report_knows_the_configurations_defaults():
-    assert {name: value for name, value in names.STUDIED.items() if name in KEYS} == {
-        n: key.default for n, key in KEYS.items() if n in names.STUDIED
-    }
 
 
 def test_time_that_a_run_was_spared_has_a_column_of_its_own(tmp_path, undrawn):

@@ -45,7 +45,7 @@ def packed(name: str) -> list[Run]:
 
 def method(keys: Mapping[str, Any]) -> str:
     """The name of a row, from the keys of a run or of an entry of ``runs``."""
-    from pycil_wsc.report.names import method_name
+    from pycil_wsc.report.texts import method_name
 
     name = method_name(keys["model_name"])
     if keys["model_name"] == "wsc":

@@ -15,11 +15,11 @@ from scipy.stats import kendalltau
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pycil_wsc.report.names import STUDIED, studied_value  # noqa: E402
 from pycil_wsc.report.recorded import alignment, drift  # noqa: E402
 from pycil_wsc.report.rows import PAPER  # noqa: E402
 from pycil_wsc.report.stats import reach  # noqa: E402
 from pycil_wsc.results import Record  # noqa: E402
+from pycil_wsc.results.identity import STUDIED  # noqa: E402
 from pycil_wsc.results.packed import lines  # noqa: E402
 
 SEEDS = 5
@@ -95,7 +95,7 @@ def row_name(record: Record) -> str:
     """The method, and in what the run differs from those of the main table: ``wsc retain=0.1 average=False``."""
     parts = [record.method]
     for name, usual in STUDIED.items():
-        value = studied_value(record, name)
+        value = record.studied(name)
         if value != usual:
             text = f"{value:g}" if isinstance(value, float) else str(value)
             parts.append(f"{name.removeprefix('wsc.')}={text}")

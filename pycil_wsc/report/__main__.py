@@ -9,7 +9,7 @@ from pathlib import Path
 from pycil_wsc.errors import UserError
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import DEFAULT, Options, find_runs, write_report
-from pycil_wsc.report.names import clean
+from pycil_wsc.report.texts import clean
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ Hyperparameters are chosen by trials that were tested on held-out training data.
 import json
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +14,9 @@ import pandas as pd
 
 from pycil_wsc.files import write_json
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import AVERAGE, Column, measured
 from pycil_wsc.report.tables import Table, aggregate
-from pycil_wsc.report.texts import texts
+from pycil_wsc.report.texts import clean, texts
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
 Settings = dict[str, object]
@@ -26,20 +25,18 @@ Settings = dict[str, object]
 def experiment(group: Group) -> Settings:
     """The keys shared by all runs and, under ``runs``, one entry per method variant with its other keys and seeds."""
     memory = "memory_per_class" if group.setting.fixed_memory else "memory_size"
-    first: dict[str, Settings] = {}
-    seeds_of: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by settings and memory
+    settings: list[Settings] = []
     for record in group.records:
-        settings = {name: value for name, value in record.decisive().items() if name not in (memory, "seed")}
-        text = json.dumps(settings, sort_keys=True)
-        first.setdefault(text, settings)
-        seeds_of[text][record.config[memory]].append(record.seed)
+        settings.append({name: value for name, value in record.decisive().items() if name not in (memory, "seed")})
+    alike, _ = pd.factorize(pd.Series([json.dumps(own, sort_keys=True) for own in settings]))
+    sizes = [record.config[memory] for record in group.records]
+    runs = pd.DataFrame({"alike": alike, "size": sizes, "seed": group.rows["seed"]})
+    first = runs.drop_duplicates("alike").index
+    seeds_of = runs.groupby(["alike", "size"])["seed"].agg(tuple).reset_index()
+    sizes_of = seeds_of.groupby(["alike", "seed"], sort=False)["size"].agg(list).reset_index()
     entries: list[Settings] = []
-    for text, seeds_by_size in seeds_of.items():
-        sizes_of: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for size, seeds in sorted(seeds_by_size.items()):
-            sizes_of[tuple(sorted(seeds))].append(size)
-        for seeds, sizes in sizes_of.items():
-            entries.append(first[text] | {memory: _axis(sizes), "seed": _axis(seeds)})
+    for number, seeds, own_sizes in sizes_of.itertuples(index=False, name=None):
+        entries.append(settings[first[number]] | {memory: _axis(own_sizes), "seed": _axis(seeds)})
     shared = dict(entries[0])
     for name in entries[0]:
         values = {json.dumps(entry[name]) if name in entry else None for entry in entries}
@@ -96,7 +93,7 @@ def tuning(group: Group) -> Table:
     below = texts("tuning", percent, [_file(method, group) for method in found], counts)
     lacking = {method: left_out for method, (_, left_out) in found.items() if left_out}
     title = "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)"
-    return Table(group, "tuning", title, labels, COLUMNS, cells, below, texts("missing_trials", lacking))
+    return Table(group, "tuning", title, labels, COLUMNS, cells, [*below, *texts("missing_trials", lacking)])
 
 
 def write_winners(group: Group, out: Path) -> None:

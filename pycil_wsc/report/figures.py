@@ -11,12 +11,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
-from pycil_wsc.report.names import clean, studied_value
 from pycil_wsc.report.recorded import READERS
 from pycil_wsc.report.rows import AVERAGE, measured, memory_text
 from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.studies import STUDIES, WITHOUT
 from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, new_figure, panels, wrapped
+from pycil_wsc.report.texts import clean
 from pycil_wsc.report.views import rest_of
 
 MARKED = 25  # points of a curve with markers
@@ -137,19 +137,19 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     group = series.group
     (study,) = (study for study in STUDIES if study.slug == "retain-rate")
     rows = study.rows_of(group)
-    rates = [100 * float(studied_value(record, study.corner)) for record in rows["record"]]
-    rows = rows.assign(x=rates, at=rates, y=measured(rows, AVERAGE), rest=rest_of(rows, study.studied or ()))
+    rates = [100 * float(record.studied(study.corner)) for record in rows["record"]]
+    rows = rows.assign(x=rates, at=rates, y=measured(rows, AVERAGE), rest=rest_of(rows, study.studied))
     rows["last"] = rows["kind"].str.endswith(WITHOUT)
     line_of = ["memory", "last", "rest"]
     places = cast(pd.Series, rows.groupby(line_of)["x"].transform("nunique"))
     rows = rows.loc[places > 1]
     if rows.empty:
         return
-    rows = group.named(rows, "variant", "learner", study.studied or ()).sort_values(line_of[:2], kind="stable")
+    rows = group.named(rows, "variant", "learner", study.studied).sort_values(line_of[:2], kind="stable")
     memories, variants = sorted(rows["memory"].unique()), list(rows["variant"].unique())
     styles: dict[str, Style] = {}
-    for (memory, last, _), own in rows.groupby(line_of):
-        variant = own["variant"].iloc[0]
+    for _, own in rows.groupby(line_of):
+        memory, last, variant = own[["memory", "last", "variant"]].iloc[0]
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
         name = memory_text(memory) + (WITHOUT if last else "") + clean(variant.removeprefix("wsc"))
         rows.loc[own.index, "name"] = name

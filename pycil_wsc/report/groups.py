@@ -10,13 +10,12 @@ from typing import Any, cast
 import pandas as pd
 
 from pycil_wsc.errors import described
-from pycil_wsc.report import names
-from pycil_wsc.report.names import STUDIED, as_text, clean, in_order, method_name, method_rank, studied_value
 from pycil_wsc.report.rows import PAPER, SCHEDULES, rows_of
-from pycil_wsc.report.texts import texts
+from pycil_wsc.report.texts import as_text, clean, dataset_names, method_name, method_rank, texts
 from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.comparable import Comparison, Setting, comparisons
 from pycil_wsc.results.duplicates import Variant, variants
+from pycil_wsc.results.identity import STUDIED, distinguishing_keys, in_order
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,11 @@ class Group:
     def __init__(
         self,
         comparison: Comparison,
-        conditions: Mapping[str, object],
         variant_of: Mapping[Record, Variant],
         options: Options,
         dataset: str,
     ) -> None:
-        self.setting, self.conditions, self.options = comparison.setting, conditions, options
+        self.setting, self.conditions, self.options = comparison.setting, comparison.conditions, options
         self.variants_of = sorted(comparison.variants_of, key=method_rank)
         self.only_tuning = True
         self.failed: list[Problem] = []
@@ -85,12 +83,12 @@ class Group:
         """Whether a run's studied keys have the paper's values or, where no run has it, the most frequent one."""
         usual = {}
         for name, papers in STUDIED.items():
-            values = Counter(studied_value(record, name) for record in self.records if name in record.config)
+            values = Counter(record.studied(name) for record in self.records if name in record.config)
             usual[name] = papers if papers in values or not values else values.most_common(1)[0][0]
         found = []
         for record in self.records:
             own = [name for name in STUDIED if name in record.config]
-            found.append(all(studied_value(record, name) == usual[name] for name in own))
+            found.append(all(record.studied(name) == usual[name] for name in own))
         return found
 
     def named(
@@ -110,7 +108,7 @@ class Group:
         found: dict[Hashable, str] = {}  # by the index of the row
         for name, alike in rows.groupby(base, sort=False):
             runs = [own for _, own in alike.groupby("frozen", sort=False)]
-            distinguishing = names.distinguishing_keys([own["variant"].iloc[0] for own in runs], studied)
+            distinguishing = distinguishing_keys([own["variant"].iloc[0] for own in runs], studied)
             whole, shorter = [], []
             for own in runs:
                 variant, changed = own["variant"].iloc[0], own["changed"].iloc[0]
@@ -182,25 +180,17 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
     variant_of = variants(records)
     found, problems = comparisons(variant_of, SCHEDULES)
     datasets = [comparison.setting.dataset for comparison in found if not comparison.setting.tasks]
-    shown = names.dataset_names(datasets, options.labels)
+    shown = dataset_names(datasets, options.labels)
     searched = {comparison.setting for comparison in found if comparison.setting.validation_split}
     slugs: Counter[str] = Counter()
     groups: list[Group] = []
     for comparison in found:
         setting = comparison.setting
         dataset = clean(setting.dataset) if setting.tasks else shown[setting.dataset]
-        group = Group(comparison, _told(comparison, found), variant_of, options, dataset)
+        group = Group(comparison, variant_of, options, dataset)
         group.only_tuning = len(searched) < 2
         slugs[group.slug] += 1
         if slugs[group.slug] > 1:
             group.slug += f"-{slugs[group.slug]}"
         groups.append(group)
     return groups, problems
-
-
-def _told(comparison: Comparison, others: Iterable[Comparison]) -> dict[str, object]:
-    """The conditions that distinguish the comparison from others of its setting."""
-    alike = [other.conditions for other in others if other.setting == comparison.setting and not other.variants_of]
-    keys = names.distinguishing_keys(alike)
-    in_place = ["init_epoch", "epochs", *in_order(keys)]  # the schedule first
-    return {key: comparison.conditions[key] for key in in_place if key in keys and key in comparison.conditions}

@@ -10,11 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.ticker import MaxNLocator
 
-from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import memory_text
 from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.style import PAGE, arranged, new_figure
-from pycil_wsc.report.texts import texts
+from pycil_wsc.report.texts import clean, texts
 from pycil_wsc.results import Record
 
 NUMBERED = 10  # numbers are written for at most this many tasks

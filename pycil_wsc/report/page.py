@@ -13,11 +13,10 @@ from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.configs import experiment, write_winners
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import drawing, to_files
-from pycil_wsc.report.texts import MARKDOWN
+from pycil_wsc.report.texts import MARKDOWN, clean
 from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
 

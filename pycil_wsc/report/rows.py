@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.report.names import changed_keys, clean, data_file
+from pycil_wsc.report.texts import clean, data_file
 from pycil_wsc.results import ALL, Record
 from pycil_wsc.results.duplicates import Variant
 
@@ -83,7 +83,7 @@ def rows_of(records: Iterable[Record], variant_of: Mapping[Record, Variant]) -> 
     for record in records:
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
         line |= {"schedule": (record.config.get("init_epoch"), record.config.get("epochs"))}
-        line |= {"expands": expands(record.method), "changed": changed_keys(record)}
+        line |= {"expands": expands(record.method), "changed": record.changed}
         line |= {"variant": variant_of[record], "frozen": variant_of[record].frozen, "label": _label_of(record)}
         lines.append(line)
     return pd.DataFrame(lines)

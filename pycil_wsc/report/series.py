@@ -7,10 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.names import data_file
 from pycil_wsc.report.rows import MEASURES, TRAINING, measured, memory_text, scores
 from pycil_wsc.report.style import line_styles
-from pycil_wsc.report.texts import texts
+from pycil_wsc.report.texts import data_file, texts
 from pycil_wsc.results import ALL
 
 MOST = 16  # lines in a figure that a reader can still distinguish

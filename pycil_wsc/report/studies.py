@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.names import changed_keys, data_file, studied_value
-from pycil_wsc.report.rows import MEASURES, Column
+from pycil_wsc.report.texts import data_file
 from pycil_wsc.results import Record
 
 WITHOUT = " without averaging"
@@ -23,7 +22,8 @@ class Study:
     rows: Mapping[str, list[object]] = field(default_factory=dict)  # or these: the method and its changed keys
     number: str = "{:g}"  # the form of a value that is a number
     methods: Sequence[str] = ()  # that the study compares; empty: all
-    studied: Sequence[str] | None = ()  # keys that its runs may change; None: any that the main runs have
+    main: bool = False  # whether its runs are those of no study, which may change any key
+    studied: Sequence[str] = ()  # keys that its runs may change
     changed: Sequence[str] = ()  # keys that its runs must change
     most: int = 9  # keys that a run may change at once
     with_memory: bool = True  # whether its runs have exemplars
@@ -34,16 +34,12 @@ class Study:
     note: str = ""
     costs: str = ""  # the kind of measures that it also has, over all memory sizes
 
-    @property
-    def cost_columns(self) -> list[Column]:
-        return MEASURES[self.costs] if self.costs else []
-
     def row(self, record: Record) -> str | None:
         """The row that a run belongs to, or None."""
-        changed = changed_keys(record)
+        changed = record.changed
         if self.methods and record.method not in self.methods or bool(record.memory) != self.with_memory:
             return None
-        if self.studied is not None and not set(self.changed) <= changed <= set(self.studied):
+        if not self.main and not set(self.changed) <= changed <= set(self.studied):
             return None
         name = self._name(record, changed)
         return None if name in self.without or len(changed) > self.most else name
@@ -51,20 +47,20 @@ class Study:
     def _name(self, record: Record, changed: set[str]) -> str | None:
         """A method, one of ``rows``, or a value like ``random``, ``0.5`` and ``0.5 without averaging``."""
         if self.rows:
-            own = [record.method, {key: studied_value(record, key) for key in changed}]
+            own = [record.method, {key: record.studied(key) for key in changed}]
             return next((name for name, row in self.rows.items() if row == own), None)
         if self.corner == "method":
             return record.method
-        value = studied_value(record, self.corner)
+        value = record.studied(self.corner)
         text = self.number.format(value) if isinstance(value, (int, float)) else str(value)
-        return text if studied_value(record, "wsc.average") else text + WITHOUT
+        return text if record.studied("wsc.average") else text + WITHOUT
 
     def rows_of(self, group: Group) -> pd.DataFrame:
         """The rows of the runs that belong to the study, with their ``kind`` and, as ``corner``, its name, in order."""
-        rows = group.rows.loc[group.rows["main"]] if self.studied is None else group.rows
+        rows = group.rows.loc[group.rows["main"]] if self.main else group.rows
         kinds = [self.row(record) for record in rows["record"]]
         base = [own if kind == method else kind for kind, method, own in zip(kinds, rows["learner"], rows["own"])]
-        rows = group.named(rows.assign(kind=kinds, base=base), self.corner, "base", self.studied or ())
+        rows = group.named(rows.assign(kind=kinds, base=base), self.corner, "base", self.studied)
         order = list(self.order or self.rows)
         if not order and self.corner != "method":
             order = sorted(set(rows["kind"]), key=lambda kind: (WITHOUT in kind, float(kind.removesuffix(WITHOUT))))

@@ -18,8 +18,8 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pycil_wsc.report.names import data_file
 from pycil_wsc.report.rows import expands
+from pycil_wsc.report.texts import data_file
 
 INK, SURFACE = "#24292f", "#fefefe"
 LOOKS = data_file("methods.json")

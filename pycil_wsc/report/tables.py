@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.names import clean
 from pycil_wsc.report.rows import Column
-from pycil_wsc.report.texts import LATEX, MARKDOWN
+from pycil_wsc.report.texts import LATEX, MARKDOWN, clean
 
 DAGGER = "†"  # marks methods that expand
 MEASURED = ["mean", "standard_error", "standard_deviation", "averaged_over", "best"]
@@ -60,7 +59,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """``cells`` by :func:`aggregate` under ``columns``, with ``notes`` and notes on ``missing`` runs below.
+    """``cells`` by :func:`aggregate` under ``columns``, with ``notes`` below.
 
     ``labels``: the columns of the frame that head a row. A first label that names methods is displayed by its name in
     the group; the CSV keeps the label.
@@ -73,7 +72,6 @@ class Table:
     columns: Sequence[Column]
     cells: pd.DataFrame
     notes: Sequence[str] = ()
-    missing: Sequence[str] = ()
     over: str = ""  # heading above the columns
     beside: int = 0  # number of last columns that are not under this heading
 

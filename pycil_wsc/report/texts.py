@@ -1,11 +1,88 @@
-"""The templates of all texts, and what their formats need to be escaped."""
+"""How things are written: names of methods and data sets, the notes of ``texts.j2``, and what formats escape."""
 
-from pathlib import Path
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+from typing import Any
 
 import jinja2
 
 from pycil_wsc.errors import shown
-from pycil_wsc.report.names import as_text, clean
+
+
+def data_file(name: str) -> Any:
+    """The contents of a JSON file of this package."""
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+METHODS = data_file("methods.json")["methods"]
+RANKS = {method: place for place, method in enumerate(METHODS)}
+DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100", "digits": "Digits"}
+LONGEST = 60  # longest name of a user's data set, in characters
+Patterns = Sequence[tuple[str, str]]  # (shell pattern, name) of methods or data sets; the first match is used
+
+
+def clean(text: object) -> str:
+    """``text`` on one line, with unprintable characters (control characters, lone surrogates) replaced by U+FFFD."""
+    return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "\ufffd" for c in str(text))
+
+
+def as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def method_name(name: str, patterns: Patterns = ()) -> str:
+    """``wsc`` -> ``WSC``, ``icarl+wsc`` -> ``iCaRL + WSC``; keys after the method's name are kept.
+
+    A pattern may match the whole name, or only the method.
+    """
+    method, space, keys = name.partition(" ")
+    whole, own = _matching(name, patterns), _matching(method, patterns)
+    if whole is not None:
+        return whole
+    if own is None:
+        own = " + ".join(METHODS[part]["name"] if part in METHODS else clean(part) for part in method.split("+"))
+    return own + space + clean(keys)
+
+
+def method_rank(method: str) -> tuple[int, bool, str]:
+    """A sort key for the order of ``METHODS``; consolidated ones follow their base, unknown ones the others."""
+    base = method.removesuffix("+wsc")
+    return RANKS.get(base, len(RANKS)), method != base, method
+
+
+def dataset_names(datasets: Iterable[str], patterns: Patterns = ()) -> dict[str, str]:
+    """A distinct name for each data set; a path is shortened as far as it remains distinct."""
+    names: dict[str, str] = {}
+    for parts in range(1, 20):
+        taken = Counter(names.values())
+        for dataset in datasets:
+            if taken[names.get(dataset, "")] != 1:
+                names[dataset] = _dataset_name(dataset, patterns, parts)
+    return names
+
+
+def _dataset_name(dataset: str, patterns: Patterns, parts: int) -> str:
+    own = _matching(dataset, patterns)
+    if own is not None:
+        return own
+    kind, colon, path = dataset.partition(":")
+    if kind not in ("npz", "folder") or not colon:
+        return DATASETS.get(dataset, clean(dataset)[:LONGEST])
+    name = "/".join(PurePath(path).parts[-parts:])
+    return clean(name.removesuffix(".npz") if kind == "npz" else name)[-LONGEST:] or kind
+
+
+def _matching(name: str, patterns: Patterns) -> str | None:
+    return next((clean(own) for pattern, own in patterns if name == pattern or fnmatchcase(name, pattern)), None)
+
+
+# ---- templates -------------------------------------------------------------------------------------------------------
 
 MARKDOWN_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {c: f"\\{c}" for c in "\\`*[]|"})
 LATEX_ESCAPES = str.maketrans(

@@ -1,9 +1,9 @@
 """The tables of a group of runs, as views of its table of rows."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,26 +11,15 @@ import pandas as pd
 from pycil_wsc.errors import UserError
 from pycil_wsc.report.configs import tuning
 from pycil_wsc.report.groups import DEFAULT, Group, Options
-from pycil_wsc.report.names import clean, distinguishing_keys, method_rank
-from pycil_wsc.report.rows import (
-    MEASURES,
-    PAPER,
-    SCHEDULES,
-    TRAINING,
-    Column,
-    by_memory,
-    measured,
-    melted,
-    memory_text,
-    scores,
-)
+from pycil_wsc.report.rows import MEASURES, PAPER, SCHEDULES, Column, by_memory, measured, melted, memory_text, scores
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, papers, seeds_of
-from pycil_wsc.report.texts import texts
+from pycil_wsc.report.texts import clean, method_rank, texts
 from pycil_wsc.results import ALL
+from pycil_wsc.results.identity import distinguishing_keys
 
-SPENT = MEASURES["cost"][1]
+TRAINING, SPENT, *_ = MEASURES["cost"]
 MEASURES_TITLE = "All runs: accuracy, plasticity and forgetting (%)"
 
 
@@ -96,9 +85,8 @@ def accuracy(group: Group, study: Study) -> Table | None:
         *texts("paper", accuracies, compared, _other_schedules(rows, group)),
     ]
     below += [study.note] if study.note else []
-    missing = texts("missing", _gaps(accuracies, corner, shown))
-    over, beside = group.memory_title, len(costs)
-    return Table(group, study.slug, study.title, [corner], columns, cells, below, missing, over, beside)
+    below += texts("missing", _gaps(accuracies, corner, shown))
+    return Table(group, study.slug, study.title, [corner], columns, cells, below, group.memory_title, len(costs))
 
 
 def _comparable(group: Group, study: Study, rows: pd.DataFrame) -> set[str]:
@@ -111,10 +99,10 @@ def _comparable(group: Group, study: Study, rows: pd.DataFrame) -> set[str]:
     if group.variants_of:
         keys = distinguishing_keys(list(first["variant"]))
         return names if len(keys) <= 1 and len(group.variants_of) == 1 else set()
-    if not any(key.startswith("wsc.") for key in study.studied or ()):
+    if not any(key.startswith("wsc.") for key in study.studied):
         return names
     own = first.loc[first["learner"] == "wsc"]
-    rest = rest_of(own, (*(study.studied or ()), *study.options))
+    rest = rest_of(own, (*study.studied, *study.options))
     most = [setting for setting, _ in Counter(rest).most_common(1)]
     return names - set(own.loc[[setting not in most for setting in rest], study.corner])
 
@@ -130,7 +118,7 @@ def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Stu
     Ours are compared with them if they are of the paper's schedule.
     """
     place = [rows[study.corner], rows["memory"].map(memory_text)]
-    unlike = rows["changed"].map(lambda changed: not changed <= set(study.studied or ())).groupby(place).any()
+    unlike = rows["changed"].map(lambda changed: not changed <= set(study.studied)).groupby(place).any()
     rescheduled = (rows["schedule"] != rows["learner"].map(SCHEDULES)).groupby(place).any()
     numbers = group.reference.get(study.slug, {})
     for i, kind, *cell in cells[["kind", study.corner, "column"]].itertuples(name=None):
@@ -148,11 +136,12 @@ def _other_schedules(rows: pd.DataFrame, group: Group) -> list[tuple[bool, int, 
     rows = rows.assign(theirs=rows["learner"].map(SCHEDULES)).dropna(subset="theirs")
     rows = rows.loc[rows["schedule"] != rows["theirs"]]
     rows = rows.assign(shorter=rows["schedule"].map(sum) < rows["theirs"].map(sum))
+    of_schedule = rows.groupby(["shorter", "schedule"], sort=False)[["learner", "theirs"]].agg(set).reset_index()
     found = []
-    for (shorter, (first, later)), own in rows.groupby(["shorter", "schedule"], sort=False):
-        theirs = {"{} and {}".format(*schedule) for schedule in own["theirs"]}
-        methods = [group.shown(method) for method in sorted(own["learner"].unique(), key=method_rank)]
-        found.append((shorter, first, later, methods, sorted(theirs)))
+    for shorter, (first, later), methods, schedules in of_schedule.itertuples(index=False, name=None):
+        names = [group.shown(method) for method in sorted(methods, key=method_rank)]
+        theirs = sorted("{} and {}".format(*schedule) for schedule in schedules)
+        found.append((shorter, first, later, names, theirs))
     return found
 
 
@@ -204,14 +193,12 @@ def baseline_of(group: Group, rows: pd.DataFrame) -> str | None:
 
 def check_baseline(groups: Iterable[Group], options: Options) -> None:
     """Raise a :class:`UserError` if another baseline was chosen than the default and no group has it."""
-    present: set[str] = set()
     if options.baseline == DEFAULT.baseline:
         return
-    for group in groups:
-        rows = STUDIES[0].rows_of(group)
-        if baseline_of(group, rows) and not group.tasks:
-            return
-        present |= set() if group.tasks else set(rows["own"])
+    rows_of = {group: STUDIES[0].rows_of(group) for group in groups if not group.tasks}
+    if any(baseline_of(group, rows) for group, rows in rows_of.items()):
+        return
+    present: set[str] = set().union(*(rows["own"] for rows in rows_of.values()))
     raise UserError(
         f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
         f"available: {clean(', '.join(sorted(present))) or 'none'}"
@@ -239,14 +226,10 @@ def after_last_task(group: Group, version: str = "trace") -> Table:
     """The paper's main table of language models: scores on each task after the last one, and their summaries."""
     columns = [*scores(group.tasks, version), *(MEASURES["use"] if version == "trace" else [])]
     title = f"Scores after the last task (%), {'TRACE’s metrics' if version == 'trace' else 'fixed metrics'}"
-    table = _listing(group, f"scores-{version}", title, columns)
-    reference = group.reference if version == "trace" else {}
-    cells = table.cells
-    for i, name, memory, column in cells[["method", "memory", "column"]].itertuples(name=None):
-        cells.loc[i, PUBLISHED] = papers(reference.get(name, {}).get(memory, {}).get(column, {}))
     data = group.records[0].data
     about_data = texts("data", (data.get("trivial") or {}).get(version, {}), data.get("warnings") or ())
-    return replace(table, notes=[*table.notes, *texts("published", cells), *about_data])
+    numbers = group.reference if version == "trace" else {}
+    return _listing(group, f"scores-{version}", title, columns, about_data, numbers=numbers)
 
 
 def after_each_task(group: Group) -> Table:
@@ -268,10 +251,12 @@ def _listing(
     columns: Sequence[Column],
     below: Sequence[str] = (),
     values: pd.DataFrame | None = None,
+    numbers: Mapping[str, Any] | None = None,
 ) -> Table:
     """The measures ``columns`` of all runs, averaged over those with the same name, memory and ``after task``.
 
-    ``values``: a line per run and measure, if these are not the ``columns`` of each run.
+    ``values``: a line per run and measure, if these are not the ``columns`` of each run. ``numbers``: the paper's, by
+    method, memory and column.
     """
     if values is None:
         values = melted(group.named(group.rows), columns)
@@ -285,5 +270,9 @@ def _listing(
     known = set(values.dropna(subset="value")["column"])
     columns = [column for column in columns if column.label in known]
     cells = aggregate(values, ["learner", *labels, "expands"], columns)
-    below = [*texts("seeds", cells, group.options.spread_name), *below, *texts("growth", values)]
+    for i, method, memory, column in cells[[*labels[:2], "column"]].itertuples(name=None):
+        if numbers and method in numbers:
+            cells.loc[i, PUBLISHED] = papers(numbers[method].get(memory, {}).get(column, {}))
+    seeds, published = texts("seeds", cells, group.options.spread_name), texts("published", cells)
+    below = [*seeds, *published, *below, *texts("growth", values)]
     return Table(group, kind, title, labels, columns, cells, below)

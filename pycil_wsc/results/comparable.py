@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pycil_wsc.files import Json
 from pycil_wsc.results.duplicates import Variant, distinct
-from pycil_wsc.results.identity import part_of
+from pycil_wsc.results.identity import distinguishing_keys, in_order, part_of
 from pycil_wsc.results.schema import LanguageResult
 from pycil_wsc.results.store import Problem, Record
 
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 class Comparison(NamedTuple):
     """Runs of one setting that may be compared.
 
-    ``conditions``: their schedule and the values of the other keys that no method chooses; empty if they vary.
+    ``conditions``: keys that no method chooses and for which other comparisons of the setting have other values.
     ``variants_of``: methods that have variants without a counterpart in any other method; all their runs are here.
     """
 
@@ -98,6 +98,11 @@ def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
     return settings
 
 
+def _place(setting: Setting) -> tuple[bool, str, int, Setting]:
+    """A sort key for the order of settings."""
+    return bool(setting.tasks), setting.dataset, -setting.increment, setting
+
+
 def _own_setting(record: Record) -> Setting:
     """The setting of a run, by itself."""
     config, data = record.config, record.data.get("data")
@@ -135,16 +140,21 @@ def _divided(
     members: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         conditions[record] = dict(zip(("init_epoch", "epochs"), schedule[record]))
-        conditions[record] |= {name: variant_of[record].get(name) for name in sorted(shared)}
+        conditions[record] |= {name: variant_of[record].get(name) for name in in_order(shared)}
         members[json.dumps(conditions[record])].append(record)
-    found: list[Comparison] = []
+    several: list[list[Record]] = []
     alone: set[str] = set()
     for same in sorted(members.values(), key=len, reverse=True):
         methods = {record.method for record in same}
         if len(methods) > 1 or len(members) == 1:
-            found.append(Comparison(setting, same, conditions[same[0]]))
+            several.append(same)
         else:
             alone |= methods
+    keys = distinguishing_keys([conditions[same[0]] for same in several])
+    found: list[Comparison] = []
+    for same in several:
+        told = {key: value for key, value in conditions[same[0]].items() if key in keys}
+        found.append(Comparison(setting, same, told))
     rest = [record for record in records if record.method in alone]
     return [*found, Comparison(setting, rest, {}, sorted(alone))] if rest else found
 

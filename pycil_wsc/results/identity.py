@@ -7,7 +7,7 @@ results of the first schema, which lack them (:mod:`pycil_wsc.results.earlier`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -22,6 +22,11 @@ NAMED = frozenset(name for name, key in KEYS.items() if key.identifies)  # in fi
 # keys on which values of others depend; an adapter's learning rate goes with its rank, which the llm room declares
 LEADING = (*having(KEYS, sets_defaults=True), "llm.lora_rank")
 OF_FIRST_TASK = sorted(name for name, key in KEYS.items() if key.like)
+# the keys that the paper's studies vary, with the values of the paper's method
+STUDIED: dict[str, Json] = {
+    name: KEYS[name].default
+    for name in ("wsc.importance", "wsc.reset", "wsc.reset_every", "wsc.average", "wsc.retain", "exemplars")
+}
 
 
 class Identity(BaseModel):
@@ -110,6 +115,29 @@ def part_of(contents: Mapping[str, Json]) -> dict[str, Json]:
     if part.get("max_tasks", 0) > len(contents["curve"]):
         del part["max_tasks"]
     return part
+
+
+def distinguishing_keys(variants: Sequence[Mapping[str, Json]], skipped: Iterable[str] = ()) -> list[str]:
+    """The keys that distinguish the variants, chosen greedily :func:`in_order`."""
+    keys: list[str] = []
+    parts: list[tuple[str, ...]] = [()] * len(variants)
+    for name in in_order({name for variant in variants for name in variant} - set(skipped)):
+        finer = [(*part, json.dumps(variant.get(name))) for part, variant in zip(parts, variants)]
+        if len(set(finer)) > len(set(parts)):
+            keys.append(name)
+            parts = finer
+    return keys
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Keys in the order in which names of runs have them, whichever order their configurations have.
+
+    Keys on which values of other keys depend come first, so that runs with two optimisers, each with its own learning
+    rates, are told apart by the optimiser too. Then come the keys of the paper's studies, those of the first task, and
+    all others, each by name.
+    """
+    first = [*LEADING, *STUDIED, *OF_FIRST_TASK]
+    return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name))
 
 
 def _images_per_class(contents: Mapping[str, Json]) -> int:

@@ -20,7 +20,7 @@ from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, write_json
-from pycil_wsc.results.identity import NAMED, Identity
+from pycil_wsc.results.identity import NAMED, STUDIED, Identity
 from pycil_wsc.results.schema import HUGE, LanguageResult, Numbers, Result, parse
 
 RESULT = "result.json"  # in a run's folder
@@ -73,6 +73,18 @@ class Record:
         """The keys of the configuration that decide the result, as in a JSON file that repeats the run."""
         names = self.identity.variant.keys() | NAMED
         return in_file({name: value for name, value in self.config.items() if name in names})
+
+    def studied(self, name: str) -> bool | float | str:
+        """The value of a key of the paper's studies. Random exemplars count as the paper's: no study varies this."""
+        value = self.config.get(name)
+        if value is None or (name, value) == ("exemplars", "random"):
+            return STUDIED[name]
+        return value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+    @cached_property
+    def changed(self) -> set[str]:
+        """The keys of the paper's studies in which the run differs from the paper's method."""
+        return {name for name, value in STUDIED.items() if self.studied(name) != value}
 
     @property
     def curve(self) -> list[float]:
