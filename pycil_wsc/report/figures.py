@@ -7,17 +7,18 @@ from typing import cast
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
-from pycil_wsc.report.recorded import READERS
-from pycil_wsc.report.rows import AVERAGE, measured, memory_text
+from pycil_wsc.report.rows import AVERAGE, READERS, measured, memory_text
 from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.studies import STUDIES, WITHOUT
-from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, new_figure, panels, wrapped
+from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, panels, wrapped
 from pycil_wsc.report.texts import clean
 from pycil_wsc.report.views import rest_of
+from pycil_wsc.results import ALL
 
 MARKED = 25  # points of a curve with markers
 SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
@@ -97,20 +98,24 @@ def draw_curve(series: Series, spec: Spec) -> Iterator[Plot]:
 
 
 def over_memory(series: Series, specs: Sequence[Spec]) -> Iterator[Plot]:
-    """Each measure against the memory size; a row per method if there is a single size."""
+    """Each measure against the memory size; a row per method if there is a single size.
+
+    A memory of all images is drawn at twice the largest number.
+    """
     sizes = [memory for memory in series.memories if memory]
     if len(sizes) < 2:
         yield from by_method(series, "methods", specs)
         return
     rows = series.rows.loc[series.rows["memory"] > 0]
-    places = rows["memory"].map(series.place)
+    places = {size: size if size != ALL else 2 * sizes[-2] for size in sizes}  # on the axis
+    at = rows["memory"].map(places)
     without = ["Runs without memory are not shown."] if 0 in series.memories else []
     notes = series.notes(series.rows, *without, errors="error bars")
     for spec in specs:
         figure, (ax,) = panels([""], (series.group.memory_title, series.axis(spec)), height=3.2)
-        draw_lines(ax, rows.assign(at=places, x=places, y=rows[spec.column]), series.styles, series.spread)
+        draw_lines(ax, rows.assign(at=at, x=at, y=rows[spec.column]), series.styles, series.spread)
         ax.set_xscale("log")
-        ax.set_xticks([series.place(size) for size in sizes], [memory_text(size) for size in sizes])
+        ax.set_xticks(list(places.values()), [memory_text(size) for size in sizes])
         ax.xaxis.set_minor_locator(NullLocator())
         legend(figure, series.styles, series.labels)
         yield Plot(f"{spec.slug}-memory", f"{spec.title} against memory size", figure, notes)
@@ -175,7 +180,7 @@ def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot
         return
     names = list(series.styles)[::-1]
     labels = [wrapped(series.labels[name], 34) for name in names]
-    figure = new_figure(PAGE, 1.2 + 0.3 * sum(1 + 0.55 * label.count("\n") for label in labels))
+    figure = Figure((PAGE, 1.2 + 0.3 * sum(1 + 0.55 * label.count("\n") for label in labels)))
     axes = figure.subplots(1, len(specs), sharey=True, squeeze=False)[0]
     last = max(1, len(series.memories) - 1)
     for ax, spec in zip(axes, specs):
@@ -191,9 +196,7 @@ def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot
     axes[0].set_yticks(range(len(names)), labels)
     axes[0].set_ylim(-0.6, len(names) - 0.4)
     note = series.sizes("The larger the marker, the larger the memory: ")
-    title = specs[0].title
-    for other in specs[1:]:
-        title += f", {other.title[0].lower()}{other.title[1:]}"
+    title = ", ".join([specs[0].title, *(spec.title[0].lower() + spec.title[1:] for spec in specs[1:])])
     yield Plot(slug, title, figure, series.notes(rows, note, errors="error bars"))
 
 

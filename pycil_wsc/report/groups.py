@@ -2,19 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pandas as pd
 
-from pycil_wsc.errors import described
+from pycil_wsc.errors import UserError, described
 from pycil_wsc.report.rows import PAPER, SCHEDULES, rows_of
 from pycil_wsc.report.texts import as_text, clean, dataset_names, method_name, method_rank, texts
 from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.comparable import Comparison, Setting, comparisons
-from pycil_wsc.results.duplicates import Variant, variants
+from pycil_wsc.results.duplicates import Variant
 from pycil_wsc.results.identity import STUDIED, distinguishing_keys, in_order
 
 
@@ -46,32 +46,22 @@ class Group:
     ``failed``: tables and figures with an error, and the error.
     """
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        variant_of: Mapping[Record, Variant],
-        options: Options,
-        dataset: str,
-    ) -> None:
+    def __init__(self, comparison: Comparison, dataset: str, options: Options) -> None:
         self.setting, self.conditions, self.options = comparison.setting, comparison.conditions, options
         self.variants_of = sorted(comparison.variants_of, key=method_rank)
         self.only_tuning = True
         self.failed: list[Problem] = []
-        ordered = sorted(
-            comparison.records, key=lambda record: (method_rank(record.method), record.memory, record.seed)
-        )
-        self.records = ordered
-        self.rows = rows_of(self.records, variant_of)
+        self.rows = rows_of(comparison.variants)
+        self.records: list[Record] = list(self.rows["record"])
         self.labels = set(self.rows["label"].dropna())
         of_variant = cast(pd.Series, self.rows.groupby(["learner", "frozen"])["label"].transform("first"))
         self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
         self.rows["main"] = self._in_no_study()
-        setting = self.setting
+        setting, model = self.setting, clean(self.setting.convnet_type)
         self.tasks = [clean(task) for task in setting.tasks]
         self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
         self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
         self.slug = self._slug()
-        model = clean(setting.convnet_type)
         if setting.tasks:
             self.memory_title = "% of each earlier task replayed"
             dataset, model = method_name(dataset, options.labels), method_name(model, options.labels)
@@ -126,6 +116,8 @@ class Group:
         """Within, an error is noted in ``failed``, and the rest of the report is written."""
         try:
             yield
+        except UserError:
+            raise
         except Exception as error:
             self.failed.append((f"{what} of {self.title}", described(error)))
 
@@ -172,13 +164,9 @@ def _as_slug(text: str, longest: int = 60) -> str:
     return re.sub(r"[^\w.=-]+", "-", text, flags=re.ASCII).strip("-.")[-longest:]
 
 
-# ---- of which runs the groups are ------------------------------------------------------------------------------------
-
-
 def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[Group], list[Problem]]:
     """The groups of runs that may be compared, and the duplicate results that were left out."""
-    variant_of = variants(records)
-    found, problems = comparisons(variant_of, SCHEDULES)
+    found, problems = comparisons(records, SCHEDULES)
     datasets = [comparison.setting.dataset for comparison in found if not comparison.setting.tasks]
     shown = dataset_names(datasets, options.labels)
     searched = {comparison.setting for comparison in found if comparison.setting.validation_split}
@@ -187,7 +175,7 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
     for comparison in found:
         setting = comparison.setting
         dataset = clean(setting.dataset) if setting.tasks else shown[setting.dataset]
-        group = Group(comparison, variant_of, options, dataset)
+        group = Group(comparison, dataset, options)
         group.only_tuning = len(searched) < 2
         slugs[group.slug] += 1
         if slugs[group.slug] > 1:

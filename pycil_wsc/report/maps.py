@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pycil_wsc.report.rows import memory_text
 from pycil_wsc.report.series import SPECS, Plot, Series, Spec
-from pycil_wsc.report.style import PAGE, arranged, new_figure
+from pycil_wsc.report.style import PAGE, arranged
 from pycil_wsc.report.texts import clean, texts
 from pycil_wsc.results import Record
 
@@ -40,33 +41,25 @@ def confusion_maps(series: Series) -> Iterator[Plot]:
     rows = series.rows.loc[[bool(record.data.get("confusion")) for record in series.rows["record"]]]
     if rows.empty:
         return
-    orders = [_learned(record) for record in rows["record"]]
-    first, names = orders[0], rows["record"].iloc[0].data.get("class_names") or []
+    records: list[Record] = list(rows["record"])
+    matrices = [np.array(record.data["confusion"], dtype=float) for record in records]
+    orders = [(record.data.get("class_order") or [])[: len(counts)] for record, counts in zip(records, matrices)]
+    first, names = orders[0], records[0].data.get("class_names") or []
     order, axis = "learned", "learning order"
-    if not first or any(sorted(other) != sorted(first) for other in orders):
+    if len(first) < len(matrices[0]) or any(sorted(other) != sorted(first) for other in orders):
         order, axis = "unknown", "place in the learning order"
         names = []
     elif any(other != first for other in orders):
         order, axis = "sorted", "sorted by label"
         names = list(np.array(names)[np.argsort(first)]) if len(names) == len(first) else []
     maps = []
-    for record, learned in zip(rows["record"], orders):
-        counts = np.array(record.data["confusion"], dtype=float)
+    for counts, learned in zip(matrices, orders):
         shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
         places = np.argsort(learned) if order == "sorted" else np.arange(len(counts))
         maps.append(shares[np.ix_(places, places)])
     across, down = CONFUSION.axes
     spec = CONFUSION._replace(axes=(across.format(axis), down.format(axis)), notes=texts("confusion", order))
     yield from _heat_maps(series, rows.assign(map=maps), spec, PowerNorm(0.5, 0, 100), names)
-
-
-def _learned(record: Record) -> list[int]:
-    """The labels of the classes in the order of the confusion matrix, or [] if they were not recorded."""
-    order = record.data.get("class_order")
-    size = len(record.data["confusion"])
-    if not isinstance(order, list) or len(order) < size or not all(isinstance(label, int) for label in order):
-        return []
-    return order[:size]
 
 
 def _heat_maps(
@@ -83,7 +76,7 @@ def _heat_maps(
     for memory, own in rows.loc[~rows["memory"].isin(undrawn)].groupby("memory"):
         methods = own.groupby("name", sort=False)["map"]
         down, across = arranged(len(methods))
-        figure = new_figure(min(PAGE, 2.75 * across + 0.9), 2.75 * down + 0.3)
+        figure = Figure((min(PAGE, 2.75 * across + 0.9), 2.75 * down + 0.3))
         axes = figure.subplots(down, across, squeeze=False).ravel()
         for ax, (name, maps) in zip(axes, methods):
             same = [values for values in maps if values.shape == maps.iloc[0].shape]

@@ -6,19 +6,21 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.report.configs import experiment, write_winners
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import drawing, to_files
 from pycil_wsc.report.texts import MARKDOWN, clean
+from pycil_wsc.report.trials import write_winners
 from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
+from pycil_wsc.results.repetition import experiment
 
 DRAWN = 4  # figures are drawn for this many groups of a setting, those with the most runs
 LARGE = 1000  # runs; a larger report has figures of accuracies only, for one group in each of DRAWN settings
@@ -51,29 +53,25 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
     return out / "index.html"
 
 
-def _section(group: Group, groups: Sequence[Group], out: Path) -> dict[str, object]:
+def _section(group: Group, groups: Sequence[Group], out: Path) -> dict[str, Any]:
     """What the page shows of one group. Writes the files of its tables, figures and configuration."""
-    shown_tables, shown_figures = [], []
-    for table in tables(group):
+    section: dict[str, Any] = {"group": group, "tables": list(tables(group)), "command": ""}
+    for table in section["tables"]:
         _write(out / "tables", table.slug, table.files())
-        shown_tables.append(table)
-    plots, undrawn = _figures_of(group, groups)
+    plots, section["undrawn"] = _figures_of(group, groups)
+    section["figures"] = shown = []
     with drawing():
         for plot in plots:
-            files: dict[str, bytes] = {}
             with group.attempt(plot.title):
                 files = to_files(plot.figure)
-            if not files:
-                continue
-            slug, width = f"{plot.slug}-{group.slug}", round(96 * plot.figure.get_figwidth())
-            _write(out / "figures", slug, files)
-            image = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
-            shown_figures.append({"slug": slug, "plot": plot, "image": image, "width": width})
-    section = {"group": group, "undrawn": undrawn, "tables": shown_tables, "figures": shown_figures, "command": ""}
+                slug, width = f"{plot.slug}-{group.slug}", round(96 * plot.figure.get_figwidth())
+                _write(out / "figures", slug, files)
+                image = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
+                shown.append({"slug": slug, "plot": plot, "image": image, "width": width})
     if group.setting.validation_split:
         write_winners(group, out)
     if not group.tasks:
-        path, content = out / "configs" / f"{group.slug}.json", experiment(group)
+        path, content = out / "configs" / f"{group.slug}.json", experiment(group.records)
         write_json(path, content)
         section["command"] = f"python main.py --config {shlex.quote(str(path))}"
         section["listing"] = json.dumps(content, indent=2, ensure_ascii=False).split("\n")

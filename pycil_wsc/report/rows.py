@@ -1,30 +1,28 @@
-"""The table of rows, a line per run, of which every table and figure is a view; and the measures that they read."""
+"""The table of rows, a line per run, of which every table and figure is a view; and where in a result numbers are."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.report.texts import clean, data_file
+from pycil_wsc.report.texts import clean, data_file, method_rank
 from pycil_wsc.results import ALL, Record
 from pycil_wsc.results.duplicates import Variant
 
 PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
 SCHEDULES = {method: tuple(epochs) for method, epochs in PAPER["schedules"].items()}  # epochs of first, later tasks
-Contents = Mapping[str, Any]  # of a result
 
 
 class Column(NamedTuple):
     """A column of a table.
 
-    ``place``: where its number is in a result, keys and indices with dots between, or a function of the result. If a
-    list is there, its mean counts. ``exact``: a count, the same in every seed. ``signed``: a difference.
+    ``place``: where its number is in a result, keys and indices with dots between. If a list is there, its mean counts.
+    ``exact``: a count, the same in every seed. ``signed``: a difference.
     """
 
     label: str
-    place: str | Callable[[Contents], float] = ""
+    place: str = ""
     decimals: int = 2
     scale: float = 1
     exact: bool = False
@@ -34,8 +32,6 @@ class Column(NamedTuple):
         """The number in a run's result; None if it lacks the measure, such as a result of an earlier version."""
         found: Any = record.data
         try:
-            if callable(self.place):
-                return self.place(found)
             for key in self.place.split("."):
                 found = found[int(key)] if isinstance(found, list) else found[key]
             return self.scale * sum(found) / len(found) if isinstance(found, list) else self.scale * found
@@ -50,49 +46,38 @@ for _kind, _columns in data_file("measures.json").items():
 AVERAGE, TRAINING = MEASURES["accuracy"][0], MEASURES["cost"][0]
 
 
-def scores(tasks: Sequence[str], version: str = "trace", stage: int | None = None) -> list[Column]:
+def scores(tasks: Sequence[str], version: str = "trace", stage: int = -1) -> list[Column]:
     """A language model's scores in percent, by one version of the metrics.
 
-    They are those after the last task with their summaries, or those after the task number ``stage``, from 0, with
-    their mean (TRACE's overall performance).
+    They are those after the task number ``stage``, from 0, with their mean (TRACE's overall performance), or those
+    after the last task with their summaries.
     """
-    row = "matrix.-1" if stage is None else f"matrix.{stage}"
-    places = {f"{row}.{number}": task for number, task in enumerate(tasks)}
-    if stage is None:
+    places = {f"matrix.{stage}.{number}": task for number, task in enumerate(tasks)}
+    if stage < 0:
         places |= {"last_average": "average", "new_score": "new task", "forgetting": "forgetting"}
     else:
-        places[row] = "overall"
-    columns = [Column(label, f"scores.{version}.{place}", scale=100) for place, label in places.items()]
-    learned = len(tasks) if stage is None else stage + 1
-    return [*columns, Column("backward transfer", partial(_backward_transfer, version=version, tasks=learned))]
+        places[f"op.{stage}"] = "overall"
+    places[f"bwt.{stage}"] = "backward transfer"
+    return [Column(label, f"scores.{version}.{place}", scale=100) for place, label in places.items()]
 
 
-def _backward_transfer(data: Contents, version: str, tasks: int) -> float:
-    """The mean over the first ``tasks`` of (last score - score when learned) in percent; 0 for the newest one."""
-    matrix = data["scores"][version]["matrix"][:tasks]
-    return sum(100 * (last - row[-1]) for last, row in zip(matrix[-1], matrix)) / tasks
-
-
-def rows_of(records: Iterable[Record], variant_of: Mapping[Record, Variant]) -> pd.DataFrame:
-    """The table of rows.
+def rows_of(variants: Mapping[Record, Variant]) -> pd.DataFrame:
+    """The table of rows, by method, memory size and seed.
 
     ``variant``: the values that decide the result, except method, memory size and seed; ``frozen``: the same as a
-    hashable. ``changed``: the keys of the paper's studies in which a run differs from the paper's method.
+    hashable. ``changed``: the keys of the paper's studies in which a run differs from the paper's method. ``label``:
+    the name that is set in its configuration, or None.
     """
     lines = []
-    for record in records:
+    for record in sorted(variants, key=lambda record: (method_rank(record.method), record.memory, record.seed)):
+        own = record.config.get("label")
+        label = clean(own) if isinstance(own, str) else ""
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
+        line |= {"variant": variants[record], "frozen": variants[record].frozen, "changed": record.changed}
         line |= {"schedule": (record.config.get("init_epoch"), record.config.get("epochs"))}
-        line |= {"expands": expands(record.method), "changed": record.changed}
-        line |= {"variant": variant_of[record], "frozen": variant_of[record].frozen, "label": _label_of(record)}
+        line |= {"expands": expands(record.method), "label": label or None}
         lines.append(line)
     return pd.DataFrame(lines)
-
-
-def _label_of(record: Record) -> str | None:
-    """The name set by ``label`` in the run's configuration."""
-    own = record.config.get("label")
-    return clean(own) or None if isinstance(own, str) else None
 
 
 def measured(rows: pd.DataFrame, column: Column) -> np.ndarray:
@@ -122,3 +107,70 @@ def memory_text(memory: float) -> str:
 def expands(method: str) -> bool:
     """Whether the method's network grows with the tasks (or doubles)."""
     return method.removesuffix("+wsc") in PAPER["expanding"]
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+Points = dict[float, float]
+Lines = list[dict[str, Any]]  # the records of an analysis, a dict per task
+
+
+def alignment(record: Record) -> Lines:
+    """The gradients at the start of each task with past data."""
+    lines = record.analysed("gradients")
+    return [line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]]
+
+
+def drift(record: Record) -> Lines:
+    """The drift between tasks from the second task on."""
+    return [line["between"] for line in record.analysed("drift") if line["between"]]
+
+
+def _losses(record: Record) -> Points:
+    """The training loss of each epoch; none for a method without training."""
+    found = record.data.get("train_loss") or []
+    return _in_tasks(found) if all(found) else {}
+
+
+def _drift_of_layers(record: Record) -> Points:
+    """Mean over the tasks of the relative drift of each layer that exists in the first record."""
+    relative = [line["relative"] for line in drift(record)]
+    frame = pd.DataFrame(relative, columns=list(relative[0]) if relative else [], dtype=float)
+    return dict(enumerate(frame.mean().fillna(0.0), 1))
+
+
+def _loss_around(record: Record) -> Points:
+    """The loss around the last solution, averaged over the directions; a non-finite loss is a gap."""
+    lines = record.analysed("flatness")
+    return dict(zip(lines[-1]["distance"], np.array(lines[-1]["loss"], dtype=float).mean(0))) if lines else {}
+
+
+def _dormant(record: Record) -> Points:
+    shares = [line["share"] for line in record.analysed("dormant") if line["share"] is not None]
+    return {number: 100 * share for number, share in enumerate(shares, 1)}
+
+
+def _gradient_ratio(record: Record) -> Points:
+    return {100 * line["share_new"]: line["norm"] / line["norm_new"] for line in alignment(record)}
+
+
+def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
+    """The values of each task's epochs, the last of them at the task's end. Every task is one unit wide."""
+    points = {}
+    for task, values in enumerate(tasks):
+        for epoch, value in enumerate(values, 1):
+            points[task + epoch / len(values)] = value
+    return points
+
+
+READERS: dict[str, Callable[[Record], Points]] = {  # of the curves in ``figures.json``
+    "curves": lambda record: dict(enumerate(record.curve, 1)),
+    "training-loss": _losses,
+    "gradients": lambda record: {100 * line["share_new"]: line["cosine"] for line in alignment(record)},
+    "gradient-norm": _gradient_ratio,
+    "drift": lambda record: dict(enumerate((line["norm"] for line in drift(record)), 2)),
+    "drift-layers": _drift_of_layers,
+    "drift-within": lambda record: _in_tasks(line["within"]["norm"] for line in record.analysed("drift")),
+    "flatness": _loss_around,
+    "dormant": _dormant,
+}

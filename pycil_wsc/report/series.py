@@ -10,7 +10,6 @@ from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import MEASURES, TRAINING, measured, memory_text, scores
 from pycil_wsc.report.style import line_styles
 from pycil_wsc.report.texts import data_file, texts
-from pycil_wsc.results import ALL
 
 MOST = 16  # lines in a figure that a reader can still distinguish
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
@@ -19,7 +18,7 @@ UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
 class Spec(NamedTuple):
     """What a figure or a panel shows: a column of the rows, or what runs recorded. ``figures.json`` declares them."""
 
-    slug: str  # of the figure, and of its reader in ``recorded``
+    slug: str  # of the figure, and of its reader in ``rows``
     title: str
     axes: tuple[str, str]  # with the series' unit of time in the place of {}
     column: str = ""
@@ -72,11 +71,6 @@ class Series:
         seconds = pd.Series(measured(self.rows, TRAINING), self.rows.index)
         self.unit = "hours" if seconds.max() >= 36_000 else "minutes" if seconds.max() >= 180 else "seconds"
         self.rows["time"] = seconds / UNITS[self.unit]
-
-    def place(self, memory: float) -> float:
-        """The position of a memory size on an axis. A memory of all images is drawn at twice the largest number."""
-        numbers = [number for number in self.memories if number != ALL]
-        return 2 * (max(numbers, default=0) or 1) if memory == ALL else memory
 
     def axis(self, spec: Spec) -> str:
         """The label of an axis that shows a measure."""

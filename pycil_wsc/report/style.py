@@ -32,17 +32,10 @@ def drawing() -> AbstractContextManager[None]:
     return style.context(Path(__file__).with_name("figures.mplstyle"))
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure; ``width`` and ``height`` are in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr, call-arg]
-    return figure
-
-
 def panels(titles: Sequence[str], labels: tuple[str, str], height: float = 2.4) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, one per title, which share their scales and their labels, in rows of at most four."""
     rows, columns = arranged(len(titles))
-    figure = new_figure(min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), height * rows + 0.3)
+    figure = Figure((min(PAGE, max(COLUMN, 2.55 * columns + 1.3)), height * rows + 0.3))
     axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel())
     for empty in axes[len(titles) :]:
         empty.set_visible(False)

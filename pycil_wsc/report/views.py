@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.report.configs import tuning
 from pycil_wsc.report.groups import DEFAULT, Group, Options
 from pycil_wsc.report.rows import MEASURES, PAPER, SCHEDULES, Column, by_memory, measured, melted, memory_text, scores
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, papers, seeds_of
 from pycil_wsc.report.texts import clean, method_rank, texts
+from pycil_wsc.report.trials import tuning
 from pycil_wsc.results import ALL
 from pycil_wsc.results.identity import distinguishing_keys
 

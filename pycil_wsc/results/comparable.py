@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pycil_wsc.files import Json
-from pycil_wsc.results.duplicates import Variant, distinct
+from pycil_wsc.results.duplicates import Variant, distinct, variants
 from pycil_wsc.results.identity import distinguishing_keys, in_order, part_of
 from pycil_wsc.results.schema import LanguageResult
 from pycil_wsc.results.store import Problem, Record
@@ -39,39 +39,35 @@ class Setting(NamedTuple):
 class Comparison(NamedTuple):
     """Runs of one setting that may be compared.
 
-    ``conditions``: keys that no method chooses and for which other comparisons of the setting have other values.
-    ``variants_of``: methods that have variants without a counterpart in any other method; all their runs are here.
+    ``variants``: the runs, each with its variant. ``conditions``: keys that no method chooses and for which other
+    comparisons of the setting have other values. ``variants_of``: methods that have variants without a counterpart in
+    any other method; all their runs are here.
     """
 
     setting: Setting
-    records: list[Record]
+    variants: Mapping[Record, Variant]
     conditions: Mapping[str, Json]
     variants_of: Sequence[str] = ()
 
 
-def comparisons(
-    variant_of: Mapping[Record, Variant], usual: Mapping[str, Schedule]
-) -> tuple[list[Comparison], list[Problem]]:
+def comparisons(records: Iterable[Record], usual: Mapping[str, Schedule]) -> tuple[list[Comparison], list[Problem]]:
     """Divide runs into those that may be compared. Also returns the duplicates that were left out.
 
-    Args:
-        variant_of: the runs, each with its variant.
-        usual: the schedules that methods usually have.
+    ``usual``: the schedules that methods usually have.
     """
+    variant_of = variants(records)
     settings: dict[Setting, dict[Record, Variant]] = defaultdict(dict)
     for record, setting in _settings(variant_of).items():
         settings[setting][record] = variant_of[record]
     found: list[Comparison] = []
     problems: list[Problem] = []
-    for setting in sorted(
-        settings, key=lambda setting: (bool(setting.tasks), setting.dataset, -setting.increment, setting)
-    ):
-        records, duplicates = distinct(settings[setting])
+    for setting in sorted(settings, key=_place):
+        kept, duplicates = distinct(settings[setting])
         problems += duplicates
         if setting.validation_split or setting.tasks:  # trials are compared, whichever keys they vary
-            found.append(Comparison(setting, records, {}))
+            found.append(Comparison(setting, kept, {}))
         else:
-            found += _divided(setting, records, variant_of, usual)
+            found += _divided(setting, kept, usual)
     return found, problems
 
 
@@ -124,23 +120,18 @@ def _own_setting(record: Record) -> Setting:
 # ---- ways of training ------------------------------------------------------------------------------------------------
 
 
-def _divided(
-    setting: Setting,
-    records: list[Record],
-    variant_of: Mapping[Record, Variant],
-    usual: Mapping[str, Schedule],
-) -> list[Comparison]:
+def _divided(setting: Setting, variant_of: Mapping[Record, Variant], usual: Mapping[str, Schedule]) -> list[Comparison]:
     """Divide the runs of a setting by their schedule and every key that is not specific to a method.
 
     If only one method was trained with certain values of these, all its runs form another comparison.
     """
-    schedule = _schedules(records, usual)
-    shared = {name for record in records for name in record.identity.shared} - set(Setting._fields)
+    schedule = _schedules(list(variant_of), usual)
+    shared = {name for record in variant_of for name in record.identity.shared} - set(Setting._fields)
     conditions: dict[Record, dict[str, Json]] = {}
     members: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
+    for record, variant in variant_of.items():
         conditions[record] = dict(zip(("init_epoch", "epochs"), schedule[record]))
-        conditions[record] |= {name: variant_of[record].get(name) for name in in_order(shared)}
+        conditions[record] |= {name: variant.get(name) for name in in_order(shared)}
         members[json.dumps(conditions[record])].append(record)
     several: list[list[Record]] = []
     alone: set[str] = set()
@@ -154,8 +145,8 @@ def _divided(
     found: list[Comparison] = []
     for same in several:
         told = {key: value for key, value in conditions[same[0]].items() if key in keys}
-        found.append(Comparison(setting, same, told))
-    rest = [record for record in records if record.method in alone]
+        found.append(Comparison(setting, {record: variant_of[record] for record in same}, told))
+    rest = {record: variant for record, variant in variant_of.items() if record.method in alone}
     return [*found, Comparison(setting, rest, {}, sorted(alone))] if rest else found
 
 

@@ -38,7 +38,7 @@ def variants(records: Iterable[Record]) -> dict[Record, Variant]:
     return found
 
 
-def distinct(variants_of: Mapping[Record, Variant]) -> tuple[list[Record], list[Problem]]:
+def distinct(variants_of: Mapping[Record, Variant]) -> tuple[dict[Record, Variant], list[Problem]]:
     """Each run once, and the duplicates that were left out. Of several results of one run, the most complete is kept.
 
     A contradiction between duplicates is reported: one of them is wrong, or the result depends on something that is not
@@ -47,9 +47,13 @@ def distinct(variants_of: Mapping[Record, Variant]) -> tuple[list[Record], list[
     alike: dict[tuple[str, float, int, tuple[tuple[str, str], ...]], list[Record]] = defaultdict(list)
     for record, variant in variants_of.items():
         alike[record.method, record.memory, record.seed, variant.frozen].append(record)
-    kept = [max(records, key=_completeness) for records in alike.values()]
-    others = [(record, counted) for counted, records in zip(kept, alike.values()) for record in records]
-    return kept, [(record.path, _same(record, counted)) for record, counted in others if record is not counted]
+    kept: dict[Record, Variant] = {}
+    problems: list[Problem] = []
+    for records in alike.values():
+        counted = max(records, key=_completeness)
+        kept[counted] = variants_of[counted]
+        problems += [(record.path, _same(record, counted)) for record in records if record is not counted]
+    return kept, problems
 
 
 def _completeness(record: Record) -> tuple[int, ...]:

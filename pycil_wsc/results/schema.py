@@ -139,7 +139,7 @@ class ImageResult(Result):
     importance_passes: Number | None = None
     parameters: Number | None = None
     data: Fingerprint | None = None  # numbers of samples and a hash
-    class_order: Json = None
+    class_order: list[int] | None = None
     class_names: list[str] | None = None
 
     @pydantic.field_validator("matrix")

@@ -1,13 +1,8 @@
-"""The configurations that a report offers: of all runs of a group, and of each method's best trial.
+"""Hyperparameters: trials that were tested on held-out training data, and the configuration of each method's best."""
 
-Hyperparameters are chosen by trials that were tested on held-out training data.
-"""
-
-import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,38 +14,6 @@ from pycil_wsc.report.tables import Table, aggregate
 from pycil_wsc.report.texts import clean, texts
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
-Settings = dict[str, object]
-
-
-def experiment(group: Group) -> Settings:
-    """The keys shared by all runs and, under ``runs``, one entry per method variant with its other keys and seeds."""
-    memory = "memory_per_class" if group.setting.fixed_memory else "memory_size"
-    settings: list[Settings] = []
-    for record in group.records:
-        settings.append({name: value for name, value in record.decisive().items() if name not in (memory, "seed")})
-    alike, _ = pd.factorize(pd.Series([json.dumps(own, sort_keys=True) for own in settings]))
-    sizes = [record.config[memory] for record in group.records]
-    runs = pd.DataFrame({"alike": alike, "size": sizes, "seed": group.rows["seed"]})
-    first = runs.drop_duplicates("alike").index
-    seeds_of = runs.groupby(["alike", "size"])["seed"].agg(tuple).reset_index()
-    sizes_of = seeds_of.groupby(["alike", "seed"], sort=False)["size"].agg(list).reset_index()
-    entries: list[Settings] = []
-    for number, seeds, own_sizes in sizes_of.itertuples(index=False, name=None):
-        entries.append(settings[first[number]] | {memory: _axis(own_sizes), "seed": _axis(seeds)})
-    shared = dict(entries[0])
-    for name in entries[0]:
-        values = {json.dumps(entry[name]) if name in entry else None for entry in entries}
-        if len(values) > 1 or name in ("model_name", memory, "seed"):
-            del shared[name]
-    runs = [{name: value for name, value in entry.items() if name not in shared} for entry in entries]
-    return {"prefix": "again", **shared, "runs": runs}
-
-
-def _axis(values: Sequence[int]) -> object:
-    return values[0] if len(values) == 1 else list(values)
-
-
-# ---- hyperparameters -------------------------------------------------------------------------------------------------
 
 
 def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
