@@ -2,14 +2,15 @@
 
 A number goes from a result to the page in this order:
 
-1. :mod:`pycil_wsc.results` reads the records; :mod:`~pycil_wsc.report.rows` makes a table of them, a line per run, and
-   says where in a result each measure is (``measures.json``).
-2. :mod:`~pycil_wsc.report.groups` divides the runs into groups that may be compared, and names the rows of a group by
-   the keys that distinguish them (:mod:`~pycil_wsc.report.texts`).
+1. :mod:`pycil_wsc.results` reads the records and divides them into those that may be compared.
+   :mod:`~pycil_wsc.report.rows` makes a table of them, a line per run, and says where in a result each measure is
+   (``measures.json``).
+2. A group of :mod:`~pycil_wsc.report.groups` has the rows of comparable runs, and names them by the keys that
+   distinguish them (:mod:`~pycil_wsc.report.texts`).
 3. :mod:`~pycil_wsc.report.views` has a function for each table, which chooses rows and columns; ``studies.json`` says
    which runs belong to the paper's tables. :func:`~pycil_wsc.report.tables.aggregate` averages over the seeds,
    :mod:`~pycil_wsc.report.stats` decides what is ahead, and ``texts.j2`` says so below.
-4. :mod:`~pycil_wsc.report.figures` and ``maps`` draw the same rows, and the curves that runs ``recorded``.
+4. :mod:`~pycil_wsc.report.figures` and ``maps`` draw the same rows, and the curves that runs recorded.
 5. :mod:`~pycil_wsc.report.page` and the templates beside it write the page, Markdown and LaTeX.
 
 matplotlib is imported to draw figures only.

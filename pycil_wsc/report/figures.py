@@ -12,13 +12,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
-from pycil_wsc.report.rows import AVERAGE, READERS, measured, memory_text
+from pycil_wsc.report.rows import AVERAGE, measured, memory_text
 from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.studies import STUDIES, WITHOUT
 from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, panels, wrapped
 from pycil_wsc.report.texts import clean
 from pycil_wsc.report.views import rest_of
 from pycil_wsc.results import ALL
+from pycil_wsc.results.curves import CURVES
 
 MARKED = 25  # points of a curve with markers
 SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
@@ -74,7 +75,7 @@ def draw_lines(
 
 def draw_curve(series: Series, spec: Spec) -> Iterator[Plot]:
     """What runs recorded, with a panel per memory size; nothing if no run recorded it."""
-    read = READERS[spec.slug]
+    read = CURVES[spec.slug]
     rows = series.rows.assign(points=[list(read(record).items()) for record in series.rows["record"]])
     rows = rows.loc[rows["points"].map(bool)]
     if rows.empty:

@@ -1,6 +1,6 @@
 """The table of rows, a line per run, of which every table and figure is a view; and where in a result numbers are."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,70 +107,3 @@ def memory_text(memory: float) -> str:
 def expands(method: str) -> bool:
     """Whether the method's network grows with the tasks (or doubles)."""
     return method.removesuffix("+wsc") in PAPER["expanding"]
-
-
-# ---- curves ----------------------------------------------------------------------------------------------------------
-
-Points = dict[float, float]
-Lines = list[dict[str, Any]]  # the records of an analysis, a dict per task
-
-
-def alignment(record: Record) -> Lines:
-    """The gradients at the start of each task with past data."""
-    lines = record.analysed("gradients")
-    return [line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]]
-
-
-def drift(record: Record) -> Lines:
-    """The drift between tasks from the second task on."""
-    return [line["between"] for line in record.analysed("drift") if line["between"]]
-
-
-def _losses(record: Record) -> Points:
-    """The training loss of each epoch; none for a method without training."""
-    found = record.data.get("train_loss") or []
-    return _in_tasks(found) if all(found) else {}
-
-
-def _drift_of_layers(record: Record) -> Points:
-    """Mean over the tasks of the relative drift of each layer that exists in the first record."""
-    relative = [line["relative"] for line in drift(record)]
-    frame = pd.DataFrame(relative, columns=list(relative[0]) if relative else [], dtype=float)
-    return dict(enumerate(frame.mean().fillna(0.0), 1))
-
-
-def _loss_around(record: Record) -> Points:
-    """The loss around the last solution, averaged over the directions; a non-finite loss is a gap."""
-    lines = record.analysed("flatness")
-    return dict(zip(lines[-1]["distance"], np.array(lines[-1]["loss"], dtype=float).mean(0))) if lines else {}
-
-
-def _dormant(record: Record) -> Points:
-    shares = [line["share"] for line in record.analysed("dormant") if line["share"] is not None]
-    return {number: 100 * share for number, share in enumerate(shares, 1)}
-
-
-def _gradient_ratio(record: Record) -> Points:
-    return {100 * line["share_new"]: line["norm"] / line["norm_new"] for line in alignment(record)}
-
-
-def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
-    """The values of each task's epochs, the last of them at the task's end. Every task is one unit wide."""
-    points = {}
-    for task, values in enumerate(tasks):
-        for epoch, value in enumerate(values, 1):
-            points[task + epoch / len(values)] = value
-    return points
-
-
-READERS: dict[str, Callable[[Record], Points]] = {  # of the curves in ``figures.json``
-    "curves": lambda record: dict(enumerate(record.curve, 1)),
-    "training-loss": _losses,
-    "gradients": lambda record: {100 * line["share_new"]: line["cosine"] for line in alignment(record)},
-    "gradient-norm": _gradient_ratio,
-    "drift": lambda record: dict(enumerate((line["norm"] for line in drift(record)), 2)),
-    "drift-layers": _drift_of_layers,
-    "drift-within": lambda record: _in_tasks(line["within"]["norm"] for line in record.analysed("drift")),
-    "flatness": _loss_around,
-    "dormant": _dormant,
-}

@@ -18,7 +18,7 @@ UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
 class Spec(NamedTuple):
     """What a figure or a panel shows: a column of the rows, or what runs recorded. ``figures.json`` declares them."""
 
-    slug: str  # of the figure, and of its reader in ``rows``
+    slug: str  # of the figure, and of its curve in ``results.curves``
     title: str
     axes: tuple[str, str]  # with the series' unit of time in the place of {}
     column: str = ""
