@@ -15,10 +15,9 @@ from pycil_wsc.report.texts import clean
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; returns the exit code: 0, 2 for invalid input, or 130 after Ctrl-C."""
     with best_effort_output():
-        args = _parse(argv)
         try:
-            labels = tuple(map(_label, args.label))
-            options = Options(args.spread, args.baseline, labels, args.paper, args.all_figures)
+            args = _parse(argv)
+            options = Options(args.spread, args.baseline, tuple(args.labels), args.paper, args.all_figures)
             print(f"Report: {clean(_write(args.folders, args.out, options))}")
             return 0
         except UserError as error:
@@ -47,7 +46,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--out", metavar="DIR", help=of_out)
     add("--spread", choices=("se", "sd"), default="se", help=of_spread)
     add("--baseline", metavar="NAME", default=DEFAULT.baseline, help=of_baseline)
-    add("--label", action="append", default=[], metavar="PATTERN=NAME", help=of_label)
+    add("--label", dest="labels", type=_label, action="append", default=[], metavar="PATTERN=NAME", help=of_label)
     add("--no-paper", dest="paper", action="store_false", help="do not show the paper's numbers beside ours")
     add("--all-figures", action="store_true", help=of_figures)
     return parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
 
 import pandas as pd
 from matplotlib import colormaps
@@ -147,8 +146,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     rows = rows.assign(x=rates, at=rates, y=measured(rows, AVERAGE), rest=rest_of(rows, study.studied))
     rows["last"] = rows["kind"].str.endswith(WITHOUT)
     line_of = ["memory", "last", "rest"]
-    places = cast(pd.Series, rows.groupby(line_of)["x"].transform("nunique"))
-    rows = rows.loc[places > 1]
+    rows = rows.groupby(line_of).filter(lambda line: line["x"].nunique() > 1)
     if rows.empty:
         return
     rows = group.named(rows, "variant", "learner", study.studied).sort_values(line_of[:2], kind="stable")
@@ -169,9 +167,6 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     several = rows.duplicated([*line_of, "x"]).any()
     note = f"Error bars: ± {group.options.spread_name}." if several else "One seed."
     yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, [note])
-
-
-# ---- a row per method ------------------------------------------------------------------------------------------------
 
 
 def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot]:

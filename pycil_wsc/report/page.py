@@ -8,15 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import drawing, to_files
-from pycil_wsc.report.texts import MARKDOWN, clean
+from pycil_wsc.report.texts import HTML
 from pycil_wsc.report.trials import write_winners
 from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
@@ -24,7 +22,6 @@ from pycil_wsc.results.repetition import experiment
 
 DRAWN = 4  # figures are drawn for this many groups of a setting, those with the most runs
 LARGE = 1000  # runs; a larger report has figures of accuracies only, for one group in each of DRAWN settings
-HTML = MARKDOWN.overlay(autoescape=True, finalize=lambda text: text if isinstance(text, Markup) else clean(text))
 
 
 def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Path], out: Path) -> Path:
@@ -37,7 +34,6 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
     keys = ("device", "precision", "torch", "commit")
     origins = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)
     page = HTML.get_template("page.html.j2").render(
-        style=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
         title="Report: " + ", ".join(Path(folder).resolve().name or str(folder) for folder in folders),
         folders=folders,
         sections=sections,
@@ -93,10 +89,8 @@ def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Iterable[Plot], 
     settings = list(dict.fromkeys(other.setting for other in ranked))
     if large and group.setting not in settings[:DRAWN] or group not in siblings[: 1 if large else DRAWN]:
         return (), "Not drawn: the figures of this section, because other sections have more runs."
-    if large:
-        note = "Not drawn, because the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
-        return figures(group, brief=True), note
-    return figures(group), ""
+    note = "Not drawn, because the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
+    return figures(group, brief=large), note if large else ""
 
 
 def _write(folder: Path, slug: str, files: Mapping[str, str | bytes]) -> None:

@@ -41,8 +41,7 @@ class Column(NamedTuple):
 
 MEASURES: dict[str, list[Column]] = {}
 for _kind, _columns in data_file("measures.json").items():
-    if _kind != "note":
-        MEASURES[_kind] = [Column(**column) for column in _columns]
+    MEASURES[_kind] = [Column(**column) for column in _columns]
 AVERAGE, TRAINING = MEASURES["accuracy"][0], MEASURES["cost"][0]
 
 
@@ -87,9 +86,7 @@ def measured(rows: pd.DataFrame, column: Column) -> np.ndarray:
 
 def melted(rows: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
     """A line per row and measure, with the measure's label as its ``column`` and its ``value``."""
-    parts = []
-    for column in columns:
-        parts.append(rows.assign(column=column.label, value=measured(rows, column)))
+    parts = [rows.assign(column=column.label, value=measured(rows, column)) for column in columns]
     return pd.concat(parts) if parts else rows.iloc[:0]
 
 

@@ -35,25 +35,21 @@ class Study:
     costs: str = ""  # the kind of measures that it also has, over all memory sizes
 
     def row(self, record: Record) -> str | None:
-        """The row that a run belongs to, or None."""
+        """The row of a run: None, a method, one of ``rows``, or a value like ``random`` or ``0.5 without averaging``."""
         changed = record.changed
         if self.methods and record.method not in self.methods or bool(record.memory) != self.with_memory:
             return None
-        if not self.main and not set(self.changed) <= changed <= set(self.studied):
+        if not self.main and not set(self.changed) <= changed <= set(self.studied) or len(changed) > self.most:
             return None
-        name = self._name(record, changed)
-        return None if name in self.without or len(changed) > self.most else name
-
-    def _name(self, record: Record, changed: set[str]) -> str | None:
-        """A method, one of ``rows``, or a value like ``random``, ``0.5`` and ``0.5 without averaging``."""
         if self.rows:
             own = [record.method, {key: record.studied(key) for key in changed}]
             return next((name for name, row in self.rows.items() if row == own), None)
-        if self.corner == "method":
-            return record.method
-        value = record.studied(self.corner)
-        text = self.number.format(value) if isinstance(value, (int, float)) else str(value)
-        return text if record.studied("wsc.average") else text + WITHOUT
+        name = record.method
+        if self.corner != "method":
+            value = record.studied(self.corner)
+            name = self.number.format(value) if isinstance(value, (int, float)) else str(value)
+            name += "" if record.studied("wsc.average") else WITHOUT
+        return None if name in self.without else name
 
     def rows_of(self, group: Group) -> pd.DataFrame:
         """The rows of the runs that belong to the study, with their ``kind`` and, as ``corner``, its name, in order."""

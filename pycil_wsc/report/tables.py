@@ -1,6 +1,6 @@
 """A table is a frame with a line per cell, aggregated over seeds. Text, CSV, Markdown and LaTeX are views of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,11 +39,6 @@ def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Sequence[Colu
     return grid.assign(best=False, compared=False, paper_mean=np.nan, paper_standard_error=np.nan, differs_by=np.nan)
 
 
-def papers(number: Mapping[str, float]) -> tuple[float, float]:
-    """The values of ``PUBLISHED`` for a number of ``paper.json``, which may lack its standard error."""
-    return number.get("mean", np.nan), number.get("se", np.nan)
-
-
 def seeds_of(cells: pd.DataFrame) -> list[str]:
     return [name for name in cells.columns if name.startswith("seed_")]
 
@@ -80,10 +75,6 @@ class Table:
         return f"{self.kind}-{self.group.slug}"
 
     @property
-    def full_title(self) -> str:
-        return f"{self.title}. {self.group.title}"
-
-    @property
     def head(self) -> list[str]:
         return [*self.labels, *(column.label for column in self.columns)]
 
@@ -95,7 +86,7 @@ class Table:
         for number, (first, *others, expands) in enumerate(heads):
             shown = self.group.shown(first) if self.labels[0] == "method" else str(first)
             texts = []
-            for cell, column in zip(cells[number * width :], self.columns):
+            for cell, column in zip(cells[number * width : (number + 1) * width], self.columns):
                 texts.append(_as_text(cell, column, self.group.options.spread))
             yield [shown + (f" {DAGGER}" if expands else ""), *map(clean, others)], texts
 
@@ -108,15 +99,15 @@ class Table:
     def to_csv(self) -> str:
         """One line per non-empty cell, with unrounded numbers and a column per seed."""
         names = [*self.labels, "expands", "column", *MEASURED, *PUBLISHED, *COMPARED, *seeds_of(self.cells)]
-        filled = self.cells.loc[(self.cells["averaged_over"] > 0) | self.cells["paper_mean"].notna(), names].copy()
-        for name in ("expands", "best", "compared"):
-            filled[name] = filled[name].astype(int)
+        filled = self.cells.loc[(self.cells["averaged_over"] > 0) | self.cells["paper_mean"].notna(), names]
+        filled = filled.astype({"expands": int, "best": int, "compared": int})
         for name in (*self.labels, "column"):
             filled[name] = filled[name].map(_without_formula)
         return filled.to_csv(index=False, lineterminator="\n")
 
-    def to_text(self, title: str) -> str:
-        """Aligned columns for a terminal."""
+    def to_text(self, titled: bool) -> str:
+        """Aligned columns for a terminal; ``titled``: with the group's title."""
+        title = f"{self.title}. {self.group.title}" if titled else self.title
         labels = self.cells[[*self.labels]].to_numpy(dtype=object)[:: len(self.columns)]
         frame = pd.DataFrame(
             [[cell.own for cell in cells] for _, cells in self.rows()],

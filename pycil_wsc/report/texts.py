@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from pycil_wsc.errors import shown
 
@@ -31,9 +32,6 @@ def clean(text: object) -> str:
 
 def as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------
 
 
 def method_name(name: str, patterns: Patterns = ()) -> str:
@@ -82,8 +80,6 @@ def _matching(name: str, patterns: Patterns) -> str | None:
     return next((clean(own) for pattern, own in patterns if name == pattern or fnmatchcase(name, pattern)), None)
 
 
-# ---- templates -------------------------------------------------------------------------------------------------------
-
 MARKDOWN_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {c: f"\\{c}" for c in "\\`*[]|"})
 LATEX_ESCAPES = str.maketrans(
     {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
@@ -114,6 +110,7 @@ MARKDOWN = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 LATEX = MARKDOWN.overlay("<%", "%>", "<<", ">>", "<#", "#>")  # braces are LaTeX's own
+HTML = MARKDOWN.overlay(autoescape=True, finalize=lambda text: text if isinstance(text, Markup) else clean(text))
 MARKDOWN.filters |= {"markdown": _markdown, "latex": _latex, "number": _number}  # shared by all environments
 MARKDOWN.filters |= {"clean": clean, "shown": shown, "as_text": as_text}
 

@@ -13,7 +13,7 @@ from pycil_wsc.report.groups import DEFAULT, Group, Options
 from pycil_wsc.report.rows import MEASURES, PAPER, SCHEDULES, Column, by_memory, measured, melted, memory_text, scores
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
-from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, papers, seeds_of
+from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, seeds_of
 from pycil_wsc.report.texts import clean, method_rank, texts
 from pycil_wsc.report.trials import tuning
 from pycil_wsc.results import ALL
@@ -43,7 +43,7 @@ def console_text(group: Group, titled: bool) -> str:
     """The average accuracies of all image runs of the group, or the scores of its language models, as text."""
     if group.tasks:
         table = after_last_task(group)
-        return "\n".join([table.to_text(table.full_title), table.notes[0]])
+        return "\n".join([table.to_text(titled=True), table.notes[0]])
     unit = "/class" if group.setting.fixed_memory else " in total"
     rows = by_memory(group.named(group.rows, "exemplars"), unit)
     columns = [Column(memory_text(memory) + unit) for memory in sorted(rows["memory"].unique())]
@@ -52,7 +52,7 @@ def console_text(group: Group, titled: bool) -> str:
     over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
     title = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
     table = Table(group, "", title, ["exemplars"], columns, cells)
-    return table.to_text(table.full_title if titled else title)
+    return table.to_text(titled)
 
 
 # ---- average accuracies by row and memory size -----------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Stu
     for i, kind, *cell in cells[["kind", study.corner, "column"]].itertuples(name=None):
         theirs = numbers.get(kind, {}).get(cell[1].replace(",", ""))
         if theirs and not unlike.get(tuple(cell)):
-            cells.loc[i, PUBLISHED] = papers(theirs)
+            cells.loc[i, PUBLISHED] = theirs["mean"], theirs.get("se", np.nan)
             cells.loc[i, "compared"] = not rescheduled.get(tuple(cell), True)
     theirs = cells[[*PUBLISHED]].set_axis(["mean", "standard_error"], axis=1).assign(averaged_over=PAPER["seeds"])
     marked = cells["compared"] & apart(cells, theirs)
@@ -271,8 +271,9 @@ def _listing(
     columns = [column for column in columns if column.label in known]
     cells = aggregate(values, ["learner", *labels, "expands"], columns)
     for i, method, memory, column in cells[[*labels[:2], "column"]].itertuples(name=None):
-        if numbers and method in numbers:
-            cells.loc[i, PUBLISHED] = papers(numbers[method].get(memory, {}).get(column, {}))
+        theirs = (numbers or {}).get(method, {}).get(memory, {}).get(column)
+        if theirs:
+            cells.loc[i, PUBLISHED] = theirs["mean"], theirs.get("se", np.nan)
     seeds, published = texts("seeds", cells, group.options.spread_name), texts("published", cells)
     below = [*seeds, *published, *below, *texts("growth", values)]
     return Table(group, kind, title, labels, columns, cells, below)
