@@ -35,7 +35,7 @@ class Study:
     costs: str = ""  # the kind of measures that it also has, over all memory sizes
 
     def row(self, record: Record) -> str | None:
-        """The row of a run: None, a method, one of ``rows``, or a value like ``random`` or ``0.5 without averaging``."""
+        """The row of a run: None, a method, one of ``rows``, or a value like ``0.5`` or ``0.5 without averaging``."""
         changed = record.changed
         if self.methods and record.method not in self.methods or bool(record.memory) != self.with_memory:
             return None
