@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from statistics import fmean as mean
 
 import pytest
 import scipy.stats
@@ -15,32 +16,17 @@ from synthetic import HERE, lines_of
 from pycil_wsc import report
 from pycil_wsc.report import groups
 from pycil_wsc.results import Record, duplicates
+from pycil_wsc.results.identity import STUDIED
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"
 PAPER = json.loads((Path(report.__file__).parent / "paper.json").read_text())
-STANDARD = {
-    "wsc.importance": "moment",
-    "wsc.reset": "blend",
-    "wsc.reset_every": "once",
-    "wsc.average": True,
-    "wsc.retain": 0.2,
-    "exemplars": "herding",
-}
 
 
 # ---- every number comes from the runs --------------------------------------------------------------------------------
 
 
-def mean(values):
-    return sum(values) / len(values)
-
-
 def standard_error(values):
-    return (
-        math.sqrt(sum((value - mean(values)) ** 2 for value in values) / (len(values) - 1) / len(values))
-        if len(values) > 1
-        else None
-    )
+    return scipy.stats.sem(values) if len(values) > 1 else None
 
 
 def method(config):
@@ -48,7 +34,7 @@ def method(config):
 
 
 def as_usual(config, *free):
-    return all(config.get(key, value) == value for key, value in STANDARD.items() if key not in free)
+    return all(config.get(key, value) == value for key, value in STUDIED.items() if key not in free)
 
 
 def is_wsc(config, *free):

@@ -1,4 +1,4 @@
-"""Results of runs: what a ``result.json`` contains, which runs are the same, and how results are found and read."""
+"""Results of runs: what a ``result.json`` contains, which runs are the same or comparable, and how to find them."""
 
 from pycil_wsc.results.identity import ALL, Identity
 from pycil_wsc.results.schema import SCHEMA, ImageResult, LanguageResult, Result
