@@ -50,9 +50,6 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot]:
             yield from part(series)
 
 
-# ---- lines -----------------------------------------------------------------------------------------------------------
-
-
 def draw_lines(
     axes: Axes, points: pd.DataFrame, styles: Mapping[str, Style], spread: str, bars: bool = True, band: bool = False
 ) -> None:
