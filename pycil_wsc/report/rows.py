@@ -55,7 +55,7 @@ def scores(tasks: Sequence[str], version: str = "trace", stage: int = -1) -> lis
     if stage < 0:
         places |= {"last_average": "average", "new_score": "new task", "forgetting": "forgetting"}
     else:
-        places[f"op.{stage}"] = "overall"
+        places[f"matrix.{stage}"] = "overall"
     places[f"bwt.{stage}"] = "backward transfer"
     return [Column(label, f"scores.{version}.{place}", scale=100) for place, label in places.items()]
 
