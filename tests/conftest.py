@@ -19,6 +19,7 @@ from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on each core
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
+os.fsync = lambda descriptor: None  # what tests write need not outlast a loss of power: no test waits for the disk
 
 FILES = {"svg": b'<svg width="1pt" viewBox="0 0 1 1"></svg>', "png": b"", "pdf": b""}
 
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(config, items):
         simulated_device.register()
 
 
+def pytest_collection_finish(session):
+    """What is loaded by now stays, so that collections of garbage leave it out."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def settings(tmp_path):
     """Three tasks of two classes, a schedule that takes seconds; data and results are in the test's own folder."""
@@ -51,7 +58,10 @@ def settings(tmp_path):
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
     """keys -> (folder, result) of a finished run with ``settings`` and these keys; each is run once for all tests."""
-    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # it is this process's own, in that of all
+        base = base.parent
+    return Undisturbed(base / "undisturbed")
 
 
 @pytest.fixture(scope="session")

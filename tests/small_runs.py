@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import hashlib
 import json
 import multiprocessing
 import os
@@ -17,11 +18,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from main import main
+from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.engine.batch import Batch
+from pycil_wsc.launch.attempt import Datasets, execute
 from pycil_wsc.networks.backbones.cifar_resnet import stage
 from pycil_wsc.networks.backbones.staged import StagedBackbone
 from pycil_wsc.registry import register_backbone
@@ -104,28 +109,52 @@ SETTINGS = {  # three tasks of two classes, a schedule that takes seconds
 }
 
 
+# the keys of the runs that are stopped; a warm-up has two epochs
+STOPPED = {"exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
+PROTOTYPES = ("il2a", "pass", "ssre")  # their constants are for a hundred epochs
+FASTER = {"init_lr": 0.01, "lrate": 0.01, "lambda_fkd": 0.1, "lambda_proto": 0.1}
+DEEPER = ("beef", "foster", "pass")  # with "tiny" they learn little in so few epochs
+
+
+def stopped(name):
+    """Keys of the runs of a learner that tests stop, load and compare with."""
+    deeper = {"convnet_type": "resnet8"} if name in DEEPER else {}
+    return STOPPED | (FASTER if name in PROTOTYPES else {}) | deeper
+
+
 class Undisturbed:
     """Finished, undisturbed runs to compare others with.
-    Each is made once, through the command line.
+    Each is made once for all processes that test, saves the weights after each task, and writes no checkpoint.
 
     Args:
-        folder: where the runs and their data go.
+        folder: where the runs and their data go; the same in all these processes.
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.finished = folder, {}
-        self.data = str(small_data(folder / "data.npz"))
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        with FileLock(folder / "lock"):
+            if not (folder / "data.npz").exists():
+                small_data(folder / "data.npz")
 
     def __call__(self, **keys) -> tuple[Path, dict]:
         """The folder and the result of the run with these keys, which override ``SETTINGS``."""
-        name = json.dumps(keys, sort_keys=True)
-        if name not in self.finished:
-            out = self.folder / str(len(self.finished))
-            settings = SETTINGS | {"dataset": f"npz:{self.data}", "out": str(out)} | keys
-            with undrawn():
-                assert main(["--config", write(self.folder, settings)]) == 0
-            (self.finished[name],) = results(settings).items()
-        return self.finished[name]
+        name = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
+        given = {"dataset": f"npz:{self.folder / 'data.npz'}", "out": str(self.folder / name), "save_weights": "every"}
+        settings = SETTINGS | given | keys
+        with FileLock(self.folder / f"{name}.lock"):
+            if not results(settings):
+                with patch.object(Run, "_checkpoint", lambda *arguments: None):
+                    executed(settings)
+            ((folder, result),) = results(settings).items()
+        return folder, result
+
+
+def executed(settings):
+    """The folder and the result of the run with these settings, without the command line and its report."""
+    config = resolve(settings)
+    result = execute(config, Datasets(), lambda progress: None)
+    return run_folder(config), result
 
 
 @contextlib.contextmanager

@@ -259,6 +259,7 @@ class Meddler(Observer):
 def test_results_are_equal_to_the_bit_with_and_without(name, settings, tmp_path, monkeypatch):
     monkeypatch.setitem(registry.analyses, "meddler", Meddler)
     settings |= {"cache_first_task": False, "exemplars": "random", "init_epoch": 1, "epochs": 2, "wsc.warmup": 0.5}
+    settings |= {"dataset": f"npz:{small_data(tmp_path / 'six.npz', per_class=6)}", "checkpoint_seconds": 3600}
     with_all = run_of(settings, model_name=name, analyse=[*ALL, "meddler"], save_weights=True)
     without = run_of(settings, model_name=name, analyse=[], save_weights=True, out=str(tmp_path / "without"))
     assert without_measurements(with_all.execute()) == without_measurements(without.execute())

@@ -24,13 +24,26 @@ SHORT |= {"cache_first_task": False, "convnet_type": "smallest", "langevin_steps
 
 @register_backbone("smallest")
 class Smallest(StagedBackbone):
-    """(B, 3, 4 k, 4 k) -> (B, 8 width): two convolutions, since each operator is compiled for every learner."""
+    """(B, 3, 4 k, 4 k) -> (B, 4 width): one convolution, since each is compiled for every learner, and what is between
+    two of them is a kernel of its own.
+    """
 
     def __init__(self, width: int = 4):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
-        self.stage1 = nn.Sequential(nn.Conv2d(width, 2 * width, 1), nn.ReLU())
-        self.pool, self.out_dim = Quadrants(), 8 * width
+        self.stage1 = Scale(width)
+        self.pool, self.out_dim = Quadrants(), 4 * width
+
+
+class Scale(nn.Module):
+    """(B, d, H, W) -> the same: each channel is multiplied by a number that is learned."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width, 1, 1))
+
+    def forward(self, x):
+        return x * self.weight
 
 
 compiler = pytest.mark.skipif(not shutil.which("c++"), reason="torch's compiler for the CPU needs a C++ compiler")

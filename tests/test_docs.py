@@ -48,8 +48,9 @@ TINY = {  # commands that train: what makes them quick
         "batch_size": 128,
         "memory_per_class": 10,
         "model_name": "wsc",
+        "convnet_type": "tiny",
     },
-    "my_experiment.json": {"convnet_type": "resnet8", "init_epoch": 1, "epochs": 2, "seed": 1993, "batch_size": 16},
+    "my_experiment.json": {"convnet_type": "tiny", "init_epoch": 1, "epochs": 2, "seed": 1993, "batch_size": 16},
     "on_top.json": {},
     "exps/trace_quickstart.json": {
         "llm.epochs": [2, 2, 2],
@@ -347,7 +348,7 @@ def prepare_photos(monkeypatch):
     from pycil_wsc.classifier import learner
 
     rng = np.random.default_rng(0)
-    quick = {"convnet_type": "resnet8", "pretrained": False, "image_size": 32, "init_epoch": 1, "epochs": 1}
+    quick = {"convnet_type": "tiny", "pretrained": False, "image_size": 16, "init_epoch": 1, "epochs": 1}
     quick |= {"num_workers": 0, "projection": 64}
     months = {"january": ["goldfish", "trilobite"], "february": ["bullfrog", "koala"], "april": ["tractor"]}
     months |= {"march": ["goldfish", "jellyfish"], "test": ["goldfish", "trilobite", "bullfrog", "koala", "jellyfish"]}
@@ -403,7 +404,7 @@ def check_details(names, output):
 
 @prepares("tuning.md")
 def prepare_trials(monkeypatch):
-    settings = {"prefix": "tune", "dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8"}
+    settings = {"prefix": "tune", "dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "tiny"}
     settings |= {"init_epoch": 1, "epochs": 1, "validation_split": 0.1, "wsc.retain": [0.2, 0.5]}
     Path("trials.json").write_text(json.dumps(settings))
     monkeypatch.setitem(TINY, "trials.json", {})
@@ -497,7 +498,7 @@ def extended(registries, tmp_path, monkeypatch):
         from pycil_wsc.data.datasets import load_dataset
         from pycil_wsc.runs.run import Run
 
-        small = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "resnet8", "batch_size": 64}
+        small = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "tiny", "batch_size": 64}
         small |= {"init_epoch": 2, "epochs": 2, "device": "cpu", "checkpoint_seconds": 0, "memory_per_class": 5}
         config = resolve(small | {"out": str(tmp_path / "runs")} | settings)
         return Run(config, load_dataset(config.dataset, ".")).execute()
@@ -605,7 +606,7 @@ def test_the_pages_analysis_is_recorded(extended, tmp_path):
 
 SMALL = {  # by script: options that make it quick
     "throughput": "--images 32 --epochs 1 --repeats 1 --workers 1",
-    "engine_ablation": "--images 32 --epochs 1 --repeats 1 --parts whole memory",
+    "engine_ablation": "--images 32 --epochs 1 --repeats 1 --parts whole",
     "run_cost": "--epochs 1 --images 2 --memory 1 --repeats 1 --methods replay",
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "monthly_updates": "--images 2 --seeds 1 --ways SLDA",

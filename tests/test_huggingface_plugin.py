@@ -14,6 +14,8 @@ from safetensors.torch import load_file  # noqa: E402
 from pycil_wsc.consolidation import Average, Blend, Revert, moment_score  # noqa: E402
 from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("collected")
+
 
 def tiny_model():
     torch.manual_seed(0)

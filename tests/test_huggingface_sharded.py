@@ -14,6 +14,7 @@ from small_processes import in_two_processes, shard_on_the_processor  # noqa: E4
 from pycil_wsc.consolidation import Average  # noqa: E402
 from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("collected")
 COPIES = {}
 PARTS = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
 

@@ -175,18 +175,29 @@ def accelerated(path):
     return subprocess.Popen(command, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+def killed_before(settings_file, checkpoint):
+    """Begin the run, and kill each process where it would begin to write this checkpoint."""
+    shard_on_the_processor()
+    save, calls = LanguageRun.on_save, []
+
+    def save_or_die(run, *arguments, **others):
+        calls.append(run)
+        if len(calls) == checkpoint:
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(run, *arguments, **others)
+
+    with patch.object(LanguageRun, "on_save", save_or_die):
+        commanded("--config", settings_file)
+
+
 @pytest.mark.slow
-def test_a_sharded_run_under_accelerate_launch_that_is_killed_ends_like_one_never_stopped(llm_settings, tmp_path):
+def test_a_killed_sharded_run_ends_under_accelerate_launch_like_one_never_stopped(llm_settings, tmp_path):
     keys = {"llm.method": "wsc", "wsc.covers": "all", "llm.shard": True, "llm.checkpoint_minutes": 0}
-    settings = llm_settings | keys | {"llm.epochs": [3, 12], "llm.max_new_tokens": 1, "save_weights": True}
+    settings = llm_settings | keys | {"llm.epochs": [1, 2], "llm.max_new_tokens": 1, "save_weights": True}
     config, _ = configured(settings)
-    saved, second = run_folder(config) / "checkpoint.json", 10  # a step of the second task
-    process = accelerated(write(tmp_path, settings))
-    while not saved.exists() or json.loads(saved.read_text())["counts"]["steps"] <= second:
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    killed_at = 6  # a step of the second task
+    assert in_two_processes(killed_before, write(tmp_path, settings), killed_at, check=False) == []
+    assert json.loads((run_folder(config) / "checkpoint.json").read_text())["counts"]["steps"] == killed_at - 1 > 3
     assert not results(settings)
     assert accelerated(write(tmp_path, settings)).wait(300) == 0
     assert "resuming at step" in (run_folder(config) / "log.txt").read_text()

@@ -1,6 +1,7 @@
 """The numbers in the README's and the pages' tables are those of the records under results/."""
 
 import csv
+import functools
 import importlib
 import json
 import lzma
@@ -462,16 +463,21 @@ def operations(config, index):
     return (distilling | {"der": (index + 3) / 3, "memo": 1 + memo * index}).get(config.model_name, 1)
 
 
+@functools.cache
+def runs_of(file):
+    """The configurations of a file of experiments, by its name on a page. Reading the largest takes seconds."""
+    return load(ROOT / file.strip("`"))
+
+
 def test_the_papers_tables_have_as_many_training_images_as_the_page_says():
     """At the number of images per class of CIFAR-100 and ImageNet-100. All seeds have as many."""
-    from pycil_wsc.config.loading import load
     from pycil_wsc.data.tasks import tasks_of
     from pycil_wsc.learners.planning import plan_of
 
     data = {"cifar100": images_per_class(500), "imagenet100": images_per_class(1300)}
     _, rows = rows_after(ROOT / "docs/paper.md", "# The paper's tables and figures")
     for _, file, _, images, weighed, _ in rows:
-        configs = load(ROOT / file.strip("`"))
+        configs = runs_of(file)
         seeds = {config.seed for config in configs}
         once = [config for config in configs if config.seed == min(seeds)]
         assert len(once) * len(seeds) == len(configs)
@@ -485,15 +491,13 @@ def test_the_papers_tables_have_as_many_training_images_as_the_page_says():
 
 def test_the_papers_tables_have_as_many_runs_and_hours_as_the_page_says():
     """Hours: the images weighed by their operations, at the rates of Replay in the records of speed."""
-    from pycil_wsc.config.loading import load
-
     _, rows = rows_after(ROOT / "docs/paper.md", "# The paper's tables and figures")
     rates = {
         shape: json.loads((ROOT / f"results/throughput-{record}.json").read_text())["methods"]["replay"]
         for shape, record in (("CIFAR", "cpu"), ("ImageNet", "imagenet-cpu"))
     }
     for experiment, file, runs, _, weighed, hours in rows:
-        assert len(load(ROOT / file.strip("`"))) == int(runs)
+        assert len(runs_of(file)) == int(runs)
         rate = rates["ImageNet" if "ImageNet" in experiment else "CIFAR"]["images_per_second"]["engine"]["median"]
         number = float(weighed.replace(",", "")) * 1e6
         assert float(hours.replace(",", "")) == pytest.approx(number / rate / 3600, rel=0.005, abs=0.6)

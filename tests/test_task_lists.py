@@ -12,7 +12,6 @@ from small_runs import SETTINGS, command, killed_at, results, wait_until, withou
 
 import pycil_wsc
 from main import main
-from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.learners import loop
 from pycil_wsc.state import load_state
@@ -61,16 +60,6 @@ def test_every_task_counts_its_own_test_images_and_classes_by_name(months, tmp_p
     assert np.array(result["confusion"]).sum(1).tolist() == [20, 20, 10, 10] and result["avg_acc"] > 70
     assert json.loads((folder / "config.json").read_text())["tasks"] == months
     assert result["data"]["train"] == 60 and len(result["data"]["tasks"]) == 3
-
-
-@pytest.mark.parametrize("name", sorted(registry.learners))
-def test_every_learner_learns_classes_that_come_again(name, months, tmp_path):
-    """A task of known classes alone as well, but for the methods that need new ones."""
-    tasks = (
-        months if registry.learners[name].needs_new_classes else [*months, month(tmp_path / "3.npz", ["bee", "dog"], 3)]
-    )
-    _, result = run(tmp_path, tasks, model_name=name, epochs=2, init_epoch=2)
-    assert len(result["curve"]) == len(tasks) and np.isfinite(result["train_loss"][-1]).all()
 
 
 @pytest.mark.parametrize("name", ["bic", "coil", "wa"])
