@@ -28,7 +28,7 @@ class Smallest(StagedBackbone):
     two of them is a kernel of its own.
     """
 
-    def __init__(self, width: int = 4):
+    def __init__(self, width: int = 8):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
         self.stage1 = Scale(width)
