@@ -1,9 +1,12 @@
 """What keeping a classifier up to date costs, and how often its calibration, its gate and its test of shift err.
 
     python benchmarks/upkeep.py --data npz:data/cifar100.npz --out results/upkeep-cpu.json
+    python benchmarks/upkeep.py --method ranpac --backbone timm:efficientnet_lite0 --pool 200 \\
+        --keys '{"pretrained": "data/models/efficientnet_lite0.safetensors", "image_size": 96, "projection": 2000}'
 
 ``--data``: a data set by its name. The first ``--classes`` are learned in two updates from ``--images`` images each,
-of which a fifth is held out; the classes' other images, and those of the test, are a pool that no model was trained on.
+of which a fifth is held out; the classes' other images, and those of the test, are a pool that no model was trained on;
+``--pool``: at most so many of each class.
 A draw takes two disjoint sets of images of each class from the pool: 20 that stand for the held-out images, and 40
 others. Times are those of one thread.
 """
@@ -39,15 +42,18 @@ def main():
     parser.add_argument("--classes", nargs=2, type=int, default=[6, 4], help="of the first update and of the second")
     parser.add_argument("--images", type=int, default=200, help="of each class")
     parser.add_argument("--epochs", nargs=2, type=int, default=[10, 3])
+    parser.add_argument("--pool", type=int, help="images of each class in it (default: all)")
     parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--method", default="replay")
     parser.add_argument("--backbone", default="resnet20")
+    parser.add_argument("--keys", type=json.loads, default={}, help="further keys of the learner, as JSON")
     parser.add_argument("--seed", type=int, default=1993)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     updates, pool = parts_of(args)
-    keys = KEYS | {"convnet_type": args.backbone, "init_epoch": args.epochs[0], "epochs": args.epochs[1]}
-    learner = Learner("replay", held_out=args.images // 5, seed=args.seed, **keys)
+    keys = KEYS | {"convnet_type": args.backbone, "init_epoch": args.epochs[0], "epochs": args.epochs[1]} | args.keys
+    learner = Learner(args.method, held_out=args.images // 5, seed=args.seed, **keys)
     with tempfile.TemporaryDirectory() as folder:
         record = learned(learner, updates, pool, Path(folder))
     record |= {"prediction": timed(learner, pool[0]), "draws": args.draws, "per_class": [KNOWN, OTHERS]}
@@ -66,7 +72,7 @@ def parts_of(args):
     first, total = args.classes[0], sum(args.classes)
     rows = [np.flatnonzero(targets == label) for label in range(total)]
     used = [own[: args.images] for own in rows]
-    rest = np.concatenate([own[args.images :] for own in rows])
+    rest = np.concatenate([own[args.images :][: args.pool] for own in rows])
     names = np.array(data.info.classes)
     updates = []
     for labels in (range(first), range(first, total)):

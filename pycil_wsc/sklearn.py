@@ -182,7 +182,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     # ---- saving ------------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, copy_images: bool = False) -> None:
-        """Save the classifier in ``folder``, without pickle; ``copy_images`` is that of ``Learner.save``."""
+        """Save the classifier in ``folder``, without pickle; ``copy_images`` is that of ``Learner.save``.
+
+        If the process is killed meanwhile, the folder has the classifier of before, or this one.
+        """
         check_is_fitted(self)
         content = {
             "format": FORMAT,
@@ -191,8 +194,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             "labels": {"dtype": self.classes_.dtype.str},
             "first": first_task(self.learner_),
         }
+        path = folder_of("folder", folder) / FILE
+        write_json(path, content | {"before": described(path)})  # until the learner is there, the one of before is
         self.learner_.save(folder, copy_images)
-        write_json(folder_of("folder", folder) / FILE, content)
+        write_json(path, content)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> ContinualClassifier:
@@ -205,17 +210,25 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         path = folder / FILE
         with refusing(path, "a saved classifier", "save it again"):
             content = json.loads(path.read_bytes())
-            classifier = cls(**content["parameters"] | ({} if device is None else {"device": device}))
-            form = {name: content["fitted"][name] for name in FITTED & content["fitted"].keys()}
-            if names := form.get("feature_names_in_"):
-                form["feature_names_in_"] = np.array(names, object)
-            classifier._set_form(form)
-            learner = Learner.load(folder, quiet=classifier.quiet, device=classifier.device)
-            first = first_task(learner)
-            if content.get("first", first) != first:  # missing in earlier versions
-                raise UserError(f"{path}: is of another learner than the one beside it; save both again")
-            classifier.classes_ = labels_of(learner.classes, np.dtype(content["labels"]["dtype"]))
-            classifier.learner_ = learner
+            for each in (content, *content.get("before", ())):
+                if classifier := cls._described_by(each, folder, device):
+                    return classifier
+        raise UserError(f"{path}: is of another learner than the one beside it; save both again")
+
+    @classmethod
+    def _described_by(cls, content: Mapping[str, Any], folder: Path, device: str | None) -> ContinualClassifier | None:
+        """The classifier of ``content`` with the learner in ``folder``; None if that is another classifier's."""
+        classifier = cls(**content["parameters"] | ({} if device is None else {"device": device}))
+        form = {name: content["fitted"][name] for name in FITTED & content["fitted"].keys()}
+        if names := form.get("feature_names_in_"):
+            form["feature_names_in_"] = np.array(names, object)
+        classifier._set_form(form)
+        learner = Learner.load(folder, quiet=classifier.quiet, device=classifier.device)
+        first = first_task(learner)
+        if content.get("first", first) != first:  # missing in earlier versions
+            return None
+        classifier.classes_ = labels_of(learner.classes, np.dtype(content["labels"]["dtype"]))
+        classifier.learner_ = learner
         return classifier
 
     # ---- images and labels -------------------------------------------------------------------------------------------
@@ -332,6 +345,15 @@ def labels_of(names: Sequence[str], dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "b":
         return np.unique([name == "True" for name in names])
     return np.unique(np.array(names).astype(dtype))
+
+
+def described(path: Path) -> list[dict[str, object]]:
+    """The classifiers that the file at ``path`` describes: the newest, and those of saves that were cut short."""
+    try:
+        content = json.loads(path.read_bytes())
+        return [content, *content.pop("before", ())]
+    except (OSError, ValueError, AttributeError):  # there is none, or a damaged one
+        return []
 
 
 def first_task(learner: Learner) -> str:

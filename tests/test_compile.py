@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def graphs(monkeypatch):
     return found
 
 
-IN_PARTS = ("beef",)  # torch cannot trace the gradient within its loss
+IN_PARTS = {"beef": 3}  # graphs of one loss at most: torch cannot trace the gradient within it
 
 
 def assert_compiled_is_plain(settings, graphs, **keys):
@@ -112,8 +113,9 @@ def assert_compiled_is_plain(settings, graphs, **keys):
     assert not graphs
     compiled = run(settings, compile=True, **keys).execute()
     assert graphs
-    if keys["model_name"] not in IN_PARTS:
-        assert graphs == sorted(set(graphs)), "one graph per phase and loss at most; batches and epochs share it"
+    assert graphs == sorted(graphs), "the loss of an earlier phase is not compiled again"
+    most = max(Counter(graphs).values())
+    assert most <= IN_PARTS.get(keys["model_name"], 1), "batches and epochs share the graph of a phase and loss"
     for mine, theirs in zip(compiled["train_loss"], plain["train_loss"], strict=True):
         assert np.allclose(mine, theirs, rtol=1e-3)
     assert compiled["train_flops"] == plain["train_flops"]

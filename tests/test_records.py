@@ -403,6 +403,21 @@ def test_the_table_of_monthly_updates_is_the_records():
         assert cells[3] == f"{np.mean([seed['bytes'] for seed in seeds]) / 1e6:.0f}"
 
 
+def test_the_course_of_the_monthly_updates_is_the_record():
+    """Of one seed, whose accuracies after the first and the tenth month are those of the earlier record."""
+    page, name = ROOT / "docs/your_classifier.md", "results/monthly-updates-course-cpu.json"
+    record, earlier = (json.loads((ROOT / path).read_text()) for path in (name, "results/monthly-updates-cpu.json"))
+    header, rows = rows_after(page, name)
+    months = [int(cell.split()[0]) // record["settings"]["new"] for cell in header[1:-1]]
+    assert months == [1, 4, 7, 10] and [row[0] for row in rows] == list(record["ways"]) == list(earlier["ways"])
+    for name, *cells in rows:
+        found, before = (each["ways"][name]["1993"] for each in (record, earlier))
+        assert cells[:-1] == [f"{found['accuracy'][month - 1]:.1f}" for month in months]
+        assert cells[-1] == f"{max(found['peak_bytes']) / 1e9:.1f}"
+        assert [found["accuracy"][0], found["accuracy"][-1]] == pytest.approx(before["accuracy"])
+        assert f"{found['resident_bytes'] / 1e9:.1f} GB\nare Python" in page.read_text()
+
+
 def test_the_table_of_the_gate_is_the_record():
     record = json.loads((ROOT / "results/gate-cpu.json").read_text())
     _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/gate-cpu.json")

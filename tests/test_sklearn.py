@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from small_learners import arrays
+from small_learners import arrays, dies_at
+from small_runs import Killed
 from test_task_lists import MONTHS, month, photos
 
 from pycil_wsc.classifier.learner import Learner
@@ -176,6 +178,35 @@ def test_killed_between_the_two_files_of_a_save_the_new_learner_has_its_labels(k
     loaded = ContinualClassifier.load(tmp_path)
     assert loaded.classes_.tolist() == classifier.classes_.tolist() == sorted(set(labels))
     assert loaded.predict(images).tolist() == classifier.predict(images).tolist()
+
+
+def test_killed_at_any_moment_of_a_save_the_folder_has_the_classifier_of_before_or_the_new_one(months, tmp_path):
+    """They have other classes, so that neither file fits the other classifier's."""
+    images = months[0][0]
+    old = small(1).fit(images[:8], [0, 1] * 4)
+    new = small(1, batch_size=4).fit(images[8:16], ["a", "b"] * 4)
+    found = []
+    for moment in range(100):
+        old.save(tmp_path)
+        survived = dies_at(moment, lambda: new.save(tmp_path))
+        loaded = ContinualClassifier.load(tmp_path)
+        saved = new if loaded.classes_.tolist() == ["a", "b"] else old
+        assert loaded.get_params()["batch_size"] == saved.batch_size
+        assert np.array_equal(loaded.predict_proba(images), saved.predict_proba(images))
+        found.append(saved)
+        if survived:
+            break
+    assert survived and found[0] is old and found[-1] is new
+    assert "before" not in json.loads((tmp_path / "estimator.json").read_text())
+
+
+def test_after_saves_that_were_cut_short_one_after_another_the_first_is_still_there(months, tmp_path):
+    images = months[0][0]
+    small(1).fit(images[:8], [0, 1] * 4).save(tmp_path)
+    for names in (["a", "b"], ["c", "d"]):
+        with patch.object(Learner, "save", side_effect=Killed), pytest.raises(Killed):
+            small(1).fit(images[8:16], names * 4).save(tmp_path)
+    assert ContinualClassifier.load(tmp_path).classes_.tolist() == [0, 1]
 
 
 def test_a_classifier_that_an_earlier_version_saved_is_loaded(fitted, tmp_path):
