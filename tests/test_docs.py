@@ -81,10 +81,10 @@ def blocks(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capfd, registries, undrawn):
+def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capfd, registries, undrawn, data_sets):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    data_sets_of_the_pages(tmp_path)
+    data_sets_of_the_pages(data_sets, tmp_path)
     names = PREPARES.get(page.name, lambda monkeypatch: {})(monkeypatch)
     for language, title, code in blocks(page.relative_to(ROOT)):
         if language == "python" and not all(map(find_spec, packages_of(code))):
@@ -132,20 +132,29 @@ def registries(monkeypatch):
         getattr(registry, name).update(entries)
 
 
-def data_sets_of_the_pages(folder):
-    """Small stand-ins for the data that the pages' commands read, and the repository's own files."""
-    (folder / "exps").symlink_to(ROOT / "exps")
-    (folder / "main.py").symlink_to(ROOT / "main.py")
-    (folder / "data").mkdir()
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory):
+    """Small stand-ins for the data that the pages' commands read."""
+    folder = tmp_path_factory.mktemp("data_sets")
     images = np.zeros((200, 32, 32, 3), np.uint8)
     images[::2] = 255
     labels = np.arange(200) % 100
-    np.savez(folder / "data/cifar100.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)
+    np.savez(folder / "cifar100.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)
     for number in range(100):
         for part in ("train", "val"):
-            path = folder / f"data/imagenet100/{part}/n{number:08}"
+            path = folder / f"imagenet100/{part}/n{number:08}"
             path.mkdir(parents=True)
             Image.new("RGB", (8, 8)).save(path / "image.jpg")
+    return folder
+
+
+def data_sets_of_the_pages(data_sets, folder):
+    """Put the data that the pages' commands read into ``folder``, and the repository's own files."""
+    (folder / "exps").symlink_to(ROOT / "exps")
+    (folder / "main.py").symlink_to(ROOT / "main.py")
+    (folder / "data").mkdir()
+    for each in data_sets.iterdir():
+        (folder / "data" / each.name).symlink_to(each)
     flowers = small_flowers()
     np.savez(folder / "flowers.npz", **{f"{part}_{kind}": flowers[part, kind] for part, kind in flowers})
 
@@ -614,7 +623,7 @@ SMALL = {  # by script: options that make it quick
     "upkeep": "--data digits --images 100 --epochs 1 1 --draws 2 --backbone resnet8",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
-    "image_folder": "--images 2600 --caches false --workers 1",
+    "image_folder": "--images 2600 --caches false --workers 0",
     "backbone_settings": "--backbone timm:test_efficientnet --image-size 32 --batch-size 4 --steps 1 --repeats 1",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
@@ -622,15 +631,15 @@ SMALL = {  # by script: options that make it quick
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_the_pages_benchmarks_run(name, tmp_path):
+def test_the_pages_benchmarks_run(name, tmp_path, data_sets):
     if name in ("backbone_settings", "gate", "monthly_updates"):
         pytest.importorskip("timm")
     options = shlex.split(SMALL[name])
     if name in ("gate", "keep_up_to_date", "monthly_updates"):
-        data_sets_of_the_pages(tmp_path)
-        options += ["--data", tmp_path / "data/imagenet100"]
+        shutil.copytree(data_sets / "imagenet100", tmp_path / "imagenet100")
+        options += ["--data", tmp_path / "imagenet100"]
     if name == "gate":  # its updates learn further photographs of a class
-        for path in (tmp_path / "data/imagenet100/train").glob("*/image.jpg"):
+        for path in (tmp_path / "imagenet100/train").glob("*/image.jpg"):
             shutil.copy(path, path.with_name("further.jpg"))
     if name == "image_folder":
         options += ["--folder", tmp_path / "made"]

@@ -44,7 +44,7 @@ def taken(result):
 
 
 def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):
-    settings |= {"epochs": 1, "max_tasks": 2}
+    settings |= {"init_epoch": 1, "epochs": 1, "max_tasks": 2, "checkpoint_seconds": 3600}
     alone = settings | {"cache_first_task": False, "out": str(tmp_path / "alone")}
     for name in PLAIN + WITH_EXEMPLARS:
         for memory in (1 if name in WITH_EXEMPLARS else 0, 4):

@@ -5,6 +5,7 @@ Plain dataclasses, whose fields have their documentation and limits as metadata.
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 import typing
@@ -87,7 +88,7 @@ class WSCOptions:
     first_task: bool = option(False, "also consolidate in the first task")
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         for each in fields(self):
             if each.metadata:
                 value = _typed(each.name, getattr(self, each.name), hints[each.name])
@@ -213,6 +214,12 @@ class EpochOptions(WSCOptions):
         start.
         """
         return max(1, whole_part(self.warmup, epochs)) if warmup_steps else 0
+
+
+@functools.cache
+def _hints(options: type) -> dict[str, Any]:
+    """The types of a class's fields, evaluated: that takes longer than all checks of an instance."""
+    return typing.get_type_hints(options)
 
 
 def _typed(name: str, value: Any, kind: type | types.UnionType | types.GenericAlias) -> Any:
