@@ -453,6 +453,30 @@ def test_the_page_says_how_often_calibration_gate_and_shift_err_and_what_they_co
     assert ratio <= 1.1
 
 
+def test_the_page_says_the_same_of_ranpac():
+    record = json.loads((ROOT / "results/upkeep-ranpac-cpu.json").read_text())
+    page = " ".join((ROOT / "docs/your_classifier.md").read_text().partition("results/upkeep-ranpac")[2].split())
+    calibration, shift, gate, draws = (record[name] for name in ("calibration", "shift", "gate", "draws"))
+    before, after = (calibration[name]["median"] for name in ("before", "after"))
+    assert (
+        f"median {before:.1f} % before and {after:.1f} % after; lower in {calibration['improved']} of {draws}" in page
+    )
+    good, bad = gate["good"], gate["bad"]
+    often = f"rejected in {good['rejected']['default']} of {draws} draws, and in {good['rejected']['strict']} with"
+    assert (
+        f"lost {good['drop']:.0f} points on the known classes, more than the 2 that were accepted, was {often}" in page
+    )
+    assert f"lost {bad['drop']:.0f} was rejected in all draws" in page and bad["rejected"]["default"] == draws
+    none, darker, noise = (shift[name] for name in ("none", "brightness x 0.8", "noise of 15 of 255"))
+    assert none["p <= 0.01"] == 0 and darker["p <= 0.01"] == noise["p <= 0.01"] == draws
+    assert f"no alarm in {draws} draws without a shift at the default level of 1 %, and {none['p <= 0.05']} at" in page
+    one, three = (f"{size / 1e6:.1f} MB" for size in record["bytes"].values())
+    first, second = record["update"]["cpu_seconds"]
+    assert f"{one} on the disk, and {three} with three versions; {first:.0f} and {second:.0f} seconds" in page
+    predict, ratio = record["prediction"]["predict_microseconds"]["median"], record["prediction"]["ratio"]
+    assert f"a prediction takes {predict / 1000:.2f} ms an image, {ratio:.2f} times" in page and ratio <= 1.1
+
+
 def images_per_class(number):
     """A data set of 100 classes without pixels, of which only the labels matter."""
     from pycil_wsc.data.types import Dataset, DatasetInfo, Split
