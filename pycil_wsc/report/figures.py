@@ -45,6 +45,8 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot]:
     elif brief:
         parts = [accuracy, partial(over_memory, specs=[ACCURACY])]
     series = Series(group)
+    if series.rows.empty:  # all runs belong to studies
+        parts = [part for part in parts if part is retain_rates]
     for part in parts:
         with group.attempt("a figure"):
             yield from part(series)
@@ -121,8 +123,6 @@ def over_memory(series: Series, specs: Sequence[Spec]) -> Iterator[Plot]:
 def accuracy_over_time(series: Series) -> Iterator[Plot]:
     """The paper's first figure: a line per method through its memory sizes, from the smallest to the largest."""
     rows = series.rows
-    if rows.empty:
-        return
     figure, (ax,) = panels([""], (series.axis(TIME), series.axis(ACCURACY)), height=3.9)
     draw_lines(ax, rows.assign(at=rows["memory"], x=rows["time"], y=rows["average"]), series.styles, series.spread)
     _log_scale(ax, rows["time"])
@@ -169,8 +169,6 @@ def retain_rates(series: Series) -> Iterator[Plot]:
 def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot]:
     """A row per method and a panel per measure, with a marker per memory size and the spread over the seeds."""
     rows = series.rows
-    if rows.empty:
-        return
     names = list(series.styles)[::-1]
     labels = [wrapped(series.labels[name], 34) for name in names]
     figure = Figure((PAGE, 1.2 + 0.3 * sum(1 + 0.55 * label.count("\n") for label in labels)))

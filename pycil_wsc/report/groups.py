@@ -47,7 +47,10 @@ class Group:
     """
 
     def __init__(self, comparison: Comparison, dataset: str, options: Options) -> None:
-        self.setting, self.conditions, self.options = comparison.setting, comparison.conditions, options
+        setting = comparison.setting
+        self.options = options
+        self.setting = setting
+        self.conditions = comparison.conditions
         self.variants_of = sorted(comparison.variants_of, key=method_rank)
         self.only_tuning = True
         self.failed: list[Problem] = []
@@ -57,7 +60,7 @@ class Group:
         of_variant = cast(pd.Series, self.rows.groupby(["learner", "frozen"])["label"].transform("first"))
         self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
         self.rows["main"] = self._in_no_study()
-        setting, model = self.setting, clean(self.setting.convnet_type)
+        model = clean(setting.convnet_type)
         self.tasks = [clean(task) for task in setting.tasks]
         self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
         self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
