@@ -35,11 +35,10 @@ TRAINED = 4  # tasks of the methods that expand
 def costs(tmp_path_factory):
     """{method: operations per image, a list of the phases of each task}, of ResNet-32.
 
-    Images have a quarter of CIFAR's side, which saves time: all operations but the head's, a thousandth, are a
-    sixteenth.
+    Images have half of CIFAR's side, which saves time: all operations but the head's, a thousandth, are a quarter.
     """
     folder = tmp_path_factory.mktemp("costs")
-    images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 3)).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (200, 16, 16, 3)).astype(np.uint8)
     for count in (1, 2):
         train, test = np.repeat(np.arange(100), count), np.arange(100)
         arrays = {"train_x": images[: len(train)], "train_y": train, "test_x": images[:100], "test_y": test}
