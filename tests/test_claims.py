@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -253,6 +252,7 @@ def test_the_night_files_are_complete():
 
 
 def planned(config):
-    """What :func:`row_name` reads of a record, of a run that is yet to come."""
+    """A record with the configuration of a run that is yet to come."""
     tasks = min(config.max_tasks, 100 // config.increment)
-    return SimpleNamespace(method=config.model_name, config=config.to_dict(), curve=range(tasks))
+    made = synthetic.result(classes=tasks * config.increment, increment=config.increment, losses=1)
+    return Record.of(made | {"config": config.to_dict()})
