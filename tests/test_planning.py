@@ -38,7 +38,7 @@ class Whole(nn.Module):
         ),
         (
             {"runs": [{}, {"fixed_memory": False, "memory_size": 3}]},
-            "memory_size: 3 exemplars are fewer than one for each of the 4 classes before task 3; ",
+            "memory_size: the memory holds 3 exemplars, fewer than one for each of the 4 classes before task 3; ",
         ),
     ],
 )

@@ -153,7 +153,7 @@ def test_what_is_saved_outlives_the_images_where_they_are_copied(tmp_path):
 
 def test_saved_month_by_month_in_one_folder_the_copied_exemplars_stay_with_their_labels(tmp_path):
     """The originals are gone; a learner that is not saved goes on with the copies too."""
-    keys = OF_FILES | {"memory_bytes": 6 * 16 * 16 * 3}
+    keys = OF_FILES | {"memory_bytes": 12 * 32 * 32 * 3}
     learner = learned(photos(tmp_path / "0", ["cat", "ant"], 0), **keys)
     learner.save(tmp_path / "shelf", copy_images=True)
     for number, names in enumerate((["bee"], ["dog", "cat"], ["bee"]), 1):
@@ -161,6 +161,7 @@ def test_saved_month_by_month_in_one_folder_the_copied_exemplars_stay_with_their
         learner = Learner.load(tmp_path / "shelf", quiet=True)
         learner.learn(photos(tmp_path / str(number), names, number))
         before = labelled(learner)
+        assert {name for name, _ in before} == set(learner.classes)
         learner.save(tmp_path / "shelf", copy_images=number != 3)
         assert labelled(learner) == before == labelled(Learner.load(tmp_path / "shelf", quiet=True))
     assert all(path.startswith(str(tmp_path)) for path in learner._held.train.images)

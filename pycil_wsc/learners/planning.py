@@ -59,9 +59,10 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
             )
         divided = learner.uses_memory and by_class and not config.fixed_memory and quotas is None
         if divided and 0 < config.memory_size < task.num_old:
+            name = "memory_size" if config.memory_bytes is None else "memory_bytes"
             raise UserError(
-                f"memory_size: {config.memory_size} exemplars are fewer than one for each of the {task.num_old} "
-                f"classes before task {task.index + 1}; give a larger number, or 0 to keep none"
+                f"{name}: the memory holds {config.memory_size} exemplars, fewer than one for each of the "
+                f"{task.num_old} classes before task {task.index + 1}; give a larger number, or 0 to keep none"
             )
         plan.append(learner.planned_images(config, task, memory, manager.train_targets))
         if not learner.chooses_first:
