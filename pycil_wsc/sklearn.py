@@ -195,7 +195,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             "first": first_task(self.learner_),
         }
         path = folder_of("folder", folder) / FILE
-        write_json(path, content | {"before": described(path)})  # until the learner is there, the one of before is
+        write_json(path, content | {"before": descriptions(path)})  # until the learner is there, the one of before is
         self.learner_.save(folder, copy_images)
         write_json(path, content)
 
@@ -347,7 +347,7 @@ def labels_of(names: Sequence[str], dtype: np.dtype) -> np.ndarray:
     return np.unique(np.array(names).astype(dtype))
 
 
-def described(path: Path) -> list[dict[str, object]]:
+def descriptions(path: Path) -> list[dict[str, object]]:
     """The classifiers that the file at ``path`` describes: the newest, and those of saves that were cut short."""
     try:
         content = json.loads(path.read_bytes())

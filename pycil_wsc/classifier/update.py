@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 from filelock import Timeout
 
-from pycil_wsc import registry
 from pycil_wsc.classifier import shelf
 from pycil_wsc.classifier.answers import Answers
 from pycil_wsc.classifier.bar import Bar
@@ -31,7 +30,7 @@ from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
 from pycil_wsc.classifier.settings import configured, refusing, values_of
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.config.options import Config
-from pycil_wsc.data.configured import for_training, with_memory_size
+from pycil_wsc.data.configured import check_divided_memory, for_training, with_memory_size
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.sources import Source, read_source
@@ -147,14 +146,9 @@ class Update:
 
     def _check_memory(self, classes: int) -> None:
         """Raise a :class:`UserError` if the memory would lose all of its exemplars, as it cannot hold one per class."""
-        config = self.config
-        shared = not config.fixed_memory and registry.exemplars[config.exemplars].by_class
-        if shared and self.held is not None and len(self.held.train) and config.memory_size < classes:
-            name = "memory_size" if config.memory_bytes is None else "memory_bytes"
-            raise UserError(
-                f"{name}: the memory holds {config.memory_size} exemplars, fewer than one for each of {classes} "
-                f"classes; save the learner, and load it with a larger {name}"
-            )
+        if self.held is not None and len(self.held.train):
+            remedy = "save the learner, and load it with a larger {key}"
+            check_divided_memory(self.config, classes, f"{classes} classes", remedy)
 
     def _tests(self, stream: Dataset) -> Split | None:
         """The user's images for the gate, with classes by number; None without any."""

@@ -7,10 +7,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from pycil_wsc import registry
 from pycil_wsc.data.datasets import path_of, sized
 from pycil_wsc.data.image_files import image_status
 from pycil_wsc.data.image_map import decoded
-from pycil_wsc.data.options import AugmentationOptions, DataOptions
+from pycil_wsc.data.options import AugmentationOptions, DataOptions, MemoryOptions
 from pycil_wsc.data.resized import resized
 from pycil_wsc.data.subset import at_most, only
 from pycil_wsc.data.types import Dataset
@@ -79,3 +80,17 @@ def with_memory_size(options: D, images: np.ndarray) -> D:
     else:
         size = sum(image_status(path).st_size for path in images.tolist()) / len(images)
     return dataclasses.replace(options, memory_size=int(options.memory_bytes // size))
+
+
+def check_divided_memory(options: MemoryOptions, classes: int, which: str, remedy: str) -> None:
+    """Raise a :class:`UserError` if a memory that is divided among ``classes`` holds fewer than one exemplar of each.
+
+    ``which``: these classes in words; ``remedy``: what to do, with ``{key}`` for the key that sets the size.
+    """
+    divided = not options.fixed_memory and registry.exemplars[options.exemplars].by_class
+    if divided and options.memory_size < classes:
+        key = "memory_size" if options.memory_bytes is None else "memory_bytes"
+        raise UserError(
+            f"{key}: the memory holds {options.memory_size} exemplars, fewer than one for each of {which}; "
+            f"{remedy.format(key=key)}"
+        )

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from pycil_wsc import registry
+from pycil_wsc.data.configured import check_divided_memory
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
@@ -57,13 +58,9 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
                 f"model_name: '{config.model_name}' needs exemplars, but the memory cannot hold one of each of the "
                 f"{number} classes {place} task {task.index + 1}; give a larger memory"
             )
-        divided = learner.uses_memory and by_class and not config.fixed_memory and quotas is None
-        if divided and 0 < config.memory_size < task.num_old:
-            name = "memory_size" if config.memory_bytes is None else "memory_bytes"
-            raise UserError(
-                f"{name}: the memory holds {config.memory_size} exemplars, fewer than one for each of the "
-                f"{task.num_old} classes before task {task.index + 1}; give a larger number, or 0 to keep none"
-            )
+        if learner.uses_memory and config.memory_size and quotas is None:
+            which = f"the {task.num_old} classes before task {task.index + 1}"
+            check_divided_memory(config, task.num_old, which, "give a larger number, or 0 to keep none")
         plan.append(learner.planned_images(config, task, memory, manager.train_targets))
         if not learner.chooses_first:
             update(quotas)
