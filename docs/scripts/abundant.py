@@ -70,11 +70,11 @@ def trials() -> dict[str, tuple[str, dict[Any, float]]]:
 
 def choose() -> None:
     """Write the value of each method's best trial into the study's file."""
-    text = STUDY.read_text()
+    text, tried = STUDY.read_text(), trials()
     for line in text.splitlines():
         if '"model_name"' in line:
             entry = json.loads(line.strip().rstrip(","))
-            key, values = trials()[method(entry)]
+            key, values = tried[method(entry)]
             best = max(values, key=lambda value: values[value], default=entry[key])
             text = text.replace(json.dumps(entry), json.dumps(entry | {key: best}))
     STUDY.write_text(text)
@@ -110,13 +110,13 @@ def differences() -> dict[str, dict[int, Difference]]:
     return dict(sorted(found.items(), key=lambda item: -item[1][25].mean if 25 in item[1] else 1e9))
 
 
-def over_replay(name: str) -> float:
+def over_replay(mine: dict[int, dict[int, Run]], replay: dict[int, dict[int, Run]]) -> float:
     """The operations of a method's runs over those of Replay's, at all sizes together."""
-    every, total = runs(), [0, 0]
-    for size, seeds in every[name].items():
+    total = [0, 0]
+    for size, seeds in mine.items():
         for seed, run in seeds.items():
             total[0] += run["train_flops"]
-            total[1] += every["Replay"][size][seed]["train_flops"]
+            total[1] += replay[size][seed]["train_flops"]
     return total[0] / total[1]
 
 
@@ -134,7 +134,7 @@ def rows() -> list[tuple[str, ...]]:
         cells = [str(sizes[size]) if size in sizes else "–" for size in SIZES]
         seeds = min(len(every[name][size]) for size in sizes)
         fewer = "" if seeds == len(replay[25]) else f" ({seeds} seeds)"
-        lines.append((name + fewer, chosen[name], *cells, f"{over_replay(name):.2f}"))
+        lines.append((name + fewer, chosen[name], *cells, f"{over_replay(every[name], replay):.2f}"))
     return lines
 
 
