@@ -615,7 +615,7 @@ def test_the_pages_analysis_is_recorded(extended, tmp_path):
 
 SMALL = {  # by script: options that make it quick
     "throughput": "--images 32 --epochs 1 --repeats 1 --workers 1",
-    "engine_ablation": "--images 32 --epochs 1 --repeats 1 --parts whole",
+    "engine_ablation": "--images 32 --epochs 1 --repeats 1 --parts whole memory",
     "run_cost": "--epochs 1 --images 2 --memory 1 --repeats 1 --methods replay",
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "monthly_updates": "--images 2 --seeds 1 --ways SLDA",

@@ -431,50 +431,53 @@ def test_the_table_of_the_gate_is_the_record():
 def test_the_page_says_how_often_calibration_gate_and_shift_err_and_what_they_cost():
     record = json.loads((ROOT / "results/upkeep-cpu.json").read_text())
     page = " ".join((ROOT / "docs/your_classifier.md").read_text().split())
-    calibration, shift, gate, draws = (record[name] for name in ("calibration", "shift", "gate", "draws"))
-    before, after = (calibration[name]["median"] for name in ("before", "after"))
-    assert (
-        f"median {before:.1f} % before and {after:.1f} % after; lower in {calibration['improved']} of {draws}" in page
-    )
+    one, others = said_of_errors_and_costs(record, page)
+    assert f"On the disk {one}, and {others}" in page
+    shift, gate, draws = record["shift"], record["gate"], record["draws"]
     good, bad = gate["good"], gate["bad"]
     lost = f"lost {good['drop']:.0f} points on the known classes and one on wrong labels that lost {bad['drop']:.0f}"
     assert f"{lost} were rejected in all draws" in page
     assert good["rejected"]["default"] == bad["rejected"]["default"] == draws == good["draws"]
-    none, darker, noise = (shift[name] for name in ("none", "brightness x 0.8", "noise of 15 of 255"))
-    assert none["p <= 0.01"] == noise["p <= 0.01"] == 0 and darker["p <= 0.01"] == draws
-    alarms = f"no alarm in {draws} draws without a shift at the default level of 1 %, and {none['p <= 0.05']} at 5 %"
-    assert f"{alarms}; {draws} of {draws} with images at 0.8 of their brightness" in page
+    noise = shift["noise of 15 of 255"]
+    assert noise["p <= 0.01"] == 0
     assert f"0 alarms at 1 % and {noise['p <= 0.05']} at 5 %" in page
-    disk = [f"{size / 1e6:.1f} MB" for size in record["bytes"].values()]
-    first, second = record["update"]["cpu_seconds"]
-    assert f"On the disk {disk[0]}, and {disk[1]} with three versions; {first:.0f} and {second:.0f} seconds" in page
-    predict, ratio = record["prediction"]["predict_microseconds"]["median"], record["prediction"]["ratio"]
-    assert f"a prediction takes {predict / 1000:.2f} ms an image, {ratio:.2f} times the bare network" in page
-    assert ratio <= 1.1
 
 
 def test_the_page_says_the_same_of_ranpac():
     record = json.loads((ROOT / "results/upkeep-ranpac-cpu.json").read_text())
     page = " ".join((ROOT / "docs/your_classifier.md").read_text().partition("results/upkeep-ranpac")[2].split())
-    calibration, shift, gate, draws = (record[name] for name in ("calibration", "shift", "gate", "draws"))
-    before, after = (calibration[name]["median"] for name in ("before", "after"))
-    assert (
-        f"median {before:.1f} % before and {after:.1f} % after; lower in {calibration['improved']} of {draws}" in page
-    )
+    one, others = said_of_errors_and_costs(record, page)
+    assert f"{one} on the disk, and {others}" in page
+    shift, gate, draws = record["shift"], record["gate"], record["draws"]
     good, bad = gate["good"], gate["bad"]
     often = f"rejected in {good['rejected']['default']} of {draws} draws, and in {good['rejected']['strict']} with"
     assert (
         f"lost {good['drop']:.0f} points on the known classes, more than the 2 that were accepted, was {often}" in page
     )
     assert f"lost {bad['drop']:.0f} was rejected in all draws" in page and bad["rejected"]["default"] == draws
-    none, darker, noise = (shift[name] for name in ("none", "brightness x 0.8", "noise of 15 of 255"))
-    assert none["p <= 0.01"] == 0 and darker["p <= 0.01"] == noise["p <= 0.01"] == draws
-    assert f"no alarm in {draws} draws without a shift at the default level of 1 %, and {none['p <= 0.05']} at" in page
+    assert shift["noise of 15 of 255"]["p <= 0.01"] == draws
+
+
+def said_of_errors_and_costs(record, page):
+    """Check what ``page`` says of every measurement by benchmarks/upkeep.py.
+
+    Returns the size on the disk, and what the page says after it: that of three versions, and times.
+    """
+    calibration, shift, draws = record["calibration"], record["shift"], record["draws"]
+    before, after = (calibration[name]["median"] for name in ("before", "after"))
+    assert (
+        f"median {before:.1f} % before and {after:.1f} % after; lower in {calibration['improved']} of {draws}" in page
+    )
+    none, darker = shift["none"], shift["brightness x 0.8"]
+    assert none["p <= 0.01"] == 0 and darker["p <= 0.01"] == draws
+    alarms = f"no alarm in {draws} draws without a shift at the default level of 1 %, and {none['p <= 0.05']} at 5 %"
+    assert f"{alarms}; {draws} of {draws} with images at 0.8 of their brightness" in page
+    predict, ratio = record["prediction"]["predict_microseconds"]["median"], record["prediction"]["ratio"]
+    assert f"a prediction takes {predict / 1000:.2f} ms an image, {ratio:.2f} times the bare network" in page
+    assert ratio <= 1.1
     one, three = (f"{size / 1e6:.1f} MB" for size in record["bytes"].values())
     first, second = record["update"]["cpu_seconds"]
-    assert f"{one} on the disk, and {three} with three versions; {first:.0f} and {second:.0f} seconds" in page
-    predict, ratio = record["prediction"]["predict_microseconds"]["median"], record["prediction"]["ratio"]
-    assert f"a prediction takes {predict / 1000:.2f} ms an image, {ratio:.2f} times" in page and ratio <= 1.1
+    return one, f"{three} with three versions; {first:.0f} and {second:.0f} seconds"
 
 
 def images_per_class(number):
@@ -620,6 +623,21 @@ def test_the_table_of_plentiful_memory_is_the_records(abundant):
     assert rows[0][2:5] == [f"{np.mean([run['avg_acc'] for run in replay[size].values()]):.2f}" for size in (1, 10, 25)]
     assert sorted(row[2:5] for row in rows[1:]) == sorted(row for row in cells if "+0.00 ± 0.00" not in row)
     assert header[2:5] == ["4 %", "40 %", "100 %"]
+
+
+def test_what_the_page_of_plentiful_memory_concludes_is_in_its_table():
+    page = ROOT / "docs/abundant.md"
+    text = " ".join(page.read_text().split())
+    _, rows = rows_after(page, "<!-- records: abundant -->")
+    ahead = [{row[0]: row[column] for row in rows if row[column].startswith("**+")} for column in (2, 3, 4)]
+    behind = {row[0] for row in rows if row[4].startswith("**-")}
+    largest = max(ahead[0], key=lambda name: float(ahead[0][name].strip("*").split()[0]))
+    assert "no method improves on Replay once 40 % of the images are kept" in text and not ahead[1] and not ahead[2]
+    assert "With 4 %, WSC has the largest gain of those that the intervals tell from 0" in text and largest == "WSC"
+    assert "at 40 and 100 % it is level with Replay" in text and "WSC" not in behind
+    helping = {"EMA", "WiSE-FT", "CoFiMA", "ReDo", "Continual backprop"}
+    assert "EMA, WiSE-FT, CoFiMA, ReDo and continual backprop help a little with the smallest memory" in text
+    assert helping == ahead[0].keys() - {"WSC"} and helping <= behind
 
 
 def interval(values):
