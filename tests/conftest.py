@@ -29,6 +29,10 @@ def unrendered_files(figure):
     return FILES
 
 
+def pytest_addoption(parser):
+    parser.addoption("--inductor", action="store_true", help="compile every learner's loss to kernels (test_compile.py)")
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave the tests on the simulated accelerator to a process of their own, if there are others.
 
