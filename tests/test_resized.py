@@ -46,7 +46,7 @@ def dataset(folder):
 
 @pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 32])
 def test_copies_have_the_short_side_and_the_picture_and_small_images_stay(
-    chunk, dataset, folder, tmp_path, monkeypatch
+    chunk, dataset, folder, tmp_path, monkeypatch, forked
 ):
     """Copied by worker processes, or by this one."""
     monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", chunk)
