@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,19 +135,24 @@ with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
 """
 
 
+def output_of(folder, script):
+    """What a script prints, with the package on its path."""
+    (folder / "script.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, folder / "script.py"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout
+
+
 def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
     """Each worker process imports the script, which must not start processes then."""
-    (tmp_path / "script.py").write_text(UNGUARDED)
-    root = str(Path(__file__).parent.parent)
-    ended = subprocess.run(
-        [sys.executable, tmp_path / "script.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": root},
-    )
-    assert ended.stdout.startswith("resizing images: a worker process ended unexpectedly; ")
-    assert "`if __name__ == '__main__':`" in ended.stdout and ended.stdout.count("\n") == 1
+    output = output_of(tmp_path, UNGUARDED)
+    assert output.startswith("resizing images: a worker process ended unexpectedly; ")
+    assert "`if __name__ == '__main__':`" in output and output.count("\n") == 1
+
+
+def test_a_script_with_a_guard_has_its_worker_processes(tmp_path):
+    guarded = "if __name__ == '__main__':\n" + textwrap.indent(UNGUARDED, "    ")
+    assert output_of(tmp_path, guarded) == f"{[1] * 65}\n"
 
 
 def test_an_empty_file_that_a_power_failure_left_is_made_again(dataset, tmp_path):
