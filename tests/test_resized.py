@@ -16,6 +16,7 @@ from small_runs import write
 from main import main
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.data import parallel
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
@@ -129,7 +130,7 @@ from pycil_wsc.errors import UserError
 
 with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
     try:
-        print(list(parallel.map_parts(sum, [[1]] * 65, pool, "resizing images")))
+        print(list(parallel.map_parts(sum, [1] * (parallel.CHUNK + 1), pool, "resizing images")))
     except UserError as error:
         print(error)
 """
@@ -152,7 +153,7 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
 
 def test_a_script_with_a_guard_has_its_worker_processes(tmp_path):
     guarded = "if __name__ == '__main__':\n" + textwrap.indent(UNGUARDED, "    ")
-    assert output_of(tmp_path, guarded) == f"{[1] * 65}\n"
+    assert output_of(tmp_path, guarded) == f"{[parallel.CHUNK, 1]}\n"
 
 
 def test_an_empty_file_that_a_power_failure_left_is_made_again(dataset, tmp_path):
