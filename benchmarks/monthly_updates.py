@@ -41,7 +41,7 @@ WAYS = {
     "WSC": {"name": "wsc", "memory_per_class": 5},
     "retraining on everything": {"name": "joint", "memory_per_class": "all"},  # starts anew
 }
-MONTHS, NEW = 10, 10  # months, new classes in each
+NEW = 10  # classes in each month
 
 
 def main():
@@ -49,16 +49,17 @@ def main():
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", help="left out: random weights, which learn at the start")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--months", type=int, default=10)
     parser.add_argument("--images", type=int, default=20, help="training images per class")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1993, 1994, 1995])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    settings = {"months": MONTHS, "new": NEW, "images": args.images}
+    settings = {"months": args.months, "new": NEW, "images": args.images}
     record = {"ways": {}, "settings": settings, "keys": KEYS, "methods": WAYS} | origin(torch.device("cpu"))
     if args.out and args.out.exists():
         record = begun(args.out, record)
     for seed in args.seeds:
-        months = drawn(args.data, seed)
+        months = drawn(args.data, seed, args.months)
         for way in args.ways:
             found = record["ways"].setdefault(way, {})
             if str(seed) in found:
@@ -77,10 +78,10 @@ def begun(path: Path, record: dict) -> dict:
     return earlier
 
 
-def drawn(data: Path, seed: int) -> list[list[str]]:
+def drawn(data: Path, seed: int, months: int) -> list[list[str]]:
     """The new classes of each month."""
     classes = np.random.default_rng(seed).permutation(sorted(os.listdir(data / "train"))).tolist()
-    return [classes[NEW * month : NEW * (month + 1)] for month in range(MONTHS)]
+    return [classes[NEW * month : NEW * (month + 1)] for month in range(months)]
 
 
 def measured(args: argparse.Namespace, months: list[list[str]], keys: dict, seed: int) -> dict:
@@ -90,7 +91,7 @@ def measured(args: argparse.Namespace, months: list[list[str]], keys: dict, seed
     reset_peak_memory(device)
     resident = peak_memory(device)
     found: dict[str, list] = {"accuracy": [], "seconds": [], "images": [], "peak_bytes": []}
-    for month in range(1, MONTHS + 1):
+    for month in range(1, len(months) + 1):
         known = [name for classes in months[:month] for name in classes]
         new = known[-NEW:]
         if keys["name"] == "joint":

@@ -51,7 +51,7 @@ TINY = {  # commands that train: what makes them quick
         "convnet_type": "tiny",
     },
     "my_experiment.json": {"convnet_type": "tiny", "init_epoch": 1, "epochs": 2, "seed": 1993, "batch_size": 16},
-    "on_top.json": {},
+    "on_top.json": {"convnet_type": "tiny", "init_epoch": 1, "epochs": 2},
     "exps/trace_quickstart.json": {
         "llm.epochs": [2, 2, 2],
         "llm.train_items": 2,
@@ -219,7 +219,7 @@ def run_main(arguments):
     else:
         quick = ["--dry-run"]
     if "trace" in config:  # models are not here
-        quick.append("--set=llm.model=tiny-llama")
+        quick += ["--set=llm.model=tiny-llama"] + ["--set=llm.train_items=9"] * (config not in TINY)
     if config in ("exps/abundant.json", "exps/night/all.json"):  # 305 and 1,010 runs, with five seeds
         quick.append("--set=seed=1993")
     assert main([*arguments, *quick]) == 0, arguments
@@ -248,11 +248,25 @@ def options_of(path):
 
 
 def script(path, *arguments):
-    """What the script prints."""
-    process = Command(arguments, path)
+    """What the script prints. Processes that it starts are forks, too."""
+    process = Command(arguments, path, forking)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     return output
+
+
+def forking():
+    """Make forks of Python's processes that a benchmark starts, which need not import torch again."""
+    subprocess.run = forked
+    spawning = importlib.import_module("torch.multiprocessing.spawn")
+    spawning.spawn = functools.partial(spawning.start_processes, start_method="fork")
+
+
+def forked(command, **_):
+    _, path, *arguments = command
+    process = Command(arguments, path)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def python(*arguments):
@@ -266,8 +280,27 @@ def python(*arguments):
 # ---- what pages need, and what came of it ----------------------------------------------------------------------------
 
 
+QUICK_LEARNER = {"convnet_type": "tiny", "init_epoch": 1, "epochs": 1, "projection": 64}
+
+
+def quick_learners(monkeypatch, **quick):
+    """Learners have these keys, whatever a page gives."""
+    from pycil_wsc.classifier import learner
+
+    class Quick(learner.Learner):
+        def __init__(self, *names, **keys):
+            super().__init__(*names, **keys | QUICK_LEARNER | quick)
+
+    monkeypatch.setattr(learner, "Learner", Quick)
+
+
 @prepares("index.md")
-def prepare_a_loop(monkeypatch):
+def prepare_index(monkeypatch):
+    quick_learners(monkeypatch)
+    return a_loop()
+
+
+def a_loop():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     loop = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), "cross_entropy": cross_entropy}
@@ -279,7 +312,7 @@ def prepare_a_loop(monkeypatch):
 def prepare_readme(monkeypatch):
     """A training loop, and photographs with a learner that is quick with them."""
     prepare_photos(monkeypatch)
-    return prepare_a_loop(monkeypatch)
+    return a_loop()
 
 
 @prepares("getting_started.md")
@@ -354,11 +387,8 @@ def check_analyses(names, output):
 @prepares("your_classifier.md")
 def prepare_photos(monkeypatch):
     """Four months of five photographs a class, each of its own colour, and a learner that is quick with them."""
-    from pycil_wsc.classifier import learner
-
     rng = np.random.default_rng(0)
-    quick = {"convnet_type": "tiny", "pretrained": False, "image_size": 16, "init_epoch": 1, "epochs": 1}
-    quick |= {"num_workers": 0, "projection": 64}
+    quick = {"pretrained": False, "image_size": 16, "num_workers": 0}
     months = {"january": ["goldfish", "trilobite"], "february": ["bullfrog", "koala"], "april": ["tractor"]}
     months |= {"march": ["goldfish", "jellyfish"], "test": ["goldfish", "trilobite", "bullfrog", "koala", "jellyfish"]}
     for month, names in months.items():
@@ -369,13 +399,8 @@ def prepare_photos(monkeypatch):
                 image = Image.fromarray((colour + rng.integers(0, 56, (40, 40, 3))).astype(np.uint8))
                 image.save(f"photos/{month}/{name}/{number}.jpg")
 
-    class Quick(learner.Learner):
-        def __init__(self, *names, **keys):
-            super().__init__(*names, **keys | quick)
-
-    monkeypatch.setattr(learner, "Learner", Quick)
-    quick.pop("projection")  # is of one method
-    monkeypatch.setitem(TINY, "photos.json", quick | {"model_name": "wsc", "memory_per_class": 2})
+    quick_learners(monkeypatch, **quick)
+    monkeypatch.setitem(TINY, "photos.json", QUICK_LEARNER | quick | {"model_name": "wsc", "memory_per_class": 2})
     return {}
 
 
@@ -614,13 +639,13 @@ def test_the_pages_analysis_is_recorded(extended, tmp_path):
 # ---- the benchmarks --------------------------------------------------------------------------------------------------
 
 SMALL = {  # by script: options that make it quick
-    "throughput": "--images 32 --epochs 1 --repeats 1 --workers 1",
-    "engine_ablation": "--images 32 --epochs 1 --repeats 1 --parts whole memory",
-    "run_cost": "--epochs 1 --images 2 --memory 1 --repeats 1 --methods replay",
+    "throughput": "--shape small --images 20 --batch-size 8 --epochs 1 --repeats 1 --workers 1",
+    "engine_ablation": "--shape small --images 20 --batch-size 8 --epochs 1 --repeats 1 --parts whole memory",
+    "run_cost": "--shape small --increment 2 --epochs 1 --images 2 --memory 1 --repeats 1 --methods replay",
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
-    "monthly_updates": "--images 2 --seeds 1 --ways SLDA",
+    "monthly_updates": "--months 2 --images 2 --seeds 1 --ways SLDA",
     "gate": "--seeds 1 --draws 2 --photographs 1 2",
-    "upkeep": "--data digits --images 100 --epochs 1 1 --draws 2 --backbone resnet8",
+    "upkeep": "--data digits --classes 2 2 --images 50 --epochs 1 1 --draws 2 --backbone resnet8",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
     "image_folder": "--images 2600 --caches false --workers 0",

@@ -1,6 +1,7 @@
 """Printing cannot fail a run, for any output and encoding."""
 
 import io
+import locale
 import os
 import signal
 import subprocess
@@ -57,14 +58,19 @@ def test_every_run_ends_wherever_its_output_goes(redirect, settings, tmp_path, u
     assert len(results(settings)) == 2 and "Traceback" not in errors and "Exception" not in errors
 
 
-def test_what_an_encoding_lacks_is_printed_as_an_escape(settings, tmp_path):
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    variables["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    script = "import sys, small_runs\nwith small_runs.undrawn(): sys.exit(small_runs.main())"
-    command = [sys.executable, "-c", script, "--config", write(tmp_path, settings | SHORT)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=variables)
-    assert ended.returncode == 0 and len(results(settings)) == 2 and "Traceback" not in ended.stderr, ended
-    assert "Report: " in ended.stdout and "mean \\xb1 standard error" in ended.stdout
+def as_in_the_locale_c():
+    """``LC_ALL=C PYTHONUTF8=0``: output and files without an encoding of their own are ASCII."""
+    locale.setlocale(locale.LC_ALL, "C")
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = os.fdopen(descriptor, "w", 1, encoding="ascii", errors="surrogateescape", closefd=False)
+        setattr(sys, name, stream)
+
+
+def test_what_an_encoding_lacks_is_printed_as_an_escape(settings, tmp_path, undrawn):
+    process = Command(["--config", write(tmp_path, settings | SHORT)], prepare=as_in_the_locale_c)
+    output, errors = process.communicate()
+    assert process.returncode == 0 and len(results(settings)) == 2 and "Traceback" not in errors, errors
+    assert "Report: " in output and "mean \\xb1 standard error" in output
 
 
 class Broken(io.StringIO):

@@ -39,12 +39,14 @@ CONFIG = {
     "device": "cpu",
     "save_weights": True,
 }
+TWO = ["--config", "config.json", "--set", "model_name=[wsc,my_derpp]", "--workers", "2"]
+FOR_PYCIL = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class": 5, "device": [-1], "seed": [1]}
 USE = """
 import pathlib, sys
 import numpy as np
 import pycil_wsc
 
-model = pycil_wsc.load(next(pathlib.Path("runs").rglob("result.json")).parent)
+model = pycil_wsc.load(next(pathlib.Path("runs").rglob("wsc/*/*/result.json")).parent)
 labels = model.predict(np.load("data.npz")["test_x"])
 assert set(labels) <= set(range(6)), labels
 
@@ -60,13 +62,18 @@ for _ in range(3):
 wsc.finish()
 assert wsc.resets == 1
 
-if PLUGIN:
+if TRANSFORMERS:
     import pycil_wsc.plugins.huggingface
 
     assert pycil_wsc.plugins.huggingface.WSCCallback.__name__ == "WSCCallback"
 
 print(*sorted({name.split(".")[0] for name in sys.modules} & {"utils", "convs", "main", "tests"}))
-print(*(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "pycil_wsc"), sep="\\n")
+print(*(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "pycil_wsc"))
+
+import runpy
+
+sys.argv = ["plugin", "--pycil", PYCIL, "--config", "pycil.json"]
+runpy.run_module("pycil_wsc.plugins.pycil", run_name="__main__", alter_sys=True)
 """
 
 
@@ -112,15 +119,47 @@ def binaries(wheel, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def elsewhere(tmp_path):
+@pytest.fixture(scope="module")
+def learner_package(tmp_path_factory):
+    """The page's package with the page's DER++, as it is installed."""
+    folder = tmp_path_factory.mktemp("learner")
+    page, source, site = blocks("docs/extending.md"), folder / "source", folder / "site"
+    (source / "my_learners").mkdir(parents=True)
+    (learner,) = (code for _, title, code in page if title == "pycil_wsc/learners/my_derpp.py")
+    (project,) = (code for language, _, code in page if language == "toml")
+    (source / "my_learners" / "my_derpp.py").write_text(learner)
+    (source / "pyproject.toml").write_text(project)
+    install = ["install", source, "--no-build-isolation", "--no-deps", "--no-index", "--target", site]
+    run(sys.executable, "-m", "pip", *install, cwd=folder)
+    return site
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
     """A project of somebody else, with ``utils`` and ``convs`` of its own."""
-    (tmp_path / "utils.py").write_text("raise ImportError('utils of another project')\n")
-    (tmp_path / "convs").mkdir()
-    (tmp_path / "convs" / "__init__.py").write_text("raise ImportError('convs of another project')\n")
-    small_data(tmp_path / "data.npz", per_class=4)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    return tmp_path
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "utils.py").write_text("raise ImportError('utils of another project')\n")
+    (folder / "convs").mkdir()
+    (folder / "convs" / "__init__.py").write_text("raise ImportError('convs of another project')\n")
+    small_data(folder / "data.npz", per_class=4)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "pycil.json").write_text(json.dumps(FOR_PYCIL))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(binaries, learner_package, elsewhere):
+    """The folder in which the wheel's command has trained WSC and another package's learner, a process for each."""
+    run(binaries / "pycil-wsc", *TWO, cwd=elsewhere, PYTHONPATH=str(learner_package))
+    return elsewhere
+
+
+@pytest.fixture(scope="module")
+def used(binaries, trained):
+    """The lines that a script prints which uses the wheel: see ``USE``."""
+    given = {"TRANSFORMERS": find_spec("transformers") is not None, "PYCIL": str(ROOT / "tests" / "pycil_standin")}
+    values = "".join(f"{name} = {value!r}\n" for name, value in given.items())
+    return run(binaries / "python", "-c", values + USE, cwd=trained).splitlines()
 
 
 def requirements(name):
@@ -183,49 +222,29 @@ def test_type_checkers_read_the_wheels_annotations(wheel):
 
 
 @pytest.mark.slow
-def test_the_wheel_works_where_other_modules_have_pycils_names(binaries, elsewhere):
-    run(binaries / "pycil-wsc", "--config", "config.json", cwd=elsewhere)
-    (result,) = (json.loads(path.read_text()) for path in elsewhere.rglob("result.json"))
+def test_the_wheel_works_where_other_modules_have_pycils_names(trained, used, binaries):
+    (result,) = (json.loads(path.read_text()) for path in trained.rglob("wsc/*/*/result.json"))
     assert len(result["curve"]) == 2
-    (page,) = elsewhere.rglob("report/index.html")
-    assert "wsc" in page.read_text()
-    use = f"PLUGIN = {find_spec('transformers') is not None}\n{USE}"
-    foreign, *files = run(binaries / "python", "-c", use, cwd=elsewhere).splitlines()
+    (page,) = trained.rglob("report/index.html")
+    assert "wsc" in page.read_text() and list(page.parent.glob("figures/*.svg"))
+    foreign, files, *_ = used
     assert foreign == ""
-    assert files and all(Path(file).is_relative_to(binaries.parent) for file in files)
+    assert files and all(Path(file).is_relative_to(binaries.parent) for file in files.split())
 
 
 @pytest.mark.slow
-def test_the_wheels_plugin_trains_in_a_checkout_of_pycil(binaries, elsewhere):
-    settings = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class": 5, "device": [-1], "seed": [1]}
-    (elsewhere / "wsc.json").write_text(json.dumps(settings))
-    plugin = ["-m", "pycil_wsc.plugins.pycil", "--pycil", ROOT / "tests" / "pycil_standin", "--config", "wsc.json"]
-    assert run(binaries / "python", *plugin, cwd=elsewhere).count("top1") == 3
-
-
-@pytest.fixture
-def learner_package(tmp_path):
-    """The page's package with the page's DER++, as it is installed."""
-    page, source, site = blocks("docs/extending.md"), tmp_path / "source", tmp_path / "site"
-    (source / "my_learners").mkdir(parents=True)
-    (learner,) = (code for _, title, code in page if title == "pycil_wsc/learners/my_derpp.py")
-    (project,) = (code for language, _, code in page if language == "toml")
-    (source / "my_learners" / "my_derpp.py").write_text(learner)
-    (source / "pyproject.toml").write_text(project)
-    install = ["install", source, "--no-build-isolation", "--no-deps", "--no-index", "--target", site]
-    run(sys.executable, "-m", "pip", *install, cwd=tmp_path)
-    return site
+def test_the_wheels_plugin_trains_in_a_checkout_of_pycil(used):
+    assert "\n".join(used[2:]).count("top1") == 3
 
 
 @pytest.mark.slow
-def test_a_learner_of_another_package_is_found_in_every_process(learner_package, binaries, elsewhere):
-    config = ["--config", "config.json", "--set", "model_name=my_derpp", "--set", "seed=[1,2]", "--workers", "2"]
-    run(binaries / "pycil-wsc", *config, cwd=elsewhere, PYTHONPATH=str(learner_package))
-    assert len(list(elsewhere.rglob("my_derpp/*/*/result.json"))) == 2
-    (learner_package / "my_learners" / "my_derpp.py").write_text("import no_such_module")
-    environment = os.environ | {"PYTHONPATH": str(learner_package)}
-    command = [binaries / "pycil-wsc", *config]
-    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+def test_a_learner_of_another_package_is_found_in_every_process(learner_package, binaries, trained, tmp_path):
+    assert len(list(trained.rglob("my_derpp/*/*/result.json"))) == 1
+    broken = shutil.copytree(learner_package, tmp_path / "site")
+    (broken / "my_learners" / "my_derpp.py").write_text("import no_such_module")
+    environment = os.environ | {"PYTHONPATH": str(broken)}
+    command = [binaries / "pycil-wsc", *TWO]
+    done = subprocess.run(command, cwd=trained, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == (
         "error: config.json: entry point 'my_derpp = my_learners.my_derpp' of the package 'my-learners' cannot "
         "be loaded (ModuleNotFoundError: No module named 'no_such_module'); correct or uninstall that package\n"

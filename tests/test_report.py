@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,11 +26,12 @@ from pycil_wsc.results import Record
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    """The folder of a report with figures in all their formats, written once."""
+    """The folder of a report with figures in all their formats, written once: two of them, as in a large report."""
     folder = tmp_path_factory.mktemp("runs")
     made = [synthetic.result(name, 20, seed, classes=20, confusion=True) for name in ("der", "wsc") for seed in (1, 2)]
     synthetic.write(folder, *made)
-    return report.write_report(folder).parent
+    with patch("pycil_wsc.report.page.LARGE", len(made) - 1):
+        return report.write_report(folder).parent
 
 
 def test_the_page_stands_alone(rendered):
@@ -47,8 +49,8 @@ def test_the_page_stands_alone(rendered):
             assert (rendered / address).stat().st_size > 0
 
 
-def test_names_inside_the_page_do_not_clash_and_references_are_met(rendered):
-    page = (rendered / "index.html").read_text()
+def test_names_inside_the_page_do_not_clash_and_references_are_met(made):
+    page = (made[0] / "index.html").read_text()
     defined = re.findall(r'\bid="([^"]+)"', page)
     used = set(re.findall(r'href="#([^"]+)"', page) + re.findall(r"url\(#([^)]+)\)", page))
     assert len(defined) == len(set(defined)) and used <= set(defined)
@@ -467,10 +469,11 @@ ODD = [
 @pytest.mark.parametrize("part", ["result", "config"])
 def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
     monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: {"svg": b'<svg width="1pt" viewBox="0"'})
-    whole = synthetic.result("wsc", confusion=True, classes=20)
+    whole = synthetic.result("wsc", confusion=part == "result", classes=20, losses=1)
     places = [(key, value) for key in (whole if part == "result" else whole["config"]) for value in ODD]
-    results = [synthetic.result("wsc", seed=seed, confusion=True, classes=20) for seed in range(len(places))]
-    for result, (key, value) in zip(results, places):
+    results = [json.loads(json.dumps(whole)) for _ in places]
+    for seed, (result, (key, value)) in enumerate(zip(results, places)):
+        result["config"]["seed"] = seed
         (result if part == "result" else result["config"])[key] = value
     for number, result in enumerate([synthetic.result(classes=20), *results]):
         (tmp_path / f"run{number}").mkdir()

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from small_runs import write
 from main import main
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.data import parallel
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.resized import resized
@@ -46,7 +48,7 @@ def dataset(folder):
 
 @pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 32])
 def test_copies_have_the_short_side_and_the_picture_and_small_images_stay(
-    chunk, dataset, folder, tmp_path, monkeypatch
+    chunk, dataset, folder, tmp_path, monkeypatch, forked
 ):
     """Copied by worker processes, or by this one."""
     monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", chunk)
@@ -128,25 +130,30 @@ from pycil_wsc.errors import UserError
 
 with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
     try:
-        print(list(parallel.map_parts(sum, [[1]] * 65, pool, "resizing images")))
+        print(list(parallel.map_parts(sum, [1] * (parallel.CHUNK + 1), pool, "resizing images")))
     except UserError as error:
         print(error)
 """
 
 
+def output_of(folder, script):
+    """What a script prints, with the package on its path."""
+    (folder / "script.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, folder / "script.py"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout
+
+
 def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
     """Each worker process imports the script, which must not start processes then."""
-    (tmp_path / "script.py").write_text(UNGUARDED)
-    root = str(Path(__file__).parent.parent)
-    ended = subprocess.run(
-        [sys.executable, tmp_path / "script.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": root},
-    )
-    assert ended.stdout.startswith("resizing images: a worker process ended unexpectedly; ")
-    assert "`if __name__ == '__main__':`" in ended.stdout and ended.stdout.count("\n") == 1
+    output = output_of(tmp_path, UNGUARDED)
+    assert output.startswith("resizing images: a worker process ended unexpectedly; ")
+    assert "`if __name__ == '__main__':`" in output and output.count("\n") == 1
+
+
+def test_a_script_with_a_guard_has_its_worker_processes(tmp_path):
+    guarded = "if __name__ == '__main__':\n" + textwrap.indent(UNGUARDED, "    ")
+    assert output_of(tmp_path, guarded) == f"{[parallel.CHUNK, 1]}\n"
 
 
 def test_an_empty_file_that_a_power_failure_left_is_made_again(dataset, tmp_path):

@@ -57,7 +57,8 @@ def compared(
     features = np.concatenate([new[0][rows], known[0][others]]).astype(np.float64)
     classes = np.concatenate([new[1][rows], known[1][others]])
     weights = _weights(classes, np.arange(len(classes)) < count)
-    drawn = np.stack([weights, *(_permuted(weights, classes, rng) for _ in range(PERMUTATIONS))], axis=1)
+    by_class = [np.flatnonzero(classes == label) for label in shared]
+    drawn = np.stack([weights, *(_permuted(weights, by_class, rng) for _ in range(PERMUTATIONS))], axis=1)
     squares = np.einsum("ij,ij->j", drawn, _kernel(features) @ drawn)
     least = squares[0] * (1 - 1e-9)  # equal up to rounding counts as equal
     p = float((squares >= least).mean())
@@ -75,11 +76,10 @@ def _weights(classes: np.ndarray, is_new: np.ndarray) -> np.ndarray:
     return weights
 
 
-def _permuted(weights: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """``weights`` in a random order within each class."""
+def _permuted(weights: np.ndarray, by_class: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """``weights`` in a random order within each class, whose places are given."""
     mixed = weights.copy()
-    for label in np.unique(classes):
-        own = np.flatnonzero(classes == label)
+    for own in by_class:
         mixed[own] = weights[rng.permutation(own)]
     return mixed
 

@@ -1,8 +1,10 @@
 """Builds a complete, checked configuration from one value per key; absent keys get the learner's defaults."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pycil_wsc import registry
@@ -79,10 +81,16 @@ def defaults_for_optimizer(optimizer: str) -> dict[str, Json]:
     return {name: KEYS[name].check(value) for name, value in registry.optimizer_defaults[optimizer].items()}
 
 
-def known_keys() -> dict[str, Key]:
+def known_keys() -> Mapping[str, Key]:
     """The keys shared by all learners, and each learner's own."""
-    own = {name: key for learner in registry.learners.values() for name, key in declared(learner.Options).items()}
-    return {**own, **KEYS}
+    return _known_keys(tuple(learner.Options for learner in registry.learners.data.values()))
+
+
+@functools.lru_cache(maxsize=1)
+def _known_keys(options: tuple[type, ...]) -> Mapping[str, Key]:
+    """The keys of all learners with these ``options``: a sweep asks for them again for each of its runs."""
+    own = {name: key for each in options for name, key in declared(each).items()}
+    return MappingProxyType({**own, **KEYS})
 
 
 def _schedule(

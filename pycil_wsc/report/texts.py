@@ -27,7 +27,10 @@ Patterns = Sequence[tuple[str, str]]  # (shell pattern, name) of methods or data
 
 def clean(text: object) -> str:
     """``text`` on one line, with unprintable characters (control characters, lone surrogates) replaced by U+FFFD."""
-    return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "\ufffd" for c in str(text))
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "\ufffd" for c in line)
 
 
 def as_text(value: object) -> str:
