@@ -92,12 +92,12 @@ def test_a_task_is_the_plain_loop_with_torchs_optimiser_and_schedulers(optimizer
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_with_adamw(name, settings):
     keys = {"model_name": name, "optimizer": "adamw", "layer_decay": 0.7, "checkpoint_seconds": 3600}
-    keys |= {"compression_epochs": 4, "cutmix": 0.0, "init_batch_size": 8}  # of mixed images, the loss hardly falls
+    keys |= {"max_tasks": 2, "compression_epochs": 4, "cutmix": 0.0, "init_batch_size": 8}  # of mixed images, the loss hardly falls
     keys |= {"m_rate_list": [0.0]}  # nor does it on a few images
     keys |= {"convnet_type": "resnet8"} if name in ("gdumb", "lwf") else {}  # nor do theirs with "tiny"
     result = run(settings, label_smoothing=0.1, clip_norm=1.0, precision="fp32", **keys).execute()
     first, *others = result["train_loss"]
-    assert len(result["curve"]) == 3 and len(first) == 3 and first[-1] < first[0]
+    assert len(result["curve"]) == 2 and len(first) == 3 and first[-1] < first[0]
     starts = [0, 4] if name.endswith("foster") else [0]  # of its phases; in BiC's second one the loss hardly changes
     if name == "gem":
         starts = []  # the projection holds the loss of the new classes up
