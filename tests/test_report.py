@@ -469,11 +469,10 @@ ODD = [
 @pytest.mark.parametrize("part", ["result", "config"])
 def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
     monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: {"svg": b'<svg width="1pt" viewBox="0"'})
-    whole = synthetic.result("wsc", confusion=part == "result", classes=20, losses=1)
+    whole = synthetic.result("wsc", confusion=True, classes=20)
     places = [(key, value) for key in (whole if part == "result" else whole["config"]) for value in ODD]
-    results = [json.loads(json.dumps(whole)) for _ in places]
-    for seed, (result, (key, value)) in enumerate(zip(results, places)):
-        result["config"]["seed"] = seed
+    results = [synthetic.result("wsc", seed=seed, confusion=True, classes=20) for seed in range(len(places))]
+    for result, (key, value) in zip(results, places):
         (result if part == "result" else result["config"])[key] = value
     for number, result in enumerate([synthetic.result(classes=20), *results]):
         (tmp_path / f"run{number}").mkdir()
