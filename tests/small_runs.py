@@ -113,13 +113,16 @@ SETTINGS = {  # three tasks of two classes, a schedule that takes seconds
 STOPPED = {"exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
 PROTOTYPES = ("il2a", "pass", "ssre")  # their constants are for a hundred epochs
 FASTER = {"init_lr": 0.01, "lrate": 0.01, "lambda_fkd": 0.1, "lambda_proto": 0.1}
-DEEPER = ("beef", "foster", "pass")  # with "tiny" they learn little in so few epochs
+LARGER = {  # with "tiny" as it is they learn little in so few epochs
+    "beef": {"convnet_options.width": 32},
+    "foster": {"convnet_options.width": 32},
+    "pass": {"convnet_type": "resnet8"},
+}
 
 
 def stopped(name):
     """Keys of the runs of a learner that tests stop, load and compare with."""
-    deeper = {"convnet_type": "resnet8"} if name in DEEPER else {}
-    return STOPPED | (FASTER if name in PROTOTYPES else {}) | deeper
+    return STOPPED | (FASTER if name in PROTOTYPES else {}) | LARGER.get(name, {})
 
 
 class Undisturbed:
@@ -250,13 +253,14 @@ def killed_at(last, of=Run, saved=True):
     """Within, a run dies at a checkpoint, ``saved`` just before or not at all.
 
     ``last``: the checkpoint's number, from 1, or a function of the list of what ``_checkpoint`` was called with so far.
+    ``saved="alone"``: no earlier one is saved, which takes less time.
     """
     checkpoint, calls = of._checkpoint, []
 
     def checkpoint_and_die(run, *arguments):
         calls.append(arguments)
         dies = last(calls) if callable(last) else len(calls) == last
-        if saved or not dies:
+        if {True: True, False: not dies, "alone": dies}[saved]:
             checkpoint(run, *arguments)
         if dies:
             raise Killed

@@ -28,7 +28,6 @@ from pycil_wsc.runs.run import Run
 SILENT = SimpleNamespace(
     **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
 )
-SOME_UNTRAINED = {"aper_finetune", *(name for name, learner in registry.learners.items() if not learner.epoch_keys)}
 
 
 def run(settings, **keys):
@@ -89,22 +88,21 @@ def test_a_task_is_the_plain_loop_with_torchs_optimiser_and_schedulers(optimizer
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("name", sorted(registry.learners))
-def test_every_learner_learns_with_adamw(name, settings):
+WITH_ADAMW = ["replay", "memo", "ssre"]  # networks: plain, with a shared trunk, with adapters
+WITH_ADAMW += ["bic", "foster", "podnet", "beef"]  # with phases of other parameters
+WITH_ADAMW += ["fetril", "coil", "sam", "redo"]  # the head alone; with transport; that move weights or moments
+
+
+@pytest.mark.parametrize("name", WITH_ADAMW)
+def test_learners_learn_with_adamw(name, settings):
     keys = {"model_name": name, "optimizer": "adamw", "layer_decay": 0.7, "checkpoint_seconds": 3600}
-    keys |= {"max_tasks": 2, "compression_epochs": 4, "cutmix": 0.0, "init_batch_size": 8}  # of mixed images, the loss hardly falls
-    keys |= {"m_rate_list": [0.0]}  # nor does it on a few images
-    keys |= {"convnet_type": "resnet8"} if name in ("gdumb", "lwf") else {}  # nor do theirs with "tiny"
+    keys |= {"compression_epochs": 4, "max_tasks": 2}
     result = run(settings, label_smoothing=0.1, clip_norm=1.0, precision="fp32", **keys).execute()
-    first, *others = result["train_loss"]
-    assert len(result["curve"]) == 2 and len(first) == 3 and first[-1] < first[0]
-    starts = [0, 4] if name.endswith("foster") else [0]  # of its phases; in BiC's second one the loss hardly changes
-    if name == "gem":
-        starts = []  # the projection holds the loss of the new classes up
-    others = [losses for losses in others if losses or name not in SOME_UNTRAINED]
-    for losses in others:
-        assert len(losses) == {"bic": 8, "foster": 8, "rmm-foster": 8, "podnet": 5, "beef": 5}.get(name, 4)
-        assert all(losses[start + 3] < losses[start] for start in starts), losses
+    first, other = result["train_loss"]
+    assert len(first) == 3 and first[-1] < first[0]
+    assert len(other) == {"bic": 8, "foster": 8, "podnet": 5, "beef": 5}.get(name, 4)
+    starts = [0, 4] if name == "foster" else [0]  # of its phases; in BiC's second one the loss hardly changes
+    assert all(other[start + 3] < other[start] for start in starts), other
 
 
 def test_a_killed_run_resumes_with_adamws_moments(settings, tmp_path):
@@ -291,8 +289,8 @@ def test_expanding_networks_train_the_first_task_like_any_other(keys, settings, 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_frozen_parts_keep_weights_and_statistics(name, settings):
-    keys = {"model_name": name, "convnet_type": "resnet8", "freeze": ["stem", "stage1.0.conv1"], "precision": "fp32"}
-    keys |= {"init_epoch": 1, "epochs": 2}
+    keys = {"model_name": name, "freeze": ["stem", "stage1.0.conv1"], "precision": "fp32", "init_epoch": 1, "epochs": 1}
+    keys |= {"convnet_type": "resnet8"} if name == "memo" else {}  # of "tiny", its blocks are all but the stem
     learner = run(settings, **keys).learner
     begin, before = learner.begin_task, {}
 
