@@ -30,7 +30,7 @@ def unrendered_files(figure):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--inductor", action="store_true", help="compile every learner's loss to kernels (test_compile.py)")
+    parser.addoption("--inductor", action="store_true", help="compile the loss of every learner to kernels")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -249,18 +249,18 @@ class Killed(BaseException):
 
 
 @contextlib.contextmanager
-def killed_at(last, of=Run, saved=True):
+def killed_at(last, of=Run, saved=True, earlier=True):
     """Within, a run dies at a checkpoint, ``saved`` just before or not at all.
 
     ``last``: the checkpoint's number, from 1, or a function of the list of what ``_checkpoint`` was called with so far.
-    ``saved="alone"``: no earlier one is saved, which takes less time.
+    ``earlier``: whether earlier checkpoints are saved, which takes time.
     """
     checkpoint, calls = of._checkpoint, []
 
     def checkpoint_and_die(run, *arguments):
         calls.append(arguments)
         dies = last(calls) if callable(last) else len(calls) == last
-        if {True: True, False: not dies, "alone": dies}[saved]:
+        if saved if dies else earlier:
             checkpoint(run, *arguments)
         if dies:
             raise Killed

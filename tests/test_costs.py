@@ -53,7 +53,8 @@ def counted(method, folder):
         settings["convnet_type"] = json.loads((ROOT / f"exps/{like}.json").read_text())["convnet_type"]
     count = 2 if method == "bic" else 1  # BiC holds images of each class out
     settings |= {"dataset": f"npz:{folder}/{count}.npz", "memory_per_class": count, "seed": 1993, "out": str(folder)}
-    settings |= {"init_cls": 10, "increment": 10, "init_epoch": 1, "epochs": 1, "device": "cpu", "batch_size": 512, "cache_first_task": False}
+    settings |= {"init_cls": 10, "increment": 10, "init_epoch": 1, "epochs": 1}
+    settings |= {"device": "cpu", "batch_size": 512, "cache_first_task": False}
     if method == "tagfex":  # a quarter of the projector, too; without exemplars, which would cost as much and take time
         settings |= {"proj_hidden_dim": 512, "memory_per_class": 0}
     settings |= {"prefix": "costs"} | SECOND_PHASES.get(method, {})

@@ -182,7 +182,7 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, setting
     moments = (0, 1, 3, 4, 6, 9) if name == "wsc" else (0, 1, 3, 6, 9)
     stops = [stop for stop in moments if stop <= sum(epochs_of(name))]
     for number, epochs in enumerate(np.diff(stops)):
-        with killed_at(lambda calls: sum(optimizer is not None for _, optimizer in calls) == epochs, saved="alone"):
+        with killed_at(lambda calls: sum(optimizer is not None for _, optimizer in calls) == epochs, earlier=False):
             Run(config, dataset).execute()
         torch.manual_seed(number)  # the global generator must not matter
     run = Run(config, dataset)
