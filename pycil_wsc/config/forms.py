@@ -20,6 +20,7 @@ from pycil_wsc.keys import SAME, digest, having
 from pycil_wsc.registry import Registry
 
 C = TypeVar("C", bound=RunConfig)
+IN_FOLDER_NAMES = having(KEYS, names="folder")
 
 
 class Form(Generic[C]):
@@ -96,7 +97,7 @@ class ClassIncremental(Form[Config]):
         others may be added later, the first one names the folder: ``<task>-tasks``.
         """
         unused, _ = config.memory_keys
-        named = {name: getattr(config, name) for name in having(KEYS, names="folder") if name != unused}
+        named = {name: getattr(config, name) for name in IN_FOLDER_NAMES if name != unused}
         named["tasks"] = config.tasks[:1]
         usual = self.resolve(named).identity() | self.earlier()  # a changed default does not change folder names
         identity = config.identity() | {"tasks": usual["tasks"]}

@@ -38,9 +38,9 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
         runs = _all_runs(raw, flatten(overrides or {}))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    folders = {run_folder(config): config for config in runs}  # drops duplicate runs
-    for config in runs:
-        folder = run_folder(config)
+    placed = [(run_folder(config), config) for config in runs]
+    folders = dict(placed)  # drops duplicate runs
+    for folder, config in placed:
         other = folders[folder]
         if other is config:
             continue
