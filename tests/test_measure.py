@@ -80,8 +80,8 @@ def test_with_a_budget_in_operations_the_estimate_is_that_of_the_steps_it_allows
     slow(monkeypatch, clock, Replay, "loss", lambda learner: 0.001)
     slow(monkeypatch, clock, FOSTER, "loss", lambda learner: 0.002)
     slow(monkeypatch, clock, FOSTER, "compression_loss", lambda learner: 0.003)
-    keys = {"model_name": name, "budget": {"flops_like": "replay"}, "epochs": 12, "cache_first_task": False}
-    settings |= keys | {"precision": "fp32", "batch_size": 4}
+    keys = {"model_name": name, "budget": {"flops_like": "replay"}, "epochs": 6, "cache_first_task": False}
+    settings |= keys | {"precision": "fp32", "max_tasks": 2}
     estimate = seconds_of(tmp_path, settings)
     (config,) = load(write(tmp_path, settings))
     clock.now, dataset = 0.0, Datasets().of(config)
@@ -121,6 +121,8 @@ OTHERS = [
 @pytest.mark.parametrize("keys", [*({"model_name": name} for name in sorted(registry.learners)), *OTHERS], ids=str)
 def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, settings, tmp_path, monkeypatch):
     steps = []
+    monkeypatch.setattr(speed, "WARM_UP", 2)
+    monkeypatch.setattr(speed, "TIMED", 2)
     monkeypatch.setattr(BaseLearner, "after_step", lambda learner: steps.append(learner.config.seed))
     (config,) = load(write(tmp_path, settings | {"init_cls": 1, "increment": 1, "batch_size": 2, "nme": False} | keys))
     dataset = Datasets().of(config)
@@ -134,7 +136,7 @@ def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, s
 
 
 def test_a_run_that_will_fail_is_said_to_and_the_others_are_measured(settings, tmp_path, capsys):
-    settings |= {"convnet_type": "resnet18_small", "runs": [{"wsc.reset": "continual_backprop"}, {"seed": 2}]}
+    settings |= {"runs": [{"wsc.reset": "continual_backprop"}, {"seed": 2}]}
     with patch("pycil_wsc.learners.consolidating.inner_units", lambda network: []):
         assert main(["--config", write(tmp_path, settings), "--dry-run", "--measure"]) == 1
     first, second = (line for line in capsys.readouterr().out.splitlines() if "images" in line and "/seed" in line)
