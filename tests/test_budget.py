@@ -16,7 +16,7 @@ from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.budget import fit as fit_to_budget
 from pycil_wsc.runs.run import Run
 
-OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 8}
+OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 15}
 
 
 def run(settings, **keys):
@@ -33,7 +33,7 @@ def operations(folder):
 @pytest.fixture
 def replay(undisturbed):
     """The folder and the result of Replay in its own schedule."""
-    return undisturbed(model_name="replay", init_epoch=4, epochs=8, precision="fp32")
+    return undisturbed(model_name="replay", init_epoch=4, epochs=15, precision="fp32")
 
 
 @pytest.mark.parametrize("name", ["sam", "icarl", "der", "gdumb", "gem"])
@@ -68,7 +68,7 @@ def test_a_method_with_two_passes_has_half_the_steps_and_its_milestones_come_twi
             rates.setdefault(task.index, []).append(phase.optimizer.param_groups[0]["lr"])
 
     keys = {"model_name": "sam", "precision": "fp32", "milestones": [5, 10], "max_tasks": 2}
-    config = resolve(settings | keys | OPERATIONS | {"epochs": 15})
+    config = resolve(settings | keys | OPERATIONS)
     Watched(config, load_dataset(config.dataset, "."), lambda progress: None).execute()
     assert rates[1] == pytest.approx([0.1] * 3 + [0.01] * 2 + [0.001] * 3), "7.5 epochs of 15, milestones at 2.5 and 5"
 
