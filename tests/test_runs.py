@@ -651,8 +651,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_named(settings, tmp_path, capsys):
     assert f"{checkpoint}: is damaged or not a checkpoint" in error and error.count("\n") == 1
 
 
-SPLITS = [("replay", 50, 10), ("foster", 20, 20), ("bic", 5, 5)]  # B50-Inc10, B0-Inc20, T=20
-SPLITS += [pytest.param("wsc", 2, 2, marks=pytest.mark.slow)]  # T=50
+SPLITS = [("replay", 50, 10), ("replay", 20, 20), ("foster", 20, 20), ("bic", 5, 5)]  # B50-Inc10, B0-Inc20, T=20
+SPLITS += [pytest.param(*split, marks=pytest.mark.slow) for split in [("der", 10, 10), ("wsc", 2, 2)]]  # T=10, T=50
 HUNDRED = {"memory_per_class": 2, "epochs": 2, "wsc.warmup": 0.5, "checkpoint_seconds": 60}
 
 
@@ -684,7 +684,7 @@ def test_every_learner_learns_tasks_of_unequal_size_at_the_planned_cost(name, me
     assert (result["nme_curve"] is not None) == (has_means and config.nme)
 
 
-@hypothesis.settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @hypothesis.given(strategies.data())
 def test_any_split_is_learned_and_reported(tmp_path_factory, drawn):
     classes = drawn.draw(strategies.integers(2, 12))
