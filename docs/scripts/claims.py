@@ -129,6 +129,7 @@ the paper's setting, and the other way round.
 
 Each claim is a difference between runs that should be above 0, or within the limits in brackets. Differences are in
 points of average accuracy unless the claim names another measure. Times are those of training, relative to Replay's.
+They are rough, since the machines did other work too.
 
 - *Ours*: the mean difference between runs of the same seed, and the half-width of its 95 % interval (Student's t).
 - *Verdict*: *seen* if this interval is within the limits, *the opposite* if it is outside, and *not seen* if it is
