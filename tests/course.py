@@ -20,15 +20,15 @@ from pycil_wsc.learners import loop
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.predicting import predictions, predictions_of
 
-SCHEDULES = [  # by epoch, over epochs of one step, and by iteration
+SCHEDULES = [  # by epoch, over epochs of one step, and by iteration, over several
     *({"scheduler": name, "schedule_unit": "epoch", "epochs": 2} for name in KEYS["scheduler"].choices),
-    {"scheduler": "steplr", "schedule_unit": "iteration", "epochs": 2, "warmup_epochs": 1},
+    {"scheduler": "steplr", "schedule_unit": "iteration", "epochs": 2, "batch_size": 6, "warmup_epochs": 1},
     {"scheduler": "cosine", "schedule_unit": "iteration", "epochs": 1, "batch_size": 6},
     {"scheduler": "restarts", "schedule_unit": "iteration", "epochs": 1, "batch_size": 6},
 ]
 for schedule in SCHEDULES:  # the rate falls after the first epoch
     schedule["milestones"] = schedule["init_milestones"] = [1][: schedule["epochs"] - 1]
-PAIRS = [{"optimizer": name} | schedule for schedule in SCHEDULES for name in sorted(registry.optimizers)]
+OPTIMIZERS = sorted(registry.optimizers)
 assert {(each["scheduler"], each["schedule_unit"]) for each in SCHEDULES} == set(
     itertools.product(KEYS["scheduler"].choices, KEYS["schedule_unit"].choices)
 )
@@ -62,16 +62,26 @@ class Uncounted(loop.StepCost):
     per_image = 0
 
 
+def pairs_of(name):
+    """Settings of a learner's training: each optimiser, and each schedule. All learners together have all pairs."""
+    shift = sorted(registry.learners).index(name)
+    count = max(len(OPTIMIZERS), len(SCHEDULES))
+    return [
+        {"optimizer": OPTIMIZERS[(number + shift) % len(OPTIMIZERS)]} | SCHEDULES[number % len(SCHEDULES)]
+        for number in range(count)
+    ]
+
+
 class Course:
     """Each task is trained with several pairs of an optimiser and a schedule, one after another.
 
-    All pairs are dealt to the tasks that the method trains.
+    A learner's pairs are dealt to the tasks that the method trains.
     """
 
     def __init__(self, name, data, device):
         keys = SETTINGS | USUAL | {"dataset": f"npz:{data}", "model_name": name, "device": device}
         epochs = ["init_epoch", *registry.learners[name].epoch_keys]
-        self.configs = [resolve(keys | pair | dict.fromkeys(epochs, pair["epochs"])) for pair in PAIRS]
+        self.configs = [resolve(keys | pair | dict.fromkeys(epochs, pair["epochs"])) for pair in pairs_of(name)]
         self.device, config = resolved_device(device), self.configs[0]
         dataset = for_training(Datasets().of(config), config)
         self.manager = tasks_of(dataset, config)
@@ -93,7 +103,7 @@ class Course:
             for network in self.learner.also_tested().values():
                 found.append(predictions_of(network, self.learner, self.test_source, task)[0].tolist())
         if self.trained:
-            assert self.done == len(PAIRS)
+            assert self.done == len(self.configs)
         return found
 
     def train(self, learner, task, monitor, resume, plain=loop.train):
