@@ -1,4 +1,4 @@
-"""Starts two connected processes like ``torchrun``, without waiting for its imports."""
+"""Starts two connected processes like ``torchrun``, as forks of this one, which need import nothing."""
 
 import contextlib
 import gc
@@ -11,20 +11,18 @@ import traceback
 import torch
 from torch.distributed import TCPStore
 
-SERVER = multiprocessing.get_context("forkserver")
+FORK = multiprocessing.get_context("fork")
 
 
 def in_two_processes(work, *arguments, seconds=60, check=True):
     """Run ``work(*arguments)`` in two connected processes; returns their results, in order.
 
-    ``work`` is a function of a module. Processes that take longer than ``seconds`` are killed, and the test fails.
+    Processes that take longer than ``seconds`` are killed, and the test fails.
     """
-    used = ["peft", "pycil_wsc.llm.trainer"] if "transformers" in sys.modules else []  # so the processes start at once
-    SERVER.set_forkserver_preload(["torch.distributed.fsdp", "pycil_wsc.launch.torchrun", *used])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    parent = [SERVER.Pipe(duplex=False) for _ in range(2)]
+    parent = [FORK.Pipe(duplex=False) for _ in range(2)]
     processes = [
-        SERVER.Process(target=_work, args=(rank, store.port, sender, work, arguments), daemon=True)
+        FORK.Process(target=_work, args=(rank, store.port, sender, work, arguments), daemon=True)
         for rank, (_, sender) in enumerate(parent)
     ]
     for process in processes:
@@ -50,6 +48,10 @@ def _work(rank, port, sender, work, arguments):
     os.environ |= {"TORCHELASTIC_RESTART_COUNT": "0"}
     torch.set_num_threads(1)
     gc.freeze()  # see the fixture `collected`
+    if "accelerate" in sys.modules:  # what it has found out about this process as the only one
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
     try:
         sender.send(work(*arguments))
     except BaseException:
@@ -75,7 +77,7 @@ def shard_on_the_processor():
 
 def commanded(*arguments):
     """The exit code of ``main.py`` with these arguments. Its report has no figures."""
-    from small_runs import main, undrawn  # a forkserver does not inherit a fixture's patches
+    from small_runs import main, undrawn
 
     with undrawn():
         return main(list(arguments))

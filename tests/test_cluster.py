@@ -202,7 +202,7 @@ def test_the_processes_of_a_killed_node_go_on_elsewhere(two_nodes, settings, tmp
     assert not {path.name for path in Path(settings["out"]).rglob("*")} & {"checkpoint.pt", "failed.json"}
 
 
-def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, tmp_path, undisturbed):
+def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, tmp_path, undisturbed, forked):
     job = Job(1, 1, resolve(settings | CALM))
     others = {process.pid for process in multiprocessing.active_children()}  # of tests before
 
