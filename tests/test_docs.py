@@ -13,7 +13,6 @@ import html
 import importlib
 import inspect
 import json
-import os
 import re
 import shlex
 import shutil
@@ -23,6 +22,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import fresh
 import numpy as np
 import pytest
 import torch
@@ -199,7 +199,7 @@ def run_command(words):
         ]:
             pass  # tests/test_packed.py, test_what_is_generated_is_up_to_date, test_records.py, test_claims.py
         case ["python", "-m", module, *arguments]:
-            python("-m", module, *arguments)
+            print(fresh.printed(run_as_main(module), Path("module.py").resolve(), *arguments, cwd=Path.cwd()))
         case ["python", script, *arguments] if script.startswith("benchmarks/"):
             run_benchmark(script, arguments)
         case _:
@@ -269,12 +269,8 @@ def forked(command, **_):
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def python(*arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    print(run.stdout)
-    return run.stdout
+def run_as_main(module):
+    return f"import runpy\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
 
 
 # ---- what pages need, and what came of it ----------------------------------------------------------------------------

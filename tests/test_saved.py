@@ -5,11 +5,10 @@ import functools
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
+import fresh
 import numpy as np
 import pytest
 import torch
@@ -266,7 +265,7 @@ def test_the_pages_lines_run_in_a_fresh_interpreter(finished, arrays, tmp_path):
         f"import json, numpy\nimages = numpy.load({str(tmp_path / 'images.npy')!r})\n{source}\n"
         "print(json.dumps([labels.tolist(), list(logits.shape)]))"
     )
-    output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    output = fresh.printed(script, tmp_path / "page.py")
     assert json.loads(output) == [pycil_wsc.load(folder).predict(arrays["test_x"]).tolist(), [54, 6]]
 
 
