@@ -34,6 +34,7 @@ from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+SHORT = {"init_epoch": 1, "epochs": 1, "max_tasks": 2}
 TEN = {
     "model_name": ["finetune", "replay", "wsc"],
     "memory_per_class": [2, 4],
@@ -126,7 +127,7 @@ def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_pa
 
     monkeypatch.setattr("pycil_wsc.launch.sweep.attempt", attempt_here)
     monkeypatch.setattr("pycil_wsc.launch.sweep.devices.used", lambda: True)
-    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "threads": 1})]) == 0
+    assert main(["--config", write(tmp_path, settings | SHORT | {"seed": [1, 2, 3], "threads": 1})]) == 0
     assert tried == [1] and len(results(settings)) == 3
     assert capsys.readouterr().out.count("illegal memory access was encountered; will be tried once more") == 1
 
@@ -191,7 +192,7 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr(Replay, "loss", broken)
-    path = write(tmp_path, settings | {"model_name": ["replay", "finetune"], "seed": [1, 2]})
+    path = write(tmp_path, settings | SHORT | {"model_name": ["replay", "finetune"], "seed": [1, 2]})
     assert main(["--config", path]) == 1
     assert tried == [1, 2, 1, 2]
     captured = capsys.readouterr()
@@ -226,10 +227,10 @@ def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_trie
 
     monkeypatch.setitem(registry.learners, "two_phases", TwoPhases)
     monkeypatch.setitem(registry.learner_defaults, "two_phases", {})
-    settings |= {"model_name": ["two_phases", "replay"], "epochs": 4}
+    settings |= SHORT | {"model_name": ["two_phases", "replay"]}
     assert main(["--config", write(tmp_path, settings)]) == 1
     captured = capsys.readouterr()
-    planned = 4 * (24 + 2 * 4)  # epochs x (the task's 24 samples and 4 exemplars of each of two classes)
+    planned = 24 + 2 * 4  # the task's 24 samples and 4 exemplars of each of two classes, in one epoch
     assert (
         f"'two_phases' trained on {2 * planned} images in task 2, but {planned} were planned" in captured.err
         and "epoch_keys (epochs)" in captured.err
@@ -297,7 +298,7 @@ def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 def test_a_sweep_leaves_no_file_open(settings, tmp_path):
     """Neither runs that finish nor those that fail."""
-    settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
+    settings |= SHORT | {"model_name": "finetune"}
     assert main(["--config", write(tmp_path, settings)]) == 0  # what is opened once for all runs
     before = len(os.listdir("/proc/self/fd"))
     assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "threads": 1})]) == 0
@@ -331,7 +332,7 @@ def test_a_run_does_not_inherit_the_threads_of_the_one_before(settings, threads_
 
 
 def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
-    settings |= {"model_name": "finetune", "seed": [1, 2]}
+    settings |= SHORT | {"model_name": "finetune", "seed": [1, 2]}
     assert main(["--config", write(tmp_path, settings)]) == 0
     elsewhere = [
         "--device",
@@ -347,7 +348,7 @@ def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
     ]
     assert main(["--config", write(tmp_path, settings), *elsewhere]) == 0
     assert "2 of 2 runs finished before" in capsys.readouterr().out and len(results(settings)) == 2
-    assert main(["--config", write(tmp_path, settings), "--set", "epochs=1"]) == 0
+    assert main(["--config", write(tmp_path, settings), "--set", "epochs=2"]) == 0
     assert len(results(settings)) == 4
 
 
