@@ -1,5 +1,6 @@
-"""Files with a flipped bit."""
+"""Files with a flipped bit, and states of which a part is dropped or replaced."""
 
+import functools
 import random
 
 
@@ -13,3 +14,30 @@ def each_with_a_bit_flipped(path, number):
     for position in chance.sample(range(len(whole)), number):
         path.write_bytes(a_bit_flipped(whole, position, chance.randrange(8)))
         yield position
+
+
+DROPPED = object()
+
+
+def each_part_forged(whole, places, wrong):
+    """Of a nested dict, drop or replace by each of ``wrong`` up to 16 parts of each of ``places``, one at a time:
+    yields (the part's place, its value, the forged dict).
+    """
+    for place in places:
+        keys = list(functools.reduce(dict.__getitem__, place, whole))
+        for key in keys[:: max(1, len(keys) // 8)]:
+            for value in [DROPPED, *wrong]:
+                yield [*place, key], value, forged(whole, [*place, key], value)
+
+
+def forged(whole, place, value):
+    """The nested dict ``whole`` with ``value`` at ``place``; the parts beside it are the same objects."""
+    first, *rest = place
+    changed = dict(whole)
+    if rest:
+        changed[first] = forged(whole[first], rest, value)
+    elif value is DROPPED:
+        del changed[first]
+    else:
+        changed[first] = value
+    return changed

@@ -4,11 +4,12 @@ python tests/structure.py [ROOT]
 """
 
 import ast
+import functools
 import io
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,13 +25,22 @@ def modules(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
         yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path) -> Sequence[str]:
     """The names that a file imports, at any level: ``package.module.name`` for ``from package.module import name``."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    names = []
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def within(name: str, parents: Iterable[str]) -> bool:
@@ -117,7 +127,7 @@ def functions(path: Path) -> Iterator[tuple[str, Function, bool]]:
                 dunder = node.name.startswith("__") and node.name.endswith("__")
                 yield prefix + node.name, node, public and (dunder or not node.name.startswith("_"))
 
-    yield from walk(ast.parse(path.read_text()).body, "", True)
+    yield from walk(parsed(path).body, "", True)
 
 
 def length(function: Function) -> int:

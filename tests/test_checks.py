@@ -1,6 +1,8 @@
 """`learner.check`: what is found in images before they are learned, and how often the test of shift errs."""
 
 import shutil
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from small_learners import FILES, QUICK, learned
 from test_task_lists import NAMES, TEMPLATES, photos
 
 from pycil_wsc import Learner
+from pycil_wsc.classifier import drift
 from pycil_wsc.classifier.drift import compared
 from pycil_wsc.errors import UserError
 
@@ -89,21 +92,31 @@ def test_images_that_a_task_was_learned_from_are_recognised_as_a_whole(learner):
 # ---- how often the test errs -----------------------------------------------------------------------------------------
 
 
-def draws(learner, brighter, number=100):
-    """The p-values of ``number`` draws of 30 known and 40 new images of each of two classes."""
-    values = []
-    for draw in range(number):
-        sides = []
-        for count, seed, more in ((30, 2 * draw + 1000, 0), (40, 2 * draw + 1001, brighter)):
-            images, labels = noisy(count, seed, brighter=more)
-            numbers = np.array([learner.classes.index(label) for label in labels])
-            sides.append((learner.answers.classifier.features(images), numbers))
-        values.append(compared(sides[1], sides[0], 0.01, np.random.default_rng(draw)).p)
-    return np.array(values)
+DRAWS = 100
 
 
-def test_in_100_draws_without_a_shift_at_most_five_are_alarms_and_with_one_nearly_all(learner):
-    without, shifted = draws(learner, 0), draws(learner, 30)
+def drawn(learner, count, first_seed, brighter=0):
+    """(features, numbers of the classes) of ``count`` images of each of two classes, in each draw."""
+    draws = [noisy(count, 2 * draw + first_seed, brighter=brighter) for draw in range(DRAWS)]
+    classifier = learner.answers.classifier
+    large = replace(classifier.learner.config, batch_size=100)  # features do not depend on the batch
+    with patch.object(classifier.learner, "config", large):
+        features = classifier.features(np.concatenate([images for images, _ in draws]))
+    numbers = [np.array([learner.classes.index(label) for label in labels]) for _, labels in draws]
+    return list(zip(np.split(features, DRAWS), numbers))
+
+
+def p_values(new, known):
+    rngs = map(np.random.default_rng, range(DRAWS))
+    return np.array([compared(*sides, 0.01, rng).p for *sides, rng in zip(new, known, rngs)])
+
+
+def test_in_100_draws_without_a_shift_at_most_five_are_alarms_and_with_one_nearly_all(learner, monkeypatch):
+    """30 known and 40 new images of each class. The level holds with any number of permutations."""
+    monkeypatch.setattr(drift, "PERMUTATIONS", 199)
+    known = drawn(learner, 30, 1000)
+    without = p_values(drawn(learner, 40, 1001), known)
+    shifted = p_values(drawn(learner, 40, 1001, brighter=30), known)
     assert (without <= 0.01).sum() <= 5 and (shifted <= 0.01).sum() >= 95
     assert 30 <= (without <= 0.5).sum() <= 70, "p-values are uniform without a shift"
 

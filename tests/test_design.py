@@ -4,7 +4,8 @@ import ast
 import subprocess
 import sys
 
-from structure import ROOT, annotated, cycles, functions, imports, modules, within
+import fresh
+from structure import ROOT, annotated, cycles, functions, imports, modules, parsed, within
 
 LEAVES = [
     f"pycil_wsc.{name}"
@@ -116,7 +117,7 @@ KINDS_OF_DEVICES = ("cuda", "hip", "hpu", "mps", "mtia", "npu", "xpu")
 
 def named_devices(path):
     """The lines of a file that name a kind of device: in ``torch.cuda``, ``tensor.cuda()``, "cuda" or "cuda:0"."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         name = ""
         if isinstance(node, ast.Attribute):
             name = node.attr
@@ -153,19 +154,26 @@ def test_only_the_launcher_imports_language_models():
     ]
 
 
-def test_help_and_the_declared_keys_do_not_wait_for_torch_nor_the_kinds_of_runs_for_their_packages():
-    heavy = ["transformers", "tokenizers", "peft"]
-    script = f"""
+def test_help_and_the_declared_keys_do_not_wait_for_torch():
+    script = """
 import contextlib, sys
 from pycil_wsc.config import loading, options
 from pycil_wsc.launch import command
 with contextlib.suppress(SystemExit):
     command.parse(["--help"])
 print("torch" in sys.modules)
+"""
+    assert printed_by("-c", script).splitlines()[-1] == "False"
+
+
+def test_the_kinds_of_runs_do_not_wait_for_their_packages(tmp_path):
+    heavy = ["transformers", "tokenizers", "peft"]
+    script = f"""
+import sys
 from pycil_wsc.launch.kinds import KINDS
 print(sorted(KINDS), [name for name in {heavy} if name in sys.modules])
 """
-    assert printed_by("-c", script).splitlines()[-2:] == ["False", "['class_incremental', 'llm'] []"]
+    assert fresh.printed(script, tmp_path / "kinds.py", forgotten=heavy) == "['class_incremental', 'llm'] []\n"
 
 
 def test_a_mistyped_key_does_not_wait_for_torch(tmp_path):

@@ -42,7 +42,19 @@ CONFIG = {
 TWO = ["--config", "config.json", "--set", "model_name=[wsc,my_derpp]", "--workers", "2"]
 FOR_PYCIL = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class": 5, "device": [-1], "seed": [1]}
 USE = """
-import pathlib, sys
+import runpy, sys
+from pycil_wsc.report import style
+
+style.FORMATS = {"svg": {"Date": None}}  # Matplotlib writes the others, whatever the wheel has
+sys.argv = [COMMAND, *TWO]
+try:
+    runpy.run_path(COMMAND, run_name="__main__")
+except SystemExit as ended:
+    assert not ended.code, ended.code
+
+print("trained")
+
+import pathlib
 import numpy as np
 import pycil_wsc
 
@@ -69,8 +81,6 @@ if TRANSFORMERS:
 
 print(*sorted({name.split(".")[0] for name in sys.modules} & {"utils", "convs", "main", "tests"}))
 print(*(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "pycil_wsc"))
-
-import runpy
 
 sys.argv = ["plugin", "--pycil", PYCIL, "--config", "pycil.json"]
 runpy.run_module("pycil_wsc.plugins.pycil", run_name="__main__", alter_sys=True)
@@ -148,18 +158,19 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(binaries, learner_package, elsewhere):
-    """The folder in which the wheel's command has trained WSC and another package's learner, a process for each."""
-    run(binaries / "pycil-wsc", *TWO, cwd=elsewhere, PYTHONPATH=str(learner_package))
-    return elsewhere
-
-
-@pytest.fixture(scope="module")
-def used(binaries, trained):
-    """The lines that a script prints which uses the wheel: see ``USE``."""
-    given = {"TRANSFORMERS": find_spec("transformers") is not None, "PYCIL": str(ROOT / "tests" / "pycil_standin")}
+def used(binaries, learner_package, elsewhere):
+    """The lines that a script prints which uses the wheel, see ``USE``: its command has trained WSC and another
+    package's learner in the folder ``elsewhere``, a process for each.
+    """
+    given = {
+        "COMMAND": str(binaries / "pycil-wsc"),
+        "TWO": TWO,
+        "TRANSFORMERS": find_spec("transformers") is not None,
+        "PYCIL": str(ROOT / "tests" / "pycil_standin"),
+    }
     values = "".join(f"{name} = {value!r}\n" for name, value in given.items())
-    return run(binaries / "python", "-c", values + USE, cwd=trained).splitlines()
+    printed = run(binaries / "python", "-c", values + USE, cwd=elsewhere, PYTHONPATH=str(learner_package))
+    return printed.partition("trained\n")[2].splitlines()
 
 
 def requirements(name):
@@ -222,10 +233,10 @@ def test_type_checkers_read_the_wheels_annotations(wheel):
 
 
 @pytest.mark.slow
-def test_the_wheel_works_where_other_modules_have_pycils_names(trained, used, binaries):
-    (result,) = (json.loads(path.read_text()) for path in trained.rglob("wsc/*/*/result.json"))
+def test_the_wheel_works_where_other_modules_have_pycils_names(elsewhere, used, binaries):
+    (result,) = (json.loads(path.read_text()) for path in elsewhere.rglob("wsc/*/*/result.json"))
     assert len(result["curve"]) == 2
-    (page,) = trained.rglob("report/index.html")
+    (page,) = elsewhere.rglob("report/index.html")
     assert "wsc" in page.read_text() and list(page.parent.glob("figures/*.svg"))
     foreign, files, *_ = used
     assert foreign == ""
@@ -238,13 +249,13 @@ def test_the_wheels_plugin_trains_in_a_checkout_of_pycil(used):
 
 
 @pytest.mark.slow
-def test_a_learner_of_another_package_is_found_in_every_process(learner_package, binaries, trained, tmp_path):
-    assert len(list(trained.rglob("my_derpp/*/*/result.json"))) == 1
+def test_a_learner_of_another_package_is_found_in_every_process(learner_package, binaries, used, elsewhere, tmp_path):
+    assert len(list(elsewhere.rglob("my_derpp/*/*/result.json"))) == 1
     broken = shutil.copytree(learner_package, tmp_path / "site")
     (broken / "my_learners" / "my_derpp.py").write_text("import no_such_module")
     environment = os.environ | {"PYTHONPATH": str(broken)}
     command = [binaries / "pycil-wsc", *TWO]
-    done = subprocess.run(command, cwd=trained, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == (
         "error: config.json: entry point 'my_derpp = my_learners.my_derpp' of the package 'my-learners' cannot "
         "be loaded (ModuleNotFoundError: No module named 'no_such_module'); correct or uninstall that package\n"

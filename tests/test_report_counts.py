@@ -414,7 +414,8 @@ def test_no_path_is_a_title(tmp_path, undrawn):
 HOSTILE = "npz:/a/\n\\input{/etc/passwd}\n<script>x</script>=1+1\x00\x1b[31m\ud800.npz"
 
 
-def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path):
+def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path, monkeypatch):
+    monkeypatch.setattr("pycil_wsc.report.style.FORMATS", {"svg": {"Date": None}})  # the others are no text
     runs = [
         synthetic.result(name, 20, dataset=HOSTILE, classes=20) for name in ("=cmd|' /C calc'!A0", "@sum", "+1", "wsc")
     ]

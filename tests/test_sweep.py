@@ -1,11 +1,11 @@
 """Sweeps of many runs: no run is lost or repeated if a process dies, and the overview is correct."""
 
+import contextlib
 import io
 import json
 import multiprocessing
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -34,6 +34,7 @@ from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+SHORT = {"init_epoch": 1, "epochs": 1, "max_tasks": 2}
 TEN = {
     "model_name": ["finetune", "replay", "wsc"],
     "memory_per_class": [2, 4],
@@ -93,32 +94,26 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
 def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(
     settings, tmp_path, capsys, monkeypatch, forked
 ):
-    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "epochs": 60, "model_name": "replay"}
-    killed = []
+    settings |= {"runs": [{"init_lr": 1e30}, {"seed": [1, 2]}], "model_name": "replay"}
+    checkpoint, killed = Run._checkpoint, tmp_path / "killed"
 
-    def receive_and_kill(run):
-        """The process dies within a later task, after the checkpoint of an epoch."""
-        for message in messages(run):
-            if not killed and isinstance(message, Progress) and message.position.startswith("task 2/3"):
-                killed.append(run_folder(run.job.config))
-                while not re.search(r"task [23]/3 train epoch ([2-9]|[1-5]\d)/60.*\n\Z", log_of_killed()):
-                    assert not (killed[0] / "result.json").exists(), "its run has ended before"
-                    time.sleep(0.005)
-                os.kill(run.processes[0].pid, signal.SIGKILL)
-            yield message
+    def checkpoint_and_die(run, position, optimizer):
+        """The first process that gets there dies within the second task, after the checkpoint of an epoch."""
+        checkpoint(run, position, optimizer)
+        if position == {"task": 1, "phase": 0, "epoch": 2}:
+            with contextlib.suppress(FileExistsError), open(killed, "x") as file:
+                file.write(str(run.folder))
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    def log_of_killed():
-        return (killed[0] / "log.txt").read_text()
-
-    messages = workers.RunInProcesses.messages
-    monkeypatch.setattr(workers.RunInProcesses, "messages", receive_and_kill)
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_die)
     assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 1
     captured = capsys.readouterr()
     assert captured.out.count("FAILED: its process died (SIGKILL); will be tried once more") == 1
     assert captured.err.count("failed: ") == captured.err.count("the loss became nan") == 1
     assert "done 2/3, running 0, waiting 0, failed 1" in captured.out and len(results(settings)) == 2
     assert [json.loads(path.read_text())["attempt"] for path in Path(settings["out"]).rglob("failed.json")] == [1]
-    assert re.search(r"task [23]/3 resumes with train epoch", log_of_killed())
+    assert "task 2/3 resumes with train epoch 3" in Path(killed.read_text(), "log.txt").read_text()
 
 
 def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_path, capsys, monkeypatch, forked):
@@ -132,7 +127,7 @@ def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_pa
 
     monkeypatch.setattr("pycil_wsc.launch.sweep.attempt", attempt_here)
     monkeypatch.setattr("pycil_wsc.launch.sweep.devices.used", lambda: True)
-    assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "threads": 1})]) == 0
+    assert main(["--config", write(tmp_path, settings | SHORT | {"seed": [1, 2, 3], "threads": 1})]) == 0
     assert tried == [1] and len(results(settings)) == 3
     assert capsys.readouterr().out.count("illegal memory access was encountered; will be tried once more") == 1
 
@@ -197,7 +192,7 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr(Replay, "loss", broken)
-    path = write(tmp_path, settings | {"model_name": ["replay", "finetune"], "seed": [1, 2]})
+    path = write(tmp_path, settings | SHORT | {"model_name": ["replay", "finetune"], "seed": [1, 2]})
     assert main(["--config", path]) == 1
     assert tried == [1, 2, 1, 2]
     captured = capsys.readouterr()
@@ -232,10 +227,10 @@ def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_trie
 
     monkeypatch.setitem(registry.learners, "two_phases", TwoPhases)
     monkeypatch.setitem(registry.learner_defaults, "two_phases", {})
-    settings |= {"model_name": ["two_phases", "replay"], "epochs": 4}
+    settings |= SHORT | {"model_name": ["two_phases", "replay"]}
     assert main(["--config", write(tmp_path, settings)]) == 1
     captured = capsys.readouterr()
-    planned = 4 * (24 + 2 * 4)  # epochs x (the task's 24 samples and 4 exemplars of each of two classes)
+    planned = 24 + 2 * 4  # the task's 24 samples and 4 exemplars of each of two classes, in one epoch
     assert (
         f"'two_phases' trained on {2 * planned} images in task 2, but {planned} were planned" in captured.err
         and "epoch_keys (epochs)" in captured.err
@@ -303,7 +298,7 @@ def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 def test_a_sweep_leaves_no_file_open(settings, tmp_path):
     """Neither runs that finish nor those that fail."""
-    settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1}
+    settings |= SHORT | {"model_name": "finetune"}
     assert main(["--config", write(tmp_path, settings)]) == 0  # what is opened once for all runs
     before = len(os.listdir("/proc/self/fd"))
     assert main(["--config", write(tmp_path, settings | {"seed": [1, 2, 3], "threads": 1})]) == 0
@@ -337,7 +332,7 @@ def test_a_run_does_not_inherit_the_threads_of_the_one_before(settings, threads_
 
 
 def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
-    settings |= {"model_name": "finetune", "seed": [1, 2]}
+    settings |= SHORT | {"model_name": "finetune", "seed": [1, 2]}
     assert main(["--config", write(tmp_path, settings)]) == 0
     elsewhere = [
         "--device",
@@ -353,7 +348,7 @@ def test_other_places_do_not_make_other_runs(settings, tmp_path, capsys):
     ]
     assert main(["--config", write(tmp_path, settings), *elsewhere]) == 0
     assert "2 of 2 runs finished before" in capsys.readouterr().out and len(results(settings)) == 2
-    assert main(["--config", write(tmp_path, settings), "--set", "epochs=1"]) == 0
+    assert main(["--config", write(tmp_path, settings), "--set", "epochs=2"]) == 0
     assert len(results(settings)) == 4
 
 

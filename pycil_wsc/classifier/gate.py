@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import numpy as np
 from scipy.optimize import root_scalar
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri  # scipy.stats takes a second to import
 
 from pycil_wsc.classifier.settings import is_number
 from pycil_wsc.data.sources import Source
@@ -127,7 +127,7 @@ def _compared(accept: Accept, before: np.ndarray, after: np.ndarray) -> Change:
         "after": 100 * float(after.mean()),
         "drop": 100 * (lost - gained) / number,
         "interval": [100 * low, 100 * high],
-        "p": float(norm.sf(drop_score(lost, gained, number, accept.max_drop))),
+        "p": float(ndtr(-drop_score(lost, gained, number, accept.max_drop))),
     }
 
 
@@ -200,7 +200,7 @@ def drop_score(lost: int, gained: int, number: int, drop: float) -> float:
 
 def drop_interval(lost: int, gained: int, number: int, confidence: float) -> tuple[float, float]:
     """The drops that Tango's test does not reject: lower and upper bound, each at ``confidence``, as shares."""
-    limit = float(norm.ppf(confidence))
+    limit = float(ndtri(confidence))
     observed = (lost - gained) / number
 
     def bound(sign: int) -> float:
@@ -217,7 +217,7 @@ def drop_interval(lost: int, gained: int, number: int, confidence: float) -> tup
 
 def wilson_interval(right: int, number: int, confidence: float) -> tuple[float, float]:
     """Wilson's score interval of a share: lower and upper bound, each at ``confidence``."""
-    limit = float(norm.ppf(confidence)) ** 2
+    limit = float(ndtri(confidence)) ** 2
     middle = (right + limit / 2) / (number + limit)
     half = math.sqrt(limit * (right * (number - right) / number + limit / 4)) / (number + limit)
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -51,12 +51,14 @@ def complete(flat: Mapping[str, Json]) -> Config:
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     options = {name: values.pop(name) for name in declared(learner.Options)}
     backbone = {name.removeprefix(BACKBONE_OPTION): value for name, value in backbone.items()}
-    config = Config(**values, wsc=_consolidation(wsc), convnet_options=backbone, options=learner.Options(**options))
+    config = Config(**values, wsc=_consolidation(**wsc), convnet_options=backbone, options=learner.Options(**options))
     check(config)
     return config
 
 
-def _consolidation(values: Mapping[str, Json]) -> WSCKeys:
+@functools.lru_cache(maxsize=256, typed=True)
+def _consolidation(**values: Json) -> WSCKeys:
+    """The options with these checked values; most runs of a sweep share them."""
     try:
         return WSCKeys(**values)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -125,7 +126,13 @@ class Pool:
 
     def rows(self, label: int) -> np.ndarray:
         """The candidates of a class: their places in ``indices``."""
-        return np.flatnonzero(self.targets[self.indices] == label)
+        first, end = np.searchsorted(self.labels, [label, label + 1])
+        return np.arange(first, end)
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:
+        """The class of each of ``indices``."""
+        return self.targets[self.indices]
 
     def of_each_class(
         self, pick: Callable[[np.ndarray, int], np.ndarray], shared: bool = True

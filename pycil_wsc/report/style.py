@@ -98,13 +98,16 @@ def wrapped(name: str, width: int = 26) -> str:
     return "\n  ".join(lines)
 
 
+# by suffix, with the metadata that are left out, so that equal runs have equal files
+FORMATS = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
+
+
 def to_files(figure: Figure) -> dict[str, bytes]:
     """The figure as ``{suffix: content}``."""
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     figure.set_layout_engine("none")  # laid out once, not again for each format
-    without_date = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
     files = {}
-    for suffix, metadata in without_date.items():
+    for suffix, metadata in FORMATS.items():
         buffer = io.BytesIO()
         figure.savefig(buffer, format=suffix, dpi=300, metadata=metadata)
         files[suffix] = buffer.getvalue()

@@ -122,6 +122,8 @@ def distinguishing_keys(variants: Sequence[Mapping[str, Json]], skipped: Iterabl
     keys: list[str] = []
     parts: list[tuple[str, ...]] = [()] * len(variants)
     for name in in_order({name for variant in variants for name in variant} - set(skipped)):
+        if len(set(parts)) == len(parts):  # no two are alike any more
+            break
         finer = [(*part, json.dumps(variant.get(name))) for part, variant in zip(parts, variants)]
         if len(set(finer)) > len(set(parts)):
             keys.append(name)
