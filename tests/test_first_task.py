@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import ROOT, Command, command, killed_at, results, without_measurements
+from small_runs import ROOT, Command, command, killed_at, results, without_checkpoints, without_measurements
 
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
@@ -48,8 +48,9 @@ def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(s
         for memory in (1 if name in WITH_EXEMPLARS else 0, 4):
             before = entries(settings)
             keys = {"model_name": name, "memory_per_class": memory, "fixed_memory": True}
-            with_cache = run(settings, **keys).execute()
-            without = run(alone, **keys).execute()
+            with without_checkpoints():
+                with_cache = run(settings, **keys).execute()
+                without = run(alone, **keys).execute()
             assert without_places(with_cache) == without_places(without), name
             assert taken(with_cache) == bool(before) and not taken(without)
     assert len(entries(settings)) == 1 and not entries(alone)
