@@ -218,7 +218,7 @@ def batch_of_one(name: str, place: Place) -> Answer:
     """Nine images in the first task, 17 in the second, in batches of eight, on maps of one pixel."""
     small_data(place.data, classes=2, per_class=9)
     keys = {"model_name": name, "convnet_type": "resnet18", "batch_size": 8, "memory_per_class": 8}
-    return place.run(keys | {"precision": "bf16"})
+    return place.run(keys | {"convnet_options.width": 8, "precision": "bf16"})
 
 
 def header_of_the_images(shape: str, place: Place) -> Answer:

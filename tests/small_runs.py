@@ -147,7 +147,7 @@ class Undisturbed:
         settings = SETTINGS | given | keys
         with FileLock(self.folder / f"{name}.lock"):
             if not results(settings):
-                with patch.object(Run, "_checkpoint", lambda *arguments: None):
+                with without_checkpoints():
                     executed(settings)
             ((folder, result),) = results(settings).items()
         return folder, result
@@ -165,6 +165,11 @@ def undrawn():
     """Within, reports have no figures, which take most of their time."""
     with patch("pycil_wsc.report.page.figures", lambda group, brief=False: ()):
         yield
+
+
+def without_checkpoints():
+    """Within, runs write no checkpoints, which small runs write at the end of each task whatever their settings."""
+    return patch.object(Run, "_checkpoint", lambda *arguments: None)
 
 
 def write(tmp_path, settings):

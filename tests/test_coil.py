@@ -10,6 +10,7 @@ from test_methods import BATCH, SILENT, SMALL, TARGETS, digits, grown  # noqa: F
 from pycil_wsc import Learner
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.learners.transport import transport
 from pycil_wsc.runs.run import Run
 
@@ -73,14 +74,15 @@ def moved(learner, samples, others, labels, new_labels, sums):
     return torch.tensor(twin.moved(plan, rows))
 
 
-def run_of(digits, tmp_path, **keys):  # noqa: F811
+def run_of(tmp_path, **keys):
     settings = SMALL | KEYS | {"model_name": "coil", "out": str(tmp_path), "images_per_class": 20, "batch_size": 16}
-    return Run(resolve(settings | keys), digits)
+    config = resolve(settings | keys)
+    return Run(config, Datasets().of(config))
 
 
 @pytest.mark.parametrize("class_means", ["images", "exemplars"])
-def test_rows_of_new_classes_are_those_of_old_ones_moved_and_scaled(class_means, digits, tmp_path):  # noqa: F811
-    run = run_of(digits, tmp_path, class_means=class_means)
+def test_rows_of_new_classes_are_those_of_old_ones_moved_and_scaled(class_means, tmp_path):
+    run = run_of(tmp_path, class_means=class_means)
     learner, (first, task, *_) = run.learner, run.manager.tasks
     learner.learn(first, SILENT)
     learner.grow_for(task)
@@ -95,9 +97,9 @@ def test_rows_of_new_classes_are_those_of_old_ones_moved_and_scaled(class_means,
 
 
 @pytest.mark.parametrize("marginals, sums", [("pycil", (4, 4)), ("uniform", (3, 4))])
-def test_rows_of_old_classes_are_renewed_when_they_are_due(marginals, sums, digits, tmp_path, monkeypatch):  # noqa: F811
+def test_rows_of_old_classes_are_renewed_when_they_are_due(marginals, sums, tmp_path, monkeypatch):
     """From the second epoch on: in its first step and every second one, after the forward pass of the step's batch."""
-    run = run_of(digits, tmp_path, marginals=marginals, transport_steps=2, epochs=3)
+    run = run_of(tmp_path, marginals=marginals, transport_steps=2, epochs=3)
     learner, (first, task, *_) = run.learner, run.manager.tasks
     learner.learn(first, SILENT)
     renew, renewed, terms = learner.renew, [], []
@@ -139,8 +141,8 @@ def months_of(settings):
     return [(images[:24], names[:24]), (images[24:48], names[24:48])]
 
 
-def test_a_regularisation_that_is_too_small_is_refused_in_one_line(digits, tmp_path):  # noqa: F811
-    run = run_of(digits, tmp_path, sinkhorn=1e-5)
+def test_a_regularisation_that_is_too_small_is_refused_in_one_line(tmp_path):
+    run = run_of(tmp_path, sinkhorn=1e-5)
     run.learner.learn(run.manager.tasks[0], SILENT)
     with pytest.raises(UserError, match="sinkhorn: nothing is transported at this value; raise it"):
         run.learner.learn(run.manager.tasks[1], SILENT)

@@ -2,16 +2,14 @@
 
 import importlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import ROOT, command, killed_at, results, without_measurements
+from small_runs import ROOT, Command, command, killed_at, results, without_checkpoints, without_measurements
 
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
@@ -44,21 +42,22 @@ def taken(result):
 
 
 def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):
-    settings |= {"init_epoch": 1, "epochs": 1, "max_tasks": 2, "checkpoint_seconds": 3600}
+    settings |= {"init_epoch": 1, "epochs": 1, "max_tasks": 2, "batch_size": 12, "checkpoint_seconds": 3600}
     alone = settings | {"cache_first_task": False, "out": str(tmp_path / "alone")}
     for name in PLAIN + WITH_EXEMPLARS:
         for memory in (1 if name in WITH_EXEMPLARS else 0, 4):
             before = entries(settings)
             keys = {"model_name": name, "memory_per_class": memory, "fixed_memory": True}
-            with_cache = run(settings, **keys).execute()
-            without = run(alone, **keys).execute()
+            with without_checkpoints():
+                with_cache = run(settings, **keys).execute()
+                without = run(alone, **keys).execute()
             assert without_places(with_cache) == without_places(without), name
             assert taken(with_cache) == bool(before) and not taken(without)
     assert len(entries(settings)) == 1 and not entries(alone)
 
 
 def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings, tmp_path):
-    settings |= {"epochs": 1, "compression_epochs": 1}
+    settings |= {"init_epoch": 2, "epochs": 1, "compression_epochs": 1, "max_tasks": 2, "checkpoint_seconds": 3600}
     for name in ("bic", "foster", "rmm-foster"):
         keys = {"model_name": name, "fixed_memory": True}  # RMM's default is a memory in total
         trained, shared = (run(settings, memory_per_class=memory, **keys).execute() for memory in (2, 4))
@@ -167,11 +166,17 @@ for mixing in "none", "none", "cutmix":
     dataset = Datasets().of(config)
     print(run_folder(config), Run(config, dataset).first_task_file().name)
 """
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    told = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    first, again, other = (line.split() for line in told.stdout.splitlines())
+    (tmp_path / "script.py").write_text(script)
+
+    def with_the_copy():
+        """The package is imported anew."""
+        sys.path.insert(0, str(tmp_path))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "pycil_wsc"]:
+            del sys.modules[name]
+
+    told, errors = Command([], tmp_path / "script.py", with_the_copy).communicate()
+    assert not errors, errors
+    first, again, other = (line.split() for line in told.splitlines())
     assert first == again and first[0] != other[0] and first[1] != other[1]
 
 

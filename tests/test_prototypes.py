@@ -9,23 +9,20 @@ import torch
 from test_methods import SILENT, SMALL
 
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs.run import Run
 
 KEYS = {"init_cls": 4, "increment": 2, "convnet_type": "cosine_resnet32", "convnet_options.width": 8}
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits", ".")
+KEYS |= {"images_per_class": 20}
 
 
 @pytest.fixture(scope="module", params=["simplecil", "aper_finetune"])
-def learned(request, digits, tmp_path_factory):
+def learned(request, tmp_path_factory):
     """A learner, and copies of its backbone after each of three tasks."""
     keys = KEYS | {"model_name": request.param, "out": str(tmp_path_factory.mktemp("runs")), "milestones": []}
-    run = Run(resolve(SMALL | keys), digits)
+    config = resolve(SMALL | keys)
+    run = Run(config, Datasets().of(config))
     backbones, tuned = [], []
     for task in run.manager.tasks[:3]:
         run.learner.learn(task, SILENT)

@@ -49,7 +49,7 @@ def fitted(months):
     return small().fit(rows, labels), rows
 
 
-@parametrize_with_checks([small(8, batch_size=16)], expected_failed_checks=lambda estimator: EXCEPTIONS)
+@parametrize_with_checks([small(4, batch_size=16)], expected_failed_checks=lambda estimator: EXCEPTIONS)
 def test_scikit_learns_checks(estimator, check):
     check(estimator)
 

@@ -82,9 +82,10 @@ def same(one, other):
 @pytest.mark.parametrize("name", ["wsc", "foster"])
 def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, monkeypatch, capsys):
     """The numbers equal those of a run with the whole list from the start, and only new tasks are trained."""
-    whole_folder, whole = run(tmp_path / "whole", months, model_name=name)
-    folder, first = run(tmp_path, months[:2], model_name=name)
-    config = write(tmp_path, listed(tmp_path, months, model_name=name))
+    keys = {"model_name": name, "epochs": 2, "batch_size": 16}
+    whole_folder, whole = run(tmp_path / "whole", months, **keys)
+    folder, first = run(tmp_path, months[:2], **keys)
+    config = write(tmp_path, listed(tmp_path, months, **keys))
     capsys.readouterr()
     assert main(["--config", config, "--status"]) == 0
     assert "waiting" in (status := capsys.readouterr().out) and "has tasks to go" in status
@@ -92,7 +93,7 @@ def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, mo
     monkeypatch.setattr(
         loop, "train", lambda learner, task, *rest: (learned.append(task.index), train(learner, task, *rest))
     )
-    again, result = run(tmp_path, months, model_name=name)
+    again, result = run(tmp_path, months, **keys)
     assert again == folder and learned == [2] and result["curve"][:2] == first["curve"]
     strip = [without_measurements(each) for each in (result, whole)]
     assert strip[0] == strip[1] and same(weights(folder), weights(whole_folder))
@@ -119,15 +120,15 @@ def test_the_weights_that_are_loaded_are_the_last_ones_saved(months, tmp_path):
 
 
 def test_kill_9_within_a_later_task_costs_nothing(months, tmp_path):
-    _, whole = run(tmp_path / "whole", months, epochs=30)
-    settings = listed(tmp_path, months, epochs=30)
+    _, whole = run(tmp_path / "whole", months, epochs=16, batch_size=16)
+    settings = listed(tmp_path, months, epochs=16, batch_size=16)
     process = command(tmp_path, settings)
     folder = lambda: next((tmp_path / "runs").rglob("log.txt"), None)  # noqa: E731
     wait_until(lambda: folder() and "task 2/3 train epoch 3/" in folder().read_text(), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not results(settings)
-    _, result = run(tmp_path, months, epochs=30)
+    _, result = run(tmp_path, months, epochs=16, batch_size=16)
     assert without_measurements(result) == without_measurements(whole)
     assert folder().read_text().count("task 1/3 train epoch 3/3") == 1, "the first task is not learned again"
 
