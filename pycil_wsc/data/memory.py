@@ -126,8 +126,7 @@ class Pool:
 
     def rows(self, label: int) -> np.ndarray:
         """The candidates of a class: their places in ``indices``."""
-        first, end = np.searchsorted(self.labels, [label, label + 1])
-        return np.arange(first, end)
+        return np.flatnonzero(self.labels == label)
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
