@@ -1,9 +1,10 @@
 """How a run uses its machine."""
 
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
-import fresh
 import pytest
 import torch
 from small_processes import in_two_processes
@@ -11,8 +12,9 @@ from small_processes import in_two_processes
 from pycil_wsc import devices
 from pycil_wsc.engine.processes import exchange, from_first, rank_and_count
 
+ROOT = Path(__file__).resolve().parent.parent
 IN_A_PROCESS_OF_ITS_OWN = """
-import ctypes, resource, torch
+import resource, torch
 from pycil_wsc.devices import peak_memory, reset_peak_memory
 from pycil_wsc.allocator import keep_freed_memory
 
@@ -23,10 +25,6 @@ def faults_of_steps():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 device = torch.device("cpu")
-libc = ctypes.CDLL(None)
-libc.mallopt(-4, 2**16)  # M_MMAP_MAX and M_TRIM_THRESHOLD as they are at first
-libc.mallopt(-1, 2**17)
-libc.malloc_trim(0)
 usual = faults_of_steps()
 keep_freed_memory(device)
 faults_of_steps()
@@ -40,9 +38,11 @@ print(usual, kept, before - peak_memory(device))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings")
-def test_a_steps_memory_is_the_next_steps_and_not_the_next_runs(tmp_path):
+def test_a_steps_memory_is_the_next_steps_and_not_the_next_runs():
     """Page faults are the operating system's count of memory that it had to hand out."""
-    printed = fresh.printed(IN_A_PROCESS_OF_ITS_OWN, tmp_path / "steps.py")
+    printed = subprocess.run(
+        [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     usual, kept, given_back = map(int, printed.split())
     assert usual > 20 * 2**26 / 2**21  # every block is new to the process, in pages of 2 MiB at most
     assert kept < usual / 10
