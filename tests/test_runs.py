@@ -314,7 +314,6 @@ def test_a_last_batch_of_one_image_is_joined_to_the_one_before(name, backbone, s
 )
 def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, precision, settings, tmp_path, caplog):
     settings |= {"dataset": f"npz:{small_data(tmp_path / 'other.npz', size=size)}", "convnet_type": name}
-    settings |= {"convnet_options.width": 4}
     for model in ("wsc", "der"):
         run = Run(
             resolve(settings | {"precision": "bf16", "model_name": model}), load_dataset(settings["dataset"], ".")
