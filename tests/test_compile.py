@@ -1,8 +1,9 @@
 """Runs whose losses torch compiles: the plain runs up to rounding, compiled once per phase, and as resumable.
 
 Torch compiles in two halves: the loss becomes a graph of operators, forward and backward, and this graph becomes
-kernels. Only the first half depends on how a loss is written. It is tested for every learner, and the second for a few,
-or for all with ``pytest tests/test_compile.py --inductor``, which takes several minutes.
+kernels. Only the first half depends on how a loss is written. It is tested for every loss, once where learners share
+it, and the second half for a few. With ``pytest tests/test_compile.py --inductor``, which takes several minutes, both
+are tested for every learner.
 """
 
 import json
@@ -143,13 +144,24 @@ OTHERS = [
 ]
 
 
+def compiled_code(name):
+    """What a learner's graphs depend on. Learners that share it differ in what they do before and after training."""
+    kind = registry.learners[name]
+    return kind.loss, kind.phases, kind.build, kind.after_backward
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.function is test_every_learner_compiles_in_one_graph_per_phase:
+        names = sorted(registry.learners)
+        if not metafunc.config.getoption("--inductor"):
+            first = {compiled_code(name): name for name in reversed(names)}
+            names = sorted({*first.values(), *TO_KERNELS})
+        cases = [*({"model_name": name} for name in names), *OTHERS]
+        metafunc.parametrize("keys", cases, ids=lambda keys: " ".join(map(str, keys.values())))
+
+
 @compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys",
-    [*({"model_name": name} for name in sorted(registry.learners)), *OTHERS],
-    ids=lambda keys: " ".join(map(str, keys.values())),
-)
 def test_every_learner_compiles_in_one_graph_per_phase(keys, settings, graphs):
     tasks = (SHORT | keys)["max_tasks"]
     with without_checkpoints():
