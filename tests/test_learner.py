@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(january, tmp_path):
 
 def script(out, tasks, tested, queue):
     """A user's script; its output goes into ``queue``."""
-    learner = Learner("wsc", **SMALL | {"epochs": 16, "batch_size": 16}, out=out)
+    learner = Learner("wsc", **SMALL | {"epochs": 30, "batch_size": 16}, out=out)
     found = []
     for source in tasks:
         learner.learn(source)
@@ -106,7 +106,7 @@ def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_number
     work = tmp_path / "work"
     process, _ = in_a_process(work, months, (images, names))
     log = work / ".task2" / "log.txt"
-    while not (log.exists() and "epoch 3/16" in log.read_text()):
+    while not (log.exists() and "epoch 3/30" in log.read_text()):
         assert process.is_alive()
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
