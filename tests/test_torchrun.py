@@ -136,7 +136,7 @@ OWN = {"own batch norm": THREE_TASKS | {"model_name": "wsc", "seed": 1994, "sync
 def both(tmp_path_factory):
     """The outcomes of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("torchrun")
-    data = small_data(folder / "data.npz", per_class=11)
+    data = small_data(folder / "data.npz", per_class=7)
     two = in_two_processes(outcomes, CASES | OWN, data, folder / "two", seconds=900)
     return outcomes(CASES, data, folder / "one"), *two
 
@@ -151,7 +151,7 @@ def test_two_processes_give_what_one_gives(name, both):
     assert first["units"] == one["units"] and all(one["units"])
     assert bool(one["units"]) == (name == "continual-backprop") and bool(one["records"]) == (name == "analyses")
     # each process loads all images that are mixed, and those of two tasks by whose losses RMM divides the memory
-    twice = {"il2a": one["curves"][3], "rmm-icarl": 44, "rmm-foster": 44}.get(name, 0)
+    twice = {"il2a": one["curves"][3], "rmm-icarl": 28, "rmm-foster": 28}.get(name, 0)
     assert first["images"] + second["images"] == one["images"] + twice, "no process loads what another does too"
     assert first["herded classes"] + second["herded classes"] == one["herded classes"]
     assert first["weights"].keys() == one["weights"].keys()
