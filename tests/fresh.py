@@ -16,10 +16,7 @@ def printed(script, path, *arguments, cwd=ROOT, forgotten=()):
         os.chdir(cwd)
         forget((*TOP_LEVEL, *forgotten))
 
-    process = Command(arguments, path, prepare)
-    output, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return output
+    return Command(arguments, path, prepare).printed()
 
 
 def forget(packages):

@@ -237,6 +237,12 @@ class Command(multiprocessing.get_context("fork").Process):
         assert not stuck, f"still running after {timeout} s:\n{errors}"
         return output, errors
 
+    def printed(self):
+        """What it has written to standard output, when it has ended without an error."""
+        output, errors = self.communicate()
+        assert self.returncode == 0, errors
+        return output
+
 
 def command(tmp_path, settings, *options):
     return Command(["--config", write(tmp_path, settings), *options])

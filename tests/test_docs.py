@@ -253,10 +253,7 @@ def options_of(path):
 
 def script(path, *arguments):
     """What the script prints. Processes that it starts are forks, too."""
-    process = Command(arguments, path, forking)
-    output, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return output
+    return Command(arguments, path, forking).printed()
 
 
 def forking():

@@ -3,13 +3,13 @@
 import importlib
 import json
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import fresh
 import numpy as np
 import pytest
-from small_runs import ROOT, Command, command, killed_at, results, without_checkpoints, without_measurements
+from small_runs import ROOT, command, killed_at, results, without_checkpoints, without_measurements
 
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
@@ -154,6 +154,7 @@ def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
     assert options.read_text().count(line) == 1
     options.write_text(options.read_text().replace(line, f'    mixing: str = key("none", "new")\n{line}'))
     script = f"""
+sys.path.insert(0, {str(tmp_path)!r})
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.keys import key
@@ -166,16 +167,7 @@ for mixing in "none", "none", "cutmix":
     dataset = Datasets().of(config)
     print(run_folder(config), Run(config, dataset).first_task_file().name)
 """
-    (tmp_path / "script.py").write_text(script)
-
-    def with_the_copy():
-        """The package is imported anew."""
-        sys.path.insert(0, str(tmp_path))
-        for name in [name for name in sys.modules if name.partition(".")[0] == "pycil_wsc"]:
-            del sys.modules[name]
-
-    told, errors = Command([], tmp_path / "script.py", with_the_copy).communicate()
-    assert not errors, errors
+    told = fresh.printed(script, tmp_path / "script.py", cwd=tmp_path)
     first, again, other = (line.split() for line in told.splitlines())
     assert first == again and first[0] != other[0] and first[1] != other[1]
 
