@@ -154,6 +154,7 @@ def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
     assert options.read_text().count(line) == 1
     options.write_text(options.read_text().replace(line, f'    mixing: str = key("none", "new")\n{line}'))
     script = f"""
+import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
