@@ -4,7 +4,11 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+import torch
 from small_runs import results, write
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from main import main
 from pycil_wsc import registry
@@ -167,3 +171,34 @@ def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, m
     monkeypatch.setattr("pycil_wsc.runs.class_incremental.measure", fail)
     assert main(["--config", path, "--dry-run", "--measure"]) == 2
     assert capsys.readouterr().err == "error: --measure: wsc cannot be trained here (RuntimeError: out of memory)\n"
+
+
+class Step(nn.Module):
+    """A convolution, batch norm, attention, a matrix product by indices, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, images):
+        maps = self.features(images)
+        maps = functional.scaled_dot_product_attention(maps, maps, maps)
+        return self.head(torch.einsum("bcij,bcjk->bcik", maps, maps).flatten(1))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_operations_are_those_that_torchs_counter_counts(mode):
+    network, images = Step(), torch.randn(6, 3, 4, 4)
+
+    def step():
+        with mode():
+            logits = network(images)
+        functional.cross_entropy(network(images) + logits.clone(), torch.zeros(6, dtype=torch.int64)).backward()
+
+    cost = StepCost()
+    with cost.measured(2):
+        step()
+    with FlopCounterMode(display=False) as counter:
+        step()
+    assert cost.per_image == counter.get_total_flops() // 2 > 10_000

@@ -2,21 +2,40 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
-from torch.utils.flop_counter import FlopCounterMode
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 
-class Untracked:
-    """Replaces torch's tracker of modules, as only totals are needed.
+class Operations(TorchDispatchMode):
+    """Counts floating-point operations by torch's formulas, as its ``FlopCounterMode`` does, but only their ``total``.
 
-    The tracker fails where a module without gradients receives a view of a trainable parameter.
+    Torch's mode also follows the modules, which takes time and fails where one without gradients receives a view of a
+    trainable parameter.
     """
 
-    parents = ("Global",)
+    whole: ClassVar[set[OpOverload]] = set()  # operators that do not consist of others
 
-    def __enter__(self) -> None: ...
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
 
-    def __exit__(self, *exception: object) -> None: ...
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if func not in self.whole:  # in inference mode, operators arrive before torch has taken them apart
+            with self:
+                output = func.decompose(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+            self.whole.add(func)
+        output = func(*args, **kwargs)
+        if formula := flop_registry.get(func.overloadpacket):
+            self.total += formula(*args, **kwargs, out_val=output)
+        return output
 
 
 class StepCost:
@@ -34,8 +53,6 @@ class StepCost:
 
     @contextlib.contextmanager
     def measured(self, images: int) -> Iterator[None]:
-        counter = FlopCounterMode(display=False)
-        counter.mod_tracker = Untracked()  # pyright: ignore[reportAttributeAccessIssue]
-        with counter:
+        with Operations() as operations:
             yield
-        self.per_image = counter.get_total_flops() // max(1, images)
+        self.per_image = operations.total // max(1, images)

@@ -14,6 +14,7 @@ from pycil_wsc.data.loader import ArraySource
 from pycil_wsc.data.tasks import TaskSequence
 from pycil_wsc.data.types import Split
 from pycil_wsc.devices import widest_float
+from pycil_wsc.engine import step_cost
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
@@ -68,9 +69,10 @@ def _the_cpu_can(learner, analyses):
 
 
 def _place(error):
-    """The line that raised it, outside of torch."""
+    """The line that raised it, outside of torch and of what counts its operations."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    passed_on = step_cost.__file__
+    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != passed_on]
     return f"{Path(own[-1].filename).name} line {own[-1].lineno}"
 
 
