@@ -1,6 +1,6 @@
 """Runs whose losses torch compiles: the plain runs up to rounding, compiled once per phase, and as resumable.
 
-Torch compiles in two halves: the loss becomes a graph of operators, forward and backward, and this graph becomes
+Torch compiles in two halves: the loss becomes a graph of operators, and this graph, with that of its gradient, becomes
 kernels. Only the first half depends on how a loss is written. It is tested for every loss, once where learners share
 it, and the second half for a few. With ``pytest tests/test_compile.py --inductor``, which takes several minutes, both
 are tested for every learner.
@@ -71,10 +71,10 @@ def scalar_kernels():
 
 @pytest.fixture
 def backend(request):
-    """What graphs become: kernels for some learners, and otherwise calls of torch's own operators."""
+    """What graphs become: kernels for some learners, and otherwise they stay what they are, calls of operators."""
     keys = request.node.callspec.params["keys"]
     to_kernels = request.config.getoption("--inductor") or keys["model_name"] in TO_KERNELS
-    return torch._dynamo.lookup_backend("inductor" if to_kernels else "aot_eager")
+    return torch._dynamo.lookup_backend("inductor" if to_kernels else "eager")
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_device_that_torch_cannot_send_from_is_one_line(monkeypatch):
 
 
 def test_everything_on_the_simulated_accelerator():
-    """The tests of ``test_accelerators.py``, in a process without others: see ``conftest.py``."""
+    """The tests of ``test_accelerators.py``, in a process without others: see ``shared_fixtures.py``."""
     if reason := simulated_device.reason_to_skip():
         pytest.skip(reason)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
