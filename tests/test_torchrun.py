@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from small_processes import commanded, in_two_processes
-from small_runs import SETTINGS, batch_of, results, small_data, without_measurements, write
+from small_runs import SETTINGS, batch_of, results, small_data, without_checkpoints, without_measurements, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -89,7 +89,8 @@ def outcomes(cases, data, out):
     for name, keys in cases.items():
         config = resolve(SMALL | {"dataset": f"npz:{data}", "out": f"{out}/{name}"} | keys)
         run = Run(config, dataset, lambda progress: None)
-        with counted_images() as images, patch("pycil_wsc.data.exemplars.herding", side_effect=herding) as herded:
+        herded = patch("pycil_wsc.data.exemplars.herding", side_effect=herding)
+        with without_checkpoints(), counted_images() as images, herded as calls:
             result = run.execute()
         weights = {key: value for key, value in run.learner.state_dict().items() if isinstance(value, torch.Tensor)}
         ended[name] = {
@@ -101,7 +102,7 @@ def outcomes(cases, data, out):
             "records": run.records.lines,
             "units": result.get("units_replaced", []),
             "images": sum(images),
-            "herded classes": herded.call_count,
+            "herded classes": calls.call_count,
         }
     return ended
 
