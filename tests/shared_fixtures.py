@@ -134,3 +134,15 @@ def undrawn():
     """Reports without figures, for tests of everything else."""
     with small_runs.undrawn():
         yield
+
+
+@pytest.fixture
+def unreported(request):
+    """Sweeps without the report at their end, which takes more time than a small run.
+    A test that asks for ``undrawn`` itself has its reports, without figures.
+    """
+    if "undrawn" in request.fixturenames:
+        yield
+        return
+    with patch("pycil_wsc.launch.sweep.write_report", lambda folder: None):
+        yield

@@ -220,7 +220,7 @@ def test_a_damaged_entry_is_trained_again(harm, settings):
     assert third["train_seconds_spent"] < third["train_seconds"], "taken from what was trained again"
 
 
-def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path, undrawn):
+def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path, unreported):
     settings |= {"model_name": ["replay", "wsc"], "init_epoch": 20}
     processes = [command(tmp_path, settings), command(tmp_path, settings)]
     outputs = [process.communicate() for process in processes]

@@ -33,7 +33,7 @@ from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("unreported")
 SHORT = {"init_epoch": 1, "epochs": 1, "max_tasks": 2}
 TEN = {
     "model_name": ["finetune", "replay", "wsc"],
@@ -241,7 +241,7 @@ def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_trie
     assert main(["--config", write(tmp_path, settings | {"prefix": "right"})]) == 0
 
 
-def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys):
+def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys, undrawn):
     assert (
         main(["--config", write(tmp_path, settings | {"model_name": ["replay", "wsc"], "epochs": 1, "init_epoch": 1})])
         == 0
@@ -251,7 +251,7 @@ def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys):
     assert all(f"{result['avg_acc']:.2f}" in page.read_text() for result in results(settings).values())
 
 
-def test_a_report_that_cannot_be_written_costs_no_result(settings, tmp_path, capsys):
+def test_a_report_that_cannot_be_written_costs_no_result(settings, tmp_path, capsys, undrawn):
     Path(settings["out"], "run").mkdir(parents=True)
     Path(settings["out"], "run", "report").write_text("mine")
     assert main(["--config", write(tmp_path, settings | {"model_name": "replay", "epochs": 1, "init_epoch": 1})]) == 0
@@ -463,7 +463,7 @@ def files_of(settings):
     return [path for path in Path(settings["out"]).rglob("*") if path.is_file() and "report" not in path.parts]
 
 
-def test_a_stopped_redo_resumes_without_it(settings, tmp_path, undrawn):
+def test_a_stopped_redo_resumes_without_it(settings, tmp_path):
     settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 2, "seed": [1, 2]}
     arguments = ["--config", write(tmp_path, settings)]
     assert main(arguments) == 0

@@ -16,7 +16,7 @@ from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.learners import loop
 from pycil_wsc.state import load_state
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("unreported")
 TEMPLATES = np.random.default_rng(0).integers(0, 200, (6, 8, 8, 3))
 NAMES = ["ant", "bee", "cat", "dog", "elk", "fox"]
 MONTHS = [["cat", "ant"], ["bee", "cat"], ["dog", "ant"]]  # cat and ant recur
@@ -247,7 +247,7 @@ def test_an_image_file_takes_the_mean_size_of_the_first_tasks_files_in_a_memory_
     assert (added["matrix"], added["train_loss"]) == (whole["matrix"], whole["train_loss"])
 
 
-def test_the_report_knows_such_runs(months, tmp_path):
+def test_the_report_knows_such_runs(months, tmp_path, undrawn):
     for name in ("replay", "wsc"):
         settings = listed(tmp_path, months, model_name=name)
         assert main(["--config", write(tmp_path, settings)]) == 0
