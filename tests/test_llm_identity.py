@@ -18,7 +18,7 @@ from pycil_wsc.llm.config import CHECKPOINT, KEYS, METHODS, resolve
 from pycil_wsc.llm.tokens import encode, encode_prompts, raw_frame
 from pycil_wsc.llm.trainer import LanguageRun
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("unreported")
 OTHER = {"llm.task_arithmetic_scale": 2.0, "llm.magmax_scale": 2.0}
 
 

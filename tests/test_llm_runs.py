@@ -28,7 +28,7 @@ from pycil_wsc.llm.generation import answers, stops_alone
 from pycil_wsc.llm.kind import LanguageModel
 from pycil_wsc.llm.trainer import LanguageRun
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("unreported")
 TIMES = {"train_minutes", "relative_vram_minutes", "relative_vram_minutes_streamed", "tokens_per_second"}
 
 

@@ -13,7 +13,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.learners.planning import check_backbone
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("unreported")
 
 
 class Whole(nn.Module):

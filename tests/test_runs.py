@@ -52,10 +52,10 @@ from pycil_wsc.runs import journal
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import save_state
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("unreported")
 
 
-def test_a_list_as_an_option_of_the_backbone_is_the_same_run_in_every_file(settings, tmp_path, monkeypatch):
+def test_a_list_as_an_option_of_the_backbone_is_the_same_run_in_every_file(settings, tmp_path, monkeypatch, undrawn):
     monkeypatch.setitem(registry.backbones, "wide", lambda widths=[16]: make_backbone("tiny", {"width": widths[0]}))  # noqa: B006
     keys = {"convnet_type": "wide", "convnet_options": {"widths": [[4, 8]]}, "validation_split": 0.25}
     assert main(["--config", write(tmp_path, settings | {"model_name": "replay"} | keys)]) == 0
@@ -379,7 +379,7 @@ def test_a_stock_pycil_file_runs_where_there_is_no_gpu(settings, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["replay", "wsc", "bic"])
-def test_memory_in_bytes_is_as_many_exemplars_as_fit(name, settings, tmp_path, capsys, undrawn):
+def test_memory_in_bytes_is_as_many_exemplars_as_fit(name, settings, tmp_path, capsys):
     settings |= {"model_name": name, "init_epoch": 1, "epochs": 1, "batch_size": 24}
     bytes_ = 8 * 8 * 3 * 13 - 1
     in_bytes, in_all = {"memory_bytes": bytes_}, {"fixed_memory": False, "memory_size": 12}

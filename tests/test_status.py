@@ -14,7 +14,7 @@ from pycil_wsc.launch import status
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs.progress import Progress
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("unreported")
 
 
 def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys, monkeypatch, undisturbed):
