@@ -43,7 +43,7 @@ BEGUN = time.time()
 CLASSES, FOR_VALIDATION = 100, 26
 CACHES = {"false": False, "true": True, "memory": "memory", "device": "device"}
 SETTINGS = {"model_name": "replay", "convnet_type": "resnet32", "image_size": 32, "init_cls": 10, "increment": 10}
-SETTINGS |= {"device": "cpu", "cache_first_task": False, "batch_size": 128}
+SETTINGS |= {"device": "cpu", "cache_first_task": False}
 
 
 def main():
@@ -51,6 +51,7 @@ def main():
     parser.add_argument("--images", type=int, default=130_000, help="training files in the folder")
     parser.add_argument("--caches", nargs="+", choices=CACHES, default=["false", "true", "memory"])
     parser.add_argument("--workers", type=int, default=2, help="processes that decode")
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "made_imagenet"), help="kept")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--first-step", nargs=2, help=argparse.SUPPRESS)  # what this command starts
@@ -58,18 +59,19 @@ def main():
     if args.first_step:
         return first_step(*args.first_step)
     made = args.folder / str(args.images)
+    settings = SETTINGS | {"batch_size": args.batch_size}
     record = {"images": args.images, "making_seconds": make(made, args.images), "workers": args.workers}
     record["caches"] = {}
     for name in args.caches:
         with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
             record["caches"][name] = {
-                when: started(made, CACHES[name], args.workers, Path(scratch)) for when in ("first", "again")
+                when: started(settings, made, CACHES[name], args.workers, Path(scratch)) for when in ("first", "again")
             }
         print(name, json.dumps(record["caches"][name], indent=2), flush=True)
     from record import origin, write
     from torch import device
 
-    write(record | SETTINGS | origin(device("cpu")), args.out)
+    write(record | settings | origin(device("cpu")), args.out)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -108,11 +110,11 @@ def encoded(rng):
 # ---- a run until its first step --------------------------------------------------------------------------------------
 
 
-def started(folder, cache, workers, scratch):
-    """Start the command line with ``cache_images`` as ``cache``; what :func:`first_step` measured."""
+def started(settings, folder, cache, workers, scratch):
+    """Start the command line with ``settings`` and ``cache_images`` as ``cache``; what :func:`first_step` measured."""
     keys = {"dataset": f"folder:{folder}", "cache_images": cache, "num_workers": workers}
     keys |= {"data_root": str(scratch / "data"), "out": str(scratch / "runs")}
-    (config := scratch / "config.json").write_text(json.dumps(SETTINGS | keys))
+    (config := scratch / "config.json").write_text(json.dumps(settings | keys))
     (measured := scratch / "measured.json").unlink(missing_ok=True)
     shutil.rmtree(scratch / "runs", ignore_errors=True)
     command = [sys.executable, __file__, "--first-step", str(config), str(measured)]

@@ -44,6 +44,7 @@ def main():
     parser.add_argument("--epochs", nargs=2, type=int, default=[10, 3])
     parser.add_argument("--pool", type=int, help="images of each class in it (default: all)")
     parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=9, help="of the predictions that are timed")
     parser.add_argument("--method", default="replay")
     parser.add_argument("--backbone", default="resnet20")
     parser.add_argument("--keys", type=json.loads, default={}, help="further keys of the learner, as JSON")
@@ -56,7 +57,7 @@ def main():
     learner = Learner(args.method, held_out=args.images // 5, seed=args.seed, **keys)
     with tempfile.TemporaryDirectory() as folder:
         record = learned(learner, updates, pool, Path(folder))
-    record |= {"prediction": timed(learner, pool[0]), "draws": args.draws, "per_class": [KNOWN, OTHERS]}
+    record |= {"prediction": timed(learner, pool[0], args.repeats), "draws": args.draws, "per_class": [KNOWN, OTHERS]}
     rng = np.random.default_rng(args.seed)
     record["calibration"] = calibrated(learner, pool, args.draws, rng)
     record["shift"] = shifted(learner, pool, args.draws, rng)
@@ -156,7 +157,7 @@ def drawn(labels, rng):
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def timed(learner, images, count=512, repeats=9):
+def timed(learner, images, repeats, count=512):
     """Microseconds per image of ``predict`` and of the bare network on images that are normalised already."""
     images = images[:count]
     size = learner.config.batch_size

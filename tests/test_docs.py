@@ -221,10 +221,10 @@ def run_main(arguments):
         quick = ["--dry-run"]
     if "trace" in config:  # models are not here
         quick += ["--set=llm.model=tiny-llama"] + ["--set=llm.train_items=9"] * (config not in TINY)
-    if config in ("exps/abundant.json", "exps/night/all.json"):  # 305 and 1,010 runs, with five seeds
-        quick.append("--set=seed=1993")
     if config.startswith("exps/") and (*arguments,) in TRAINED:
         quick = ["--dry-run"]
+    if "seed" not in given and config not in TINY:  # other seeds are the same runs again: 800 of night/all.json
+        quick.append("--set=seed=1993")
     TRAINED.add((*arguments,))
     assert main([*arguments, *quick]) == 0, arguments
 
@@ -257,10 +257,14 @@ def script(path, *arguments):
 
 
 def forking():
-    """Make forks of Python's processes that a benchmark starts, which need not import torch again."""
+    """Make forks of Python's processes that a benchmark starts, which need not import torch again.
+    The rates of the machine are measured once.
+    """
     subprocess.run = forked
     spawning = importlib.import_module("torch.multiprocessing.spawn")
     spawning.spawn = functools.partial(spawning.start_processes, start_method="fork")
+    roofline = importlib.import_module("roofline")
+    roofline.machine_rates = functools.partial(roofline.machine_rates, repeats=1)
 
 
 def forked(command, **_):
@@ -642,10 +646,10 @@ SMALL = {  # by script: options that make it quick
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "monthly_updates": "--months 2 --images 2 --seeds 1 --ways SLDA",
     "gate": "--seeds 1 --draws 2 --photographs 1 2",
-    "upkeep": "--data digits --classes 2 2 --images 50 --epochs 1 1 --draws 2 --backbone resnet8",
+    "upkeep": "--data digits --classes 2 2 --images 50 --epochs 1 1 --draws 2 --repeats 1 --backbone resnet8",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
-    "image_folder": "--images 2600 --caches false --workers 0",
+    "image_folder": "--images 2600 --batch-size 8 --caches false --workers 0",
     "backbone_settings": "--backbone timm:test_efficientnet --image-size 32 --batch-size 4 --steps 1 --repeats 1",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
