@@ -66,6 +66,8 @@ def again(cls: type, name: str, default: Json = SAME, **changes: Json) -> Any:
 
 def without_empty_groups(flat: Mapping[str, V], known: Iterable[str]) -> dict[str, V]:
     """``flat`` without the groups of the ``known`` keys, as ``wsc`` of ``wsc.retain``, whose value is {}."""
+    if {} not in flat.values():
+        return dict(flat)
     groups = {name.partition(".")[0] for name in known if "." in name}
     return {name: value for name, value in flat.items() if value != {} or name not in groups}
 

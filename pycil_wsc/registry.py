@@ -155,7 +155,8 @@ def register_backbone(name: str) -> Callable[[T], T]:
 
 def check_backbone_options(name: str, options: Mapping[str, object]) -> None:
     """Raise :class:`UserError` unless ``options`` are keyword arguments of the backbone, with their defaults' types."""
-    parameters = inspect.signature(backbones[name]).parameters
+    build = backbones[name]
+    parameters = inspect.signature(build).parameters if options else {}
     for option, value in options.items():
         if option not in parameters:
             known = did_you_mean(option, parameters) if parameters else f"; '{name}' has no options"

@@ -1,5 +1,6 @@
 """The configuration of a class-incremental run: the keys that each room declares, and those of the run itself."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -178,10 +179,15 @@ INCIDENTAL = frozenset(name for name, key in KEYS.items() if key.decides not in 
 
 def keys_of(learner: "type[BaseLearner]") -> Mapping[str, Key]:
     """The keys of runs of a learner class: the shared ones and its own."""
-    own = declared(learner.Options)
+    return _keys_with(learner.Options, learner.__qualname__)
+
+
+@functools.cache
+def _keys_with(options: type, learner: str) -> Mapping[str, Key]:
+    """The shared keys and those of a learner's ``options``; a sweep asks for them several times for each run."""
+    own = declared(options)
     if shared := sorted(KEYS.keys() & own.keys()):
         raise ValueError(
-            f"{learner.__qualname__}.Options: '{shared[0]}' is a key of all learners; "
-            "set its default in register_learner"
+            f"{learner}.Options: '{shared[0]}' is a key of all learners; set its default in register_learner"
         )
-    return {**KEYS, **own}
+    return MappingProxyType({**KEYS, **own})

@@ -30,8 +30,9 @@ def refuse_mistyped(flat: Mapping[str, Json]) -> None:
     refuse_unknown(ours, {*KEYS, *own_names(), *DIRECTIVES})
 
 
+@functools.cache
 def _extended() -> bool:
-    """Whether other packages may have learners of their own."""
+    """Whether other packages may have learners of their own; the registry, too, asks once in each process."""
     try:
         return bool(entry_points(group="pycil_wsc"))
     except Exception:  # the registry says what is wrong
