@@ -51,6 +51,11 @@ class Study:
             name += "" if record.studied("wsc.average") else WITHOUT
         return None if name in self.without else name
 
+    def has_runs(self, group: Group) -> bool:
+        """Whether a run belongs to the study and is in none of its plain rows."""
+        rows = group.rows.loc[group.rows["main"]] if self.main else group.rows
+        return any(self.row(record) not in (None, *self.plain) for record in rows["record"])
+
     def rows_of(self, group: Group) -> pd.DataFrame:
         """The rows of the runs that belong to the study, with their ``kind`` and, as ``corner``, its name, in order."""
         rows = group.rows.loc[group.rows["main"]] if self.main else group.rows

@@ -1,6 +1,7 @@
 """A table is a frame with a line per cell, aggregated over seeds. Text, CSV, Markdown and LaTeX are views of it."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Sequence[Colu
     grouped = values.groupby(keys, sort=False)
     means = grouped["value"].agg(mean="mean", standard_error="sem", standard_deviation="std", averaged_over="count")
     one_size = values[grouped["memory"].transform("nunique") == 1]  # else a seed has several values
-    by_seed = one_size.pivot_table(index=keys, columns="seed", values="value", sort=False).sort_index(axis="columns")
+    by_seed = one_size.groupby([*keys, "seed"], sort=False)["value"].mean().unstack("seed").sort_index(axis="columns")
     by_seed = by_seed.rename(columns=lambda seed: f"seed_{int(seed)}")
     rows = values[[*heads]].drop_duplicates()
     grid = rows.merge(pd.DataFrame({"column": [column.label for column in columns]}), how="cross")
@@ -78,8 +79,10 @@ class Table:
     def head(self) -> list[str]:
         return [*self.labels, *(column.label for column in self.columns)]
 
-    def rows(self) -> Iterator[tuple[list[str], list[Text]]]:
+    @functools.cached_property
+    def rows(self) -> list[tuple[list[str], list[Text]]]:
         """(the labels as text, the cells as text) of each row. The first label is marked if the method expands."""
+        rows = []
         width = len(self.columns)
         cells = list(self.cells.drop(columns=seeds_of(self.cells)).itertuples())
         heads = self.cells[[*self.labels, "expands"]].iloc[::width].itertuples(index=False, name=None)
@@ -88,7 +91,8 @@ class Table:
             texts = []
             for cell, column in zip(cells[number * width : (number + 1) * width], self.columns):
                 texts.append(_as_text(cell, column, self.group.options.spread))
-            yield [shown + (f" {DAGGER}" if expands else ""), *map(clean, others)], texts
+            rows.append(([shown + (f" {DAGGER}" if expands else ""), *map(clean, others)], texts))
+        return rows
 
     def files(self) -> dict[str, str]:
         """``{suffix: text}``"""
@@ -110,7 +114,7 @@ class Table:
         title = f"{self.title}. {self.group.title}" if titled else self.title
         labels = self.cells[[*self.labels]].to_numpy(dtype=object)[:: len(self.columns)]
         frame = pd.DataFrame(
-            [[cell.own for cell in cells] for _, cells in self.rows()],
+            [[cell.own for cell in cells] for _, cells in self.rows],
             index=[" ".join(map(clean, names)) for names in labels],
             columns=pd.Index([column.label for column in self.columns], name="/".join(self.labels)),
         )

@@ -60,10 +60,10 @@ def console_text(group: Group, titled: bool) -> str:
 
 def accuracy(group: Group, study: Study) -> Table | None:
     """Average accuracy, with the paper's numbers; None if no run belongs to the study."""
+    if not study.has_runs(group):
+        return None
     rows = study.rows_of(group)
     own = rows.loc[~rows["kind"].isin(study.plain)]
-    if own.empty:
-        return None
     corner, costs = study.corner, MEASURES.get(study.costs, [])
     memories = [Column(memory_text(memory)) for memory in sorted(own["memory"].unique())]
     columns = [*memories, *costs]
