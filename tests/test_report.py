@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import fresh
@@ -23,11 +24,18 @@ from pycil_wsc.results import Record
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    """The folder of a report with figures in all their formats, written once."""
+    """The folder of a report with some of its figures, lines and maps, in all their formats, written once."""
+    from pycil_wsc.report import page
+
+    def some(group, brief=False):
+        return (plot for plot in figures(group) if plot.slug in ("curves", "matrix-m20", "confusion-m20"))
+
+    figures = page.figures
     folder = tmp_path_factory.mktemp("runs")
     made = [synthetic.result(name, 20, seed, classes=20, confusion=True) for name in ("der", "wsc") for seed in (1, 2)]
     synthetic.write(folder, *made)
-    return report.write_report(folder).parent
+    with patch.object(page, "figures", some):
+        return report.write_report(folder).parent
 
 
 def test_the_page_stands_alone(rendered):
@@ -160,6 +168,14 @@ def test_the_figures_show_the_means_over_the_seeds():
 
 def test_confusion_matrices_of_runs_with_other_class_orders_are_averaged_by_class():
     """Two runs that confuse no classes but 3 with 0, learned in different orders."""
+    from pycil_wsc.report.maps import confusion_maps
+    from pycil_wsc.report.series import Series
+
+    def axes_of(*results):
+        ((group,), _) = group_runs([Record.of(result) for result in results])
+        (plot,) = confusion_maps(Series(group))
+        return plot.figure.axes[0]
+
     made, orders = [], ([3, 1, 0, 2], [0, 2, 3, 1])
     for seed, order in enumerate(orders, 1):
         by_class = np.diag([10.0] * 4)
@@ -167,13 +183,13 @@ def test_confusion_matrices_of_runs_with_other_class_orders_are_averaged_by_clas
         result = synthetic.result("replay", 20, seed, classes=4, increment=2, class_names=None)
         result |= {"class_order": order, "class_names": [f"c{label}" for label in order]}
         made.append(result | {"confusion": by_class[np.ix_(order, order)].tolist()})
-    axes = drawn(*made)["confusion-m20"][0]
+    axes = axes_of(*made)
     expected = np.diag([100.0] * 4)
     expected[3] = [60, 0, 0, 40]
     np.testing.assert_allclose(axes.images[0].get_array(), expected)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["c0", "c1", "c2", "c3"]
     assert axes.get_ylabel() == "true class (sorted by label)"
-    assert drawn(made[0])["confusion-m20"][0].get_ylabel() == "true class (learning order)"
+    assert axes_of(made[0]).get_ylabel() == "true class (learning order)"
 
 
 def test_a_memory_of_all_images_has_a_place_of_its_own_beside_the_numbers():
@@ -203,9 +219,20 @@ def unit_of(text):
     return re.search(r"\((.+)\)", text)[1]
 
 
+def over_retain_rate(*results, spread="se"):
+    """The figure of the retain rate of some results of one setting."""
+    from pycil_wsc.report.figures import retain_rates
+    from pycil_wsc.report.series import Series
+
+    ((group,), _) = group_runs([Record.of(result) for result in results], Options(spread=spread))
+    (plot,) = retain_rates(Series(group))
+    return plot
+
+
 def test_a_retain_rate_is_drawn_over_percent_with_a_line_for_each_memory_size():
     results = [synthetic.result("wsc", memory, wsc__retain=rate) for memory in (20, 200) for rate in (0.1, 0.2, 1)]
-    lines = [line for line in drawn(*results)["retain-rate"][0].lines if len(line.get_xdata(orig=False)) == 3]
+    (axes,) = over_retain_rate(*results).figure.axes
+    lines = [line for line in axes.lines if len(line.get_xdata(orig=False)) == 3]
     assert [list(line.get_xdata(orig=False)) for line in lines] == [[10, 20, 100]] * 2
     np.testing.assert_allclose(
         [line.get_ydata(orig=False) for line in lines], np.reshape([result["avg_acc"] for result in results], (2, 3))
@@ -220,28 +247,26 @@ def test_runs_that_differ_in_another_key_are_other_lines_over_the_retain_rate():
         for rate in (0.2, 1)
         for blend in (0.25, 0.5)
     ]
-    axes = drawn(*results, synthetic.result("wsc", 20, 1, wsc__blend=0.75))["retain-rate"][0]
+    other = synthetic.result("wsc", 20, 1, wsc__blend=0.75)
+    (axes,) = over_retain_rate(*results, other).figure.axes
     lines = [line for line in axes.lines if len(line.get_xdata(orig=False)) == 2]
     means = np.mean(np.reshape([result["avg_acc"] for result in results], (2, 2, 2)), axis=0)
     np.testing.assert_allclose([line.get_ydata(orig=False) for line in lines], means.T)
     assert len({line.get_marker() for line in lines}) == 2
     (legend,) = axes.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["20\n  wsc.blend=0.25", "20\n  wsc.blend=0.5"]
-    few = drawn(*results[::2], synthetic.result("wsc", 20, 1, wsc__blend=0.75))["retain-rate"][0].figure.legends[0]
+    (few,) = over_retain_rate(*results[::2], other).figure.legends
     assert [text.get_text() for text in few.get_texts()] == ["20"]
 
 
 @pytest.mark.parametrize("spread, half, name", [("se", 1, "standard error"), ("sd", 2**0.5, "standard deviation")])
 def test_error_bars_over_the_retain_rate_show_the_chosen_spread(spread, half, name):
-    from pycil_wsc.report.figures import figures
-
     made = [
         synthetic.result("wsc", 20, seed, wsc__retain=rate) | {"avg_acc": 50.0 + 2 * seed}
         for seed in (1, 2)
         for rate in (0.2, 1)
     ]
-    ((group,), _) = group_runs([Record.of(result) for result in made], Options(spread=spread))
-    (plot,) = (plot for plot in figures(group) if plot.slug == "retain-rate")
+    plot = over_retain_rate(*made, spread=spread)
     (bars,) = plot.figure.axes[0].collections
     assert [upper - lower for (_, lower), (_, upper) in bars.get_segments()] == pytest.approx([2 * half] * 2)
     assert plot.notes == [f"Error bars: ± {name}."]
@@ -328,6 +353,16 @@ def test_of_many_memory_sizes_the_smallest_and_the_largest_have_maps_and_the_oth
 MANY = ("der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "joint", "wsc", "icarl+wsc", "a" * 40)
 
 
+def over_sizes(group):
+    """The figures that another memory size changes: a panel for each, and the measures against it."""
+    from pycil_wsc.report.figures import draw_curve, over_memory
+    from pycil_wsc.report.series import SPECS, Series
+
+    series = Series(group)
+    yield from draw_curve(series, SPECS["curves"][0])
+    yield from over_memory(series, SPECS["accuracies"])
+
+
 @pytest.mark.parametrize("memories", [(20,), (20, 200)])
 def test_with_many_methods_and_long_names_every_text_lies_inside_the_canvas(memories):
     from pycil_wsc.report.figures import figures
@@ -337,7 +372,7 @@ def test_with_many_methods_and_long_names_every_text_lies_inside_the_canvas(memo
     runs += [synthetic.result("wa", 20, losses=1, classes=20, milestones=[i, i + 9, 150]) for i in (2, 3, 4)]
     (group,) = group_runs([Record.of(run) for run in runs])[0]
     with drawing():
-        for plot in figures(group):
+        for plot in figures(group) if len(memories) == 1 else over_sizes(group):
             plot.figure.get_layout_engine().execute(plot.figure)
             drawn, (width, height) = plot.figure.get_tightbbox(), plot.figure.get_size_inches()
             assert drawn.x0 >= -0.02 and drawn.y0 >= -0.02, plot.slug
@@ -465,6 +500,7 @@ ODD = [
 @pytest.mark.parametrize("part", ["result", "config"])
 def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
     monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: {"svg": b'<svg width="1pt" viewBox="0"'})
+    monkeypatch.setattr("pycil_wsc.report.page.DRAWN", 1)  # the largest group of each setting
     whole = synthetic.result("wsc", confusion=True, classes=20)
     places = [(key, value) for key in (whole if part == "result" else whole["config"]) for value in ODD]
     results = [synthetic.result("wsc", seed=seed, confusion=True, classes=20) for seed in range(len(places))]
