@@ -21,6 +21,8 @@ import small_runs  # noqa: E402
 from small_llm import small_settings  # noqa: E402
 from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
+from pycil_wsc.engine.step_cost import StepCost  # noqa: E402
+
 torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on each core
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
 gc.set_threshold(20_000, 10, 10)  # garbage is looked for less often: a tenth of what torch's compiler takes
@@ -129,6 +131,12 @@ def forked(monkeypatch):
 def unrendered(monkeypatch):
     """Reports whose figures are drawn but not written in their formats, for tests of captions and of files' names."""
     monkeypatch.setattr("pycil_wsc.report.page.to_files", unrendered_files)
+
+
+@pytest.fixture
+def uncounted(monkeypatch):
+    """Steps whose operations are not counted, which takes longer than the step, for tests of everything else."""
+    monkeypatch.setattr(StepCost, "unknown", False)
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def months(tmp_path):
     return [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS)]
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_changes_nothing(name, months, tmp_path):
     """It keeps only exemplars between two tasks, and is saved and loaded; the run has the images of all tasks.

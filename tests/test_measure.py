@@ -122,6 +122,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("keys", [*({"model_name": name} for name in sorted(registry.learners)), *OTHERS], ids=str)
 def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, settings, tmp_path, monkeypatch):
     steps = []

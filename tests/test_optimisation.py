@@ -287,6 +287,7 @@ def test_expanding_networks_train_the_first_task_like_any_other(keys, settings, 
         assert all(torch.equal(one, other) for one, other in zip(trained[0], others, strict=True))
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_frozen_parts_keep_weights_and_statistics(name, settings):
     keys = {"model_name": name, "freeze": ["stem", "stage1.0.conv1"], "precision": "fp32", "init_epoch": 1, "epochs": 1}

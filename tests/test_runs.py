@@ -335,6 +335,7 @@ LAST_STEPS += [  # all but those without a step in their last task, or with one 
 ]
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("keys, name", LAST_STEPS)
 def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):
     """One step in the last task: its loss is from before the step."""
@@ -658,6 +659,7 @@ SPLITS += [pytest.param(*split, marks=pytest.mark.slow) for split in [("der", 10
 HUNDRED = {"memory_per_class": 2, "epochs": 2, "compression_epochs": 1, "wsc.warmup": 0.5}
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("name, init_cls, increment", SPLITS)
 def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(name, init_cls, increment, settings, tmp_path):
     data = small_data(tmp_path / "hundred.npz", classes=100, per_class=2)
@@ -672,6 +674,7 @@ MEMORIES += [
 ]
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("name, memory", MEMORIES)
 def test_every_learner_learns_tasks_of_unequal_size_at_the_planned_cost(name, memory, settings, tmp_path):
     """Of three, two and one class; with a quota above the class size, and without memory if the learner can do so."""
