@@ -41,10 +41,12 @@ def months(tmp_path):
 def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_changes_nothing(name, months, tmp_path):
     """It keeps only exemplars between two tasks, and is saved and loaded; the run has the images of all tasks.
 
-    Classes come again, in the last task alone, but for the methods that need new ones.
+    Classes come again, in the second task alone, but for the methods that need new ones.
     """
+    classes = {"ant", "bee", "cat", "dog"}
     if not registry.learners[name].needs_new_classes:
-        months.append(month(tmp_path / "3.npz", ["bee", "dog"], 3))
+        months[1] = month(tmp_path / "again.npz", MONTHS[0], 1)
+        classes.remove("bee")
     keys = {"class_means": "exemplars"} if name == "coil" else {}  # by default of images that are gone
     keys |= {"init_epoch": 2, "epochs": 2, "batch_size": 16, "checkpoint_seconds": 3600}
     folder, result = executed(listed(tmp_path, months, model_name=name, nme=False, **keys))
@@ -61,7 +63,7 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
         assert [line[name] for line in learner.history] == result[name]
     images, names = (np.concatenate(each) for each in zip(*(arrays(source, "test") for source in months)))
     assert learner.evaluate((images, names))["accuracy"] == pytest.approx(result["last_acc"])
-    assert set(learner.predict(images)) <= set(learner.classes) == {"ant", "bee", "cat", "dog"}
+    assert set(learner.predict(images)) <= set(learner.classes) == classes
 
 
 def test_greyscale_images_are_learned_and_predicted_as_three_equal_channels(months):
