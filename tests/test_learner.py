@@ -149,7 +149,9 @@ def test_the_threads_of_a_learner_are_its_own_and_its_log_is_closed_after_an_err
     assert not [path for path in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if path.endswith("log.txt")]
 
 
-def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(months):
+def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(months, monkeypatch):
+    """Nothing is left to resume from, and no checkpoint is written that could be."""
+    monkeypatch.setattr("pycil_wsc.runs.run.save_state", None)
     learner, epochs, ended = learned(months[0]), [], Run.epoch_ended
 
     def end_twice(run, *arguments):

@@ -40,7 +40,6 @@ from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.engine.environment import threads
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_json
-from pycil_wsc.keys import LARGEST_NUMBER
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.planning import check_backbone
 from pycil_wsc.runs.checkpoint import CHECKPOINT
@@ -193,13 +192,12 @@ class Update:
         """Train on the last task of ``stream``, with checkpoints in ``folder``."""
         config = self.config
         state = self.present.state if self.present else None
-        if self.out is None:
-            config = dataclasses.replace(config, checkpoint_seconds=LARGEST_NUMBER)
         config = dataclasses.replace(config, cache_first_task=False)
         if state and not configured_learner(config).starts_anew:
             config = dataclasses.replace(config, pretrained=False)  # the state already has the weights
         check_backbone(config, stream.info.image_size)
-        run = Run(config, for_training(stream, config), self.bar, folder, state)
+        data = for_training(stream, config)
+        run = Run(config, data, self.bar, folder, state, checkpoints=self.out is not None)
         self.bar.begin(run.plan)
         with self.bar, threads(config.threads):
             run.learn()

@@ -48,6 +48,7 @@ class Run(Monitor):
         folder: folder of the run's files; None: that of the configuration.
         start: the :meth:`state` after earlier tasks. ``dataset`` must then have the exemplars of these tasks, but no
             other samples of them.
+        checkpoints: whether it may be stopped and resumed; False: it writes no checkpoints.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Run(Monitor):
         on_progress: Callable[[Progress], None] = print_task,
         folder: Path | None = None,
         start: State | None = None,
+        checkpoints: bool = True,
     ):
         if dataset.validation_share != config.validation_split:
             raise ValueError(
@@ -66,6 +68,7 @@ class Run(Monitor):
         self.config = config
         self.dataset = dataset
         self.start = start
+        self.checkpoints = checkpoints
         self.folder = folder or run_folder(config)
         self.data = dataset.fingerprint or fingerprint(dataset.train, dataset.test)
         self.processes = Processes(config.timeout_minutes)
@@ -202,6 +205,8 @@ class Run(Monitor):
     # ---- saving and resuming -----------------------------------------------------------------------------------------
 
     def _checkpoint(self, position, optimizer):
+        if not self.checkpoints:
+            return
         self.journal.tick()
         state = self.state(position, optimizer)  # all processes call this together
         if self.processes.first:
