@@ -21,8 +21,6 @@ import small_runs  # noqa: E402
 from small_llm import small_settings  # noqa: E402
 from small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 
-from pycil_wsc.engine.step_cost import StepCost  # noqa: E402
-
 torch.set_num_threads(1)  # the networks are tiny, and pytest runs a process on each core
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the processes that tests start
 gc.set_threshold(20_000, 10, 10)  # garbage is looked for less often: a tenth of what torch's compiler takes
@@ -134,9 +132,10 @@ def unrendered(monkeypatch):
 
 
 @pytest.fixture
-def uncounted(monkeypatch):
-    """Steps whose operations are not counted, which takes longer than the step, for tests of everything else."""
-    monkeypatch.setattr(StepCost, "unknown", False)
+def uncounted():
+    """Steps whose operations are not counted, for tests of everything else."""
+    with small_runs.uncounted():
+        yield
 
 
 @pytest.fixture

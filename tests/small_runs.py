@@ -26,6 +26,7 @@ from main import main
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.launch.attempt import Datasets, execute
 from pycil_wsc.networks.backbones.cifar_resnet import stage
 from pycil_wsc.networks.backbones.staged import StagedBackbone
@@ -165,6 +166,11 @@ def undrawn():
     """Within, reports have no figures, which take most of their time."""
     with patch("pycil_wsc.report.page.figures", lambda group, brief=False: ()):
         yield
+
+
+def uncounted():
+    """Within, the operations of a step are not counted, which takes longer than the step."""
+    return patch.object(StepCost, "unknown", False)
 
 
 def without_checkpoints():

@@ -1,4 +1,7 @@
-"""`Learner.export` of a folder: safetensors and a model card, which the Hugging Face Hub and MLflow take."""
+"""`Learner.export` of a folder: safetensors and a model card, which the Hugging Face Hub and MLflow take.
+
+That every learner predicts the same from its folder is tested in ``test_export.py``, where each is trained once.
+"""
 
 import json
 import shutil
@@ -36,17 +39,6 @@ def exported(months, tmp_path_factory):
 def folder(exported, tmp_path):
     """The test's own copy of the exported folder."""
     return shutil.copytree(exported[2], tmp_path / "exported")
-
-
-@pytest.mark.parametrize("name", sorted(registry.learners))
-def test_every_learner_predicts_the_same_when_its_folder_is_loaded(name, months, tmp_path):
-    """After two tasks; to the bit, as it is the same network."""
-    learner, images = learned(*months[:2], name=name, **QUICK), arrays(months[1], "test")[0]
-    learner.export(tmp_path / "exported")
-    found = pycil_wsc.load_exported(tmp_path / "exported")
-    assert found.classes == learner.classes
-    assert torch.equal(found.logits(images), learner.logits(images))
-    assert np.array_equal(found.predict_proba(images), learner.predict_proba(images))
 
 
 def test_a_method_that_keeps_what_it_predicts_with_beside_its_network_is_exported_with_it(tmp_path, monkeypatch):

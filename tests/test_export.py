@@ -1,4 +1,4 @@
-"""`Learner.export`: what predicts, as ONNX and as a program of torch.export, for every learner."""
+"""`Learner.export`: what predicts, as ONNX, as a program of torch.export and as a folder, for every learner."""
 
 import json
 
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from small_learners import QUICK, arrays, learned, months
+from small_runs import uncounted
 
+import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.classifier import export
 from pycil_wsc.classifier.learner import Learner
@@ -48,7 +50,8 @@ def by_onnxruntime(path, runtime):
 @pytest.fixture(scope="module", params=sorted(registry.learners))
 def every(request, months):
     """A learner of each method after three tasks, and the test images of the last one."""
-    return learned(*months, name=request.param, **QUICK), arrays(months[2], "test")[0]
+    with uncounted():
+        return learned(*months, name=request.param, **QUICK), arrays(months[2], "test")[0]
 
 
 def test_every_learners_model_and_transform_predict_as_it_does(every):
@@ -57,6 +60,16 @@ def test_every_learners_model_and_transform_predict_as_it_does(every):
     model = learner.model
     assert_predicts(lambda batch: model(batch).detach().numpy(), learner, images)
     assert model.classes == learner.classes and not model.training
+
+
+def test_every_learner_predicts_the_same_when_its_folder_is_loaded(every, tmp_path):
+    """To the bit, as it is the same network."""
+    learner, images = every
+    learner.export(tmp_path / "exported")
+    found = pycil_wsc.load_exported(tmp_path / "exported")
+    assert found.classes == learner.classes
+    assert torch.equal(found.logits(images), learner.logits(images))
+    assert np.array_equal(found.predict_proba(images), learner.predict_proba(images))
 
 
 EXPORTED = set()  # networks that a process of the tests has exported
