@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from main import main
 from pycil_wsc import registry
-from pycil_wsc.config.loading import load
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.engine.step_cost import StepCost
@@ -124,12 +124,12 @@ OTHERS = [
 
 @pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("keys", [*({"model_name": name} for name in sorted(registry.learners)), *OTHERS], ids=str)
-def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, settings, tmp_path, monkeypatch):
+def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, settings, monkeypatch):
     steps = []
     monkeypatch.setattr(speed, "WARM_UP", 2)
     monkeypatch.setattr(speed, "TIMED", 2)
     monkeypatch.setattr(BaseLearner, "after_step", lambda learner: steps.append(learner.config.seed))
-    (config,) = load(write(tmp_path, settings | {"init_cls": 1, "increment": 1, "batch_size": 2, "nme": False} | keys))
+    config = resolve(settings | {"init_cls": 1, "increment": 1, "batch_size": 2, "nme": False} | keys)
     dataset = Datasets().of(config)
     watch = speed.measure(config, dataset)
     plan = plan_of(config, tasks_of(dataset, config))
