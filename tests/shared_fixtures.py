@@ -61,12 +61,16 @@ def settings(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory):
-    """keys -> (folder, result) of a finished run with ``settings`` and these keys; each is run once for all tests."""
+def common(tmp_path_factory):
+    """A folder that all processes of this session share."""
     base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # it is this process's own, in that of all
-        base = base.parent
-    return Undisturbed(base / "undisturbed")
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def undisturbed(common):
+    """keys -> (folder, result) of a finished run with ``settings`` and these keys; each is run once for all tests."""
+    return Undisturbed(common / "undisturbed")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import runpy
 import signal
 import sys
@@ -124,6 +125,17 @@ LARGER = {  # with "tiny" as it is they learn little in so few epochs
 def stopped(name):
     """Keys of the runs of a learner that tests stop, load and compare with."""
     return STOPPED | (FASTER if name in PROTOTYPES else {}) | LARGER.get(name, {})
+
+
+def once(path: Path, make):
+    """What ``make()`` returns, called by the first of all processes that ask for this path; the others read it there.
+
+    A worker may get some of a file's tests, or some of them twice, and would make what they share again.
+    """
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            path.write_bytes(pickle.dumps(make()))
+    return pickle.loads(path.read_bytes())
 
 
 class Undisturbed:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_runs import once
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
@@ -34,7 +35,7 @@ TRAINED = 4  # tasks of the methods that expand
 
 
 @pytest.fixture(scope="module")
-def costs(tmp_path_factory):
+def costs(common, tmp_path_factory):
     """{method: operations per image, a list of the phases of each task}, of ResNet-32.
 
     Images have half of CIFAR's side, which saves time: all operations but the head's, a thousandth, are a quarter.
@@ -45,7 +46,7 @@ def costs(tmp_path_factory):
         train, test = np.repeat(np.arange(100), count), np.arange(100)
         arrays = {"train_x": images[: len(train)], "train_y": train, "test_x": images[:100], "test_y": test}
         np.savez(folder / f"{count}.npz", **arrays)
-    return {method: counted(method, folder) for method in METHODS}
+    return once(common / "costs.pickle", lambda: {method: counted(method, folder) for method in METHODS})
 
 
 def counted(method, folder):

@@ -28,6 +28,7 @@ from small_runs import (
     results,
     small_data,
     stopped,
+    undrawn,
     wait_until,
     without_checkpoints,
     without_measurements,
@@ -721,7 +722,8 @@ def learned(settings, data, classes, init_cls, increment):
 
 def learned_and_reported(settings, *data_and_split):
     config, result = learned(settings, *data_and_split)
-    page = report.write_report(Path(config.out, config.prefix))
+    with undrawn():
+        page = report.write_report(Path(config.out, config.prefix))
     (table,) = (page.parent / "tables").glob("measures-*.csv")
     reported = {line["column"]: float(line["mean"]) for line in lines_of(page.parent, table.stem) if line["mean"]}
     for column, key in (("average", "avg_acc"), ("last", "last_acc"), ("forgetting", "forgetting")):

@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 import torch
 from small_processes import commanded, in_two_processes
-from small_runs import SETTINGS, batch_of, results, small_data, without_checkpoints, without_measurements, write
+from small_runs import (
+    SETTINGS,
+    batch_of,
+    once,
+    results,
+    small_data,
+    without_checkpoints,
+    without_measurements,
+    write,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -134,12 +143,16 @@ OWN = {"own batch norm": THREE_TASKS | {"model_name": "wsc", "seed": 1994, "sync
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
+def both(common, tmp_path_factory):
     """The outcomes of one process, and of each of two."""
-    folder = tmp_path_factory.mktemp("torchrun")
-    data = small_data(folder / "data.npz", per_class=7)
-    two = in_two_processes(outcomes, CASES | OWN, data, folder / "two", seconds=900)
-    return outcomes(CASES, data, folder / "one"), *two
+
+    def make():
+        folder = tmp_path_factory.mktemp("torchrun")
+        data = small_data(folder / "data.npz", per_class=7)
+        two = in_two_processes(outcomes, CASES | OWN, data, folder / "two", seconds=900)
+        return outcomes(CASES, data, folder / "one"), *two
+
+    return once(common / "torchrun.pickle", make)
 
 
 @pytest.mark.parametrize("name", CASES)
