@@ -1,4 +1,4 @@
-"""A learner that learns three small tasks on a device with every optimiser and schedule, without a run around it."""
+"""A learner that learns three small tasks on a device with every optimiser, without a run around it."""
 
 import itertools
 from collections import Counter
@@ -20,7 +20,7 @@ from pycil_wsc.learners import loop
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.predicting import predictions, predictions_of
 
-SCHEDULES = [  # by epoch, over epochs of one step, and by iteration, over several
+SCHEDULES = [  # by epoch and by iteration; each epoch has several steps
     *({"scheduler": name, "schedule_unit": "epoch", "epochs": 2} for name in KEYS["scheduler"].choices),
     {"scheduler": "steplr", "schedule_unit": "iteration", "epochs": 2, "batch_size": 6, "warmup_epochs": 1},
     {"scheduler": "cosine", "schedule_unit": "iteration", "epochs": 1, "batch_size": 6},
@@ -32,7 +32,7 @@ OPTIMIZERS = sorted(registry.optimizers)
 assert {(each["scheduler"], each["schedule_unit"]) for each in SCHEDULES} == set(
     itertools.product(KEYS["scheduler"].choices, KEYS["schedule_unit"].choices)
 )
-USUAL = {"memory_per_class": 2, "batch_size": 64, "precision": "fp32", "clip_norm": 0.5, "wsc.warmup": 0.5}
+USUAL = {"memory_per_class": 2, "batch_size": 10, "precision": "fp32", "clip_norm": 0.5, "wsc.warmup": 0.5}
 USUAL |= {"convnet_options.width": 4}
 
 
@@ -63,12 +63,14 @@ class Uncounted(loop.StepCost):
 
 
 def pairs_of(name):
-    """Settings of a learner's training: each optimiser, and each schedule. All learners together have all pairs."""
+    """Settings of a learner's training: each optimiser, and as many schedules, both by epoch and by iteration.
+
+    All learners together have all pairs.
+    """
     shift = sorted(registry.learners).index(name)
-    count = max(len(OPTIMIZERS), len(SCHEDULES))
     return [
-        {"optimizer": OPTIMIZERS[(number + shift) % len(OPTIMIZERS)]} | SCHEDULES[number % len(SCHEDULES)]
-        for number in range(count)
+        {"optimizer": optimizer} | SCHEDULES[(shift + 2 * number) % len(SCHEDULES)]
+        for number, optimizer in enumerate(OPTIMIZERS)
     ]
 
 

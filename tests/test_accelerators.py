@@ -150,7 +150,7 @@ def assert_nothing_on_the_host(learner):
 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
-def test_every_learner_is_that_of_the_cpu_with_every_optimiser_and_schedule(name, tmp_path):
+def test_every_learner_is_that_of_the_cpu_with_every_optimiser(name, tmp_path):
     data = small_data(tmp_path / "data.npz", per_class=6)
     on_cpu, on_device = (Course(name, data, device) for device in ("cpu", "sim"))
     expected = on_cpu.take()
@@ -175,6 +175,16 @@ OTHER_STEPS = {
     "gem": {(2, 1)},  # the products of the gradients go to the host, and the weights of the projection to the device
     "wsc": {(6, 0)},  # a reset: four waits to check and rank the parameters, two for the time that this takes
 }
+
+
+def test_the_rehearsal_tests_in_the_batches_of_the_run(settings):
+    """Distances of more than 25 features are computed by other operators than those of fewer."""
+    run = run_on("sim", settings, model_name="replay", batch_size=32, max_tasks=2)
+    simulated_device.take_launched()
+    run.execute()
+    launched = simulated_device.take_launched()
+    rehearse(run.learner)
+    assert launched <= simulated_device.take_launched()
 
 
 def test_the_page_on_gpus_has_these_numbers():

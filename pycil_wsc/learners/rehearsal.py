@@ -94,10 +94,18 @@ def _learn(learner, device, analyses):
         records = Records(analyses, other, Path(folder))
         for task in manager.tasks:
             other.learn(task, records)
-            found = predictions(other, source, task)
-            other.processes.all(found.finite)  # waits, so that what the device reports late is raised here
-            for network in other.also_tested().values():
-                predictions_of(network, other, source, task)
+            _test(other, source, task, learner.config.batch_size)
+
+
+def _test(other, source, task, batch_size):
+    """In the run's own batches: torch computes distances of many features by other operators than those of a few."""
+    short = other.config
+    other.config = replace(short, batch_size=batch_size)
+    found = predictions(other, source, task)
+    other.processes.all(found.finite)  # waits, so that what the device reports late is raised here
+    for network in other.also_tested().values():
+        predictions_of(network, other, source, task)
+    other.config = short
 
 
 def _small_tasks(manager):
