@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from pycil_wsc.devices import widest_float
@@ -17,6 +16,8 @@ def projected(gradients: Tensor) -> Tensor:
     products = (wide @ wide.T).cpu().double().numpy()
     weights = np.zeros(len(gradients) - 1)
     if np.isfinite(products).all() and (products[:-1, -1] < 0).any():
+        from scipy.optimize import nnls  # takes half a second to import, for this method alone
+
         values, vectors = np.linalg.eigh(products)
         rows = np.sqrt(values.clip(0))[:, None] * vectors.T  # (k + 1, k + 1), with the same products
         weights, _ = nnls(rows[:, :-1], -rows[:, -1])  # raises if it does not converge
