@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import simulated_device
 import torch
-from small_runs import SETTINGS
+from small_runs import SETTINGS, uncounted
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
@@ -56,12 +56,6 @@ class Steps(Counter):
         self.last = None
 
 
-class Uncounted(loop.StepCost):
-    """Arithmetic is not counted, which takes as long as many of these steps."""
-
-    per_image = 0
-
-
 def pairs_of(name):
     """Settings of a learner's training: each optimiser, and as many schedules, both by epoch and by iteration.
 
@@ -98,7 +92,7 @@ class Course:
         """Learn the tasks. Returns what the networks predict after each."""
         found = []
         for task in self.manager.tasks:
-            with patch.object(loop, "StepCost", Uncounted), patch.object(loop, "train", self.train):
+            with uncounted(), patch.object(loop, "train", self.train):
                 self.learner.learn(task, self)
             tested = predictions(self.learner, self.test_source, task)
             found.append([tested.cnn.tolist(), tested.known.tolist(), tested.nme is not None and tested.nme.tolist()])

@@ -220,6 +220,7 @@ def hours(found: Sequence[Record]) -> str:
     """What the runs took, and what all were estimated to take."""
     spent = sum(record.data["total_seconds"] for record in found) / 3600 / 2
     text = f"{len(found):,} runs are recorded, each on one core; together they took {spent:.1f} hours of two cores."
+    text += " That is by the clock: the times at which a run had to wait for other work on its machine are included."
     return text + (f" The estimate for all {ESTIMATE[0]:,} was {ESTIMATE[1]:g} hours." if ESTIMATE else "")
 
 

@@ -189,7 +189,7 @@ class Update:
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def _trained(self, folder: Path, stream: Dataset) -> SavedLearner:
-        """Train on the last task of ``stream``, with checkpoints in ``folder``."""
+        """Train on the last task of ``stream``, with checkpoints in ``folder`` if the learner has one of its own."""
         config = self.config
         state = self.present.state if self.present else None
         config = dataclasses.replace(config, cache_first_task=False)

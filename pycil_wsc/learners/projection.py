@@ -16,7 +16,7 @@ def projected(gradients: Tensor) -> Tensor:
     products = (wide @ wide.T).cpu().double().numpy()
     weights = np.zeros(len(gradients) - 1)
     if np.isfinite(products).all() and (products[:-1, -1] < 0).any():
-        from scipy.optimize import nnls  # takes half a second to import, for this method alone
+        from scipy.optimize import nnls  # slow to import, and needed by this method alone
 
         values, vectors = np.linalg.eigh(products)
         rows = np.sqrt(values.clip(0))[:, None] * vectors.T  # (k + 1, k + 1), with the same products
