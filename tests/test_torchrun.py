@@ -68,8 +68,9 @@ CASES = {
     "beef": {"model_name": "beef", "fusion_epochs": 2, "energy_weight": 0.1, "lrate": 0.002, "batch_size": 7},
     "tagfex": {"model_name": "tagfex", "proj_hidden_dim": 32, "proj_output_dim": 16, "lrate": 0.002, "batch_size": 7},
     # prototypes, rotations, mixtures, adapters, stored features
-    **{name: {"model_name": name, "temp": 1.0} for name in ("pass", "il2a")},
-    "ssre": {"model_name": "ssre", "temp": 1.0, "seed": 1994},  # with 1993 Adam divides by a tiny gradient
+    "il2a": {"model_name": "il2a", "temp": 1.0},
+    # with 1993 Adam divides by a tiny gradient
+    **{name: {"model_name": name, "temp": 1.0, "seed": 1994} for name in ("pass", "ssre")},
     "fetril": {"model_name": "fetril"},
     "podnet": {"model_name": "podnet", "nb_proxy": 3, "ft_epochs": 2},
     "coil": {"model_name": "coil", "transport_steps": 2},

@@ -22,8 +22,6 @@ from pycil_wsc.results.curves import CURVES
 
 MARKED = 25  # points of a curve with markers
 SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
-
-
 ACCURACY, *_, TIME = SPECS["accuracies"]
 
 
@@ -161,8 +159,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     figure, (ax,) = panels([""], labels, height=3.2)
     draw_lines(ax, rows, styles, series.spread)
     legend(figure, styles, {}, group.memory_title)
-    several = rows.duplicated([*line_of, "x"]).any()
-    note = f"Error bars: ± {group.options.spread_name}." if several else "One seed."
+    note = f"Error bars: ± {group.options.spread_name}." if rows.duplicated([*line_of, "x"]).any() else "One seed."
     yield Plot("retain-rate", "WSC: average accuracy against the retain rate", figure, [note])
 
 

@@ -170,8 +170,7 @@ def _as_slug(text: str, longest: int = 60) -> str:
 def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[Group], list[Problem]]:
     """The groups of runs that may be compared, and the duplicate results that were left out."""
     found, problems = comparisons(records, SCHEDULES)
-    datasets = [comparison.setting.dataset for comparison in found if not comparison.setting.tasks]
-    shown = dataset_names(datasets, options.labels)
+    shown = dataset_names([each.setting.dataset for each in found if not each.setting.tasks], options.labels)
     searched = {comparison.setting for comparison in found if comparison.setting.validation_split}
     slugs: Counter[str] = Counter()
     groups: list[Group] = []

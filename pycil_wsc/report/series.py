@@ -89,8 +89,7 @@ class Series:
             if lacking:
                 gaps[self.labels[str(name)]] = lacking
         seeds = texts("means", counts, errors, self.group.options.spread_name)
-        dashed = bool(self.rows["expands"].any())
-        return [*seeds, *further, *texts("figure", dashed, self.left_out), *texts("missing", gaps)]
+        return [*seeds, *further, *texts("figure", self.rows["expands"].any(), self.left_out), *texts("missing", gaps)]
 
     def sizes(self, several: str) -> str:
         """A note on the memory sizes of a figure, which begins with ``several`` if there are several."""

@@ -51,13 +51,15 @@ class Study:
             name += "" if record.studied("wsc.average") else WITHOUT
         return None if name in self.without else name
 
-    def has_runs(self, group: Group) -> bool:
-        """Whether a run belongs to the study and is in none of its plain rows."""
-        return any(kind not in (None, *self.plain) for kind in self._kinds(group)[1])
-
     def rows_of(self, group: Group) -> pd.DataFrame:
-        """The rows of the runs that belong to the study, with their ``kind`` and, as ``corner``, its name, in order."""
-        rows, kinds = self._kinds(group)
+        """The rows of the runs that belong to the study, with their ``kind`` and, as ``corner``, its name, in order.
+
+        Empty if all of them are plain.
+        """
+        rows = group.rows.loc[group.rows["main"]] if self.main else group.rows
+        kinds = [self.row(record) for record in rows["record"]]
+        if not set(kinds) - {None, *self.plain}:
+            kinds = [None] * len(kinds)  # plain rows alone make no table
         base = [own if kind == method else kind for kind, method, own in zip(kinds, rows["learner"], rows["own"])]
         rows = group.named(rows.assign(kind=kinds, base=base), self.corner, "base", self.studied)
         order = list(self.order or self.rows)
@@ -65,11 +67,6 @@ class Study:
             order = sorted(set(rows["kind"]), key=lambda kind: (WITHOUT in kind, float(kind.removesuffix(WITHOUT))))
         place = {kind: number for number, kind in enumerate(order)}
         return rows.sort_values("kind", key=lambda kinds: kinds.map(place).fillna(len(place)), kind="stable")
-
-    def _kinds(self, group: Group) -> tuple[pd.DataFrame, list[str | None]]:
-        """The rows that the study looks at, and the :meth:`row` of each."""
-        rows = group.rows.loc[group.rows["main"]] if self.main else group.rows
-        return rows, [self.row(record) for record in rows["record"]]
 
 
 STUDIES = [Study(**study) for study in data_file("studies.json")]

@@ -96,9 +96,8 @@ class Table:
 
     def files(self) -> dict[str, str]:
         """``{suffix: text}``"""
-        markdown = MARKDOWN.get_template("table.md.j2").render(table=self)
         latex = LATEX.get_template("table.tex.j2").render(table=self)
-        return {"md": markdown, "csv": self.to_csv(), "tex": latex}
+        return {"md": MARKDOWN.get_template("table.md.j2").render(table=self), "csv": self.to_csv(), "tex": latex}
 
     def to_csv(self) -> str:
         """One line per non-empty cell, with unrounded numbers and a column per seed."""
@@ -132,8 +131,7 @@ def _as_text(cell: Any, column: Column, spread: str) -> Text:
     own += f" ± {width:,.{decimals}f}" if known else ""
     paper = "" if np.isnan(cell.paper_mean) else f"{cell.paper_mean:.2f}"
     paper += "" if np.isnan(cell.paper_standard_error) else f" ± {cell.paper_standard_error:.1f}"
-    sign = "▲" if cell.differs_by > 0 else "▼"
-    apart = "" if np.isnan(cell.differs_by) else f"{sign} {abs(cell.differs_by):.2f}"
+    apart = "" if np.isnan(cell.differs_by) else f"{'▲' if cell.differs_by > 0 else '▼'} {abs(cell.differs_by):.2f}"
     return Text(own, paper, apart, bool(cell.best))
 
 

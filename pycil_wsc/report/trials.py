@@ -52,8 +52,9 @@ def tuning(group: Group) -> Table:
         parts.append(lines.assign(**{"best trial": best["keys"].iloc[0] or "the only one"}))
     labels = ["method", "trials", "best trial"]
     cells = aggregate(pd.concat(parts), [*labels, "expands"], COLUMNS)
-    percent = f"{100 * group.setting.validation_split:g}"
-    below = texts("tuning", percent, [_file(method, group) for method in found], counts)
+    below = texts(
+        "tuning", f"{100 * group.setting.validation_split:g}", [_file(method, group) for method in found], counts
+    )
     lacking = {method: left_out for method, (_, left_out) in found.items() if left_out}
     title = "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)"
     return Table(group, "tuning", title, labels, COLUMNS, cells, [*below, *texts("missing_trials", lacking)])

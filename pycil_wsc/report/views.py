@@ -20,16 +20,18 @@ from pycil_wsc.results import ALL
 from pycil_wsc.results.identity import distinguishing_keys
 
 TRAINING, SPENT, *_ = MEASURES["cost"]
-MEASURES_TITLE = "All runs: accuracy, plasticity and forgetting (%)"
 
 
 def tables(group: Group) -> Iterator[Table]:
     """Every :class:`Table` for which the group has runs."""
-    measures = partial(_listing, kind="measures", title=MEASURES_TITLE, columns=MEASURES["accuracy"])
+    title = "All runs: accuracy, plasticity and forgetting (%)"
+    measures = partial(_listing, kind="measures", title=title, columns=MEASURES["accuracy"])
     studies = [partial(accuracy, study=study) for study in STUDIES]
     builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, cost]
     if group.tasks:
-        builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, language_cost]
+        spent, notes = MEASURES["cost of language models"], texts("language_cost")
+        costs = partial(_listing, kind="cost", title="Cost", columns=spent, below=notes)
+        builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, costs]
     elif group.setting.validation_split:
         builders = [tuning, measures, cost]
     for build in builders:
@@ -48,11 +50,10 @@ def console_text(group: Group, titled: bool) -> str:
     rows = by_memory(group.named(group.rows, "exemplars"), unit)
     columns = [Column(memory_text(memory) + unit) for memory in sorted(rows["memory"].unique())]
     cells = aggregate(rows, ["exemplars", "expands"], columns)
-    seeds = sorted(set(cells["averaged_over"]) - {0})
-    over = f"{'/'.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
+    counts = sorted(set(cells["averaged_over"]) - {0})
+    over = f"{'/'.join(map(str, counts))} seed{'s' if counts != [1] else ''}"
     title = f"Average accuracy (CNN, top-1 %), mean ± standard error over {over}"
-    table = Table(group, "", title, ["exemplars"], columns, cells)
-    return table.to_text(titled)
+    return Table(group, "", title, ["exemplars"], columns, cells).to_text(titled)
 
 
 # ---- average accuracies by row and memory size -----------------------------------------------------------------------
@@ -60,9 +61,9 @@ def console_text(group: Group, titled: bool) -> str:
 
 def accuracy(group: Group, study: Study) -> Table | None:
     """Average accuracy, with the paper's numbers; None if no run belongs to the study."""
-    if not study.has_runs(group):
-        return None
     rows = study.rows_of(group)
+    if rows.empty:
+        return None
     own = rows.loc[~rows["kind"].isin(study.plain)]
     corner, costs = study.corner, MEASURES.get(study.costs, [])
     memories = [Column(memory_text(memory)) for memory in sorted(own["memory"].unique())]
@@ -75,7 +76,6 @@ def accuracy(group: Group, study: Study) -> Table | None:
     eligible = cells.loc[of_memories & ~cells["expands"].astype(bool) & cells[corner].isin(comparable)]
     for _, column in eligible.groupby("column"):
         cells.loc[best(column[seeds_of(cells)].astype(float)), "best"] = True
-    shown = group.shown if corner == "method" else str
     others = [group.shown(name) for name in cells[corner].unique() if name not in comparable]
     accuracies = cells.loc[of_memories]
     compared = cells.loc[cells["compared"]]
@@ -85,7 +85,7 @@ def accuracy(group: Group, study: Study) -> Table | None:
         *texts("paper", accuracies, compared, _other_schedules(rows, group)),
     ]
     below += [study.note] if study.note else []
-    below += texts("missing", _gaps(accuracies, corner, shown))
+    below += texts("missing", _gaps(accuracies, corner, group.shown if corner == "method" else str))
     return Table(group, study.slug, study.title, [corner], columns, cells, below, group.memory_title, len(costs))
 
 
@@ -217,11 +217,6 @@ def cost(group: Group) -> Table:
     return _listing(group, "cost", "All runs: cost", columns, texts("cost", machines, spared))
 
 
-def language_cost(group: Group) -> Table:
-    """The costs of all runs of language models in the group."""
-    return _listing(group, "cost", "Cost", MEASURES["cost of language models"], texts("language_cost"))
-
-
 def after_last_task(group: Group, version: str = "trace") -> Table:
     """The paper's main table of language models: scores on each task after the last one, and their summaries."""
     columns = [*scores(group.tasks, version), *(MEASURES["use"] if version == "trace" else [])]
@@ -237,8 +232,7 @@ def after_each_task(group: Group) -> Table:
     rows = group.named(group.rows).reset_index(drop=True)
     stages = []
     for stage, task in enumerate(group.tasks):
-        of_stage = rows.assign(**{"after task": f"{stage + 1} {task}"})
-        stages.append(melted(of_stage, scores(group.tasks, stage=stage)))
+        stages.append(melted(rows.assign(**{"after task": f"{stage + 1} {task}"}), scores(group.tasks, stage=stage)))
     values = pd.concat(stages).sort_index(kind="stable")  # the stages of each run in succession
     columns, title = scores(group.tasks, stage=0), "Scores after each task (%), TRACE’s metrics"
     return _listing(group, "stages", title, columns, values=values)
@@ -274,6 +268,6 @@ def _listing(
         theirs = (numbers or {}).get(method, {}).get(memory, {}).get(column)
         if theirs:
             cells.loc[i, PUBLISHED] = theirs["mean"], theirs.get("se", np.nan)
-    seeds, published = texts("seeds", cells, group.options.spread_name), texts("published", cells)
-    below = [*seeds, *published, *below, *texts("growth", values)]
+    seeds = texts("seeds", cells, group.options.spread_name)
+    below = [*seeds, *texts("published", cells), *below, *texts("growth", values)]
     return Table(group, kind, title, labels, columns, cells, below)
