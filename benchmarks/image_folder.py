@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 
 BEGUN = time.time()
 CLASSES, FOR_VALIDATION = 100, 26
-CACHES = {"false": False, "true": True, "memory": "memory", "device": "device"}
+CACHES = {"false": False, "memory": "memory", "device": "device"}
 SETTINGS = {"model_name": "replay", "convnet_type": "resnet32", "image_size": 32, "init_cls": 10, "increment": 10}
 SETTINGS |= {"device": "cpu", "cache_first_task": False}
 
@@ -49,7 +49,7 @@ SETTINGS |= {"device": "cpu", "cache_first_task": False}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=130_000, help="training files in the folder")
-    parser.add_argument("--caches", nargs="+", choices=CACHES, default=["false", "true", "memory"])
+    parser.add_argument("--caches", nargs="+", choices=CACHES, default=["false", "memory"])
     parser.add_argument("--workers", type=int, default=2, help="processes that decode")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "made_imagenet"), help="kept")

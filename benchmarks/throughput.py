@@ -47,7 +47,7 @@ from pycil_wsc.allocator import keep_freed_memory, return_freed_memory
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.resized import resized
+from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.batch import Batch
@@ -97,7 +97,7 @@ def add_options(parser):
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--width", type=int, default=16, help="channels of a CIFAR ResNet's first stage")
     parser.add_argument(
-        "--cache-images", action="store_true", help="ImageNet shape: decode from copies with a short side of 256"
+        "--cache-images", action="store_true", help="ImageNet shape: the engine crops images decoded before"
     )
     parser.add_argument(
         "--epochs",
@@ -242,7 +242,7 @@ def random_files(args, folder):
                     folder / part / f"{label:03}" / f"{number}.jpg", quality=90
                 )
     dataset = load_dataset(f"folder:{folder}", ".")
-    return resized(dataset, folder, args.workers) if args.cache_images else dataset
+    return decoded(dataset, folder, args.workers, on_device=False) if args.cache_images else dataset
 
 
 def per_class(args):

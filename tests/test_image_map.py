@@ -1,6 +1,11 @@
 """Decoded image files: kept whole or not at all, cropped as torchvision does it, in workers and on the device."""
 
 import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,18 +13,24 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import ks_2samp
-from small_runs import SETTINGS
+from small_runs import SETTINGS, write
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from pycil_wsc.config.loading import resolve
-from pycil_wsc.data import augment, crops, image_map
+from main import main
+from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.data import augment, crops, image_map, parallel
+from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.loader import DeviceSource, FolderSource, open_source
 from pycil_wsc.data.order import Share
+from pycil_wsc.data.sources import read_source
+from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.learners import speed
 from pycil_wsc.runs.class_incremental import ClassIncremental
 
 SIZES = [(80, 60), (50, 90), (40, 40), (200, 37), (37, 120)]  # width, height; the short side becomes 37
@@ -204,7 +215,7 @@ def test_a_truncated_or_deleted_file_is_made_again(damaged, left, dataset, tmp_p
 def test_a_full_disk_and_a_broken_file_are_one_line(dataset, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(image_map.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-        with pytest.raises(UserError, match="cache_images: 20 decoded images take 0.0 GB"):
+        with pytest.raises(UserError, match="cache_images: the decoded images take 0.0 GB"):
             decoded(dataset, tmp_path, 0, False)
     with open(path := dataset.train.images[3], "r+b") as file:
         file.truncate(os.stat(path).st_size // 2)
@@ -223,6 +234,106 @@ def test_a_folder_in_the_place_of_a_cached_file_is_one_line(kind, dataset, tmp_p
         decoded(dataset, tmp_path, 0, False)
 
 
+@pytest.fixture
+def read(monkeypatch):
+    """The names of the image files that are decoded."""
+    names = []
+    monkeypatch.setattr(image_map, "decode", lambda path: (names.append(path), decode(path))[1])
+    return names
+
+
+def test_images_that_have_not_changed_are_copied_from_an_earlier_file(dataset, tmp_path, read):
+    """Of a data set that has grown since, and of one of whose images one has changed; as if all were decoded."""
+    first = np.array([*range(3), *range(5, 8)])
+    train, test = (Split(split.images[first], split.targets[first]) for split in (dataset.train, dataset.test))
+    decoded(replace(dataset, train=train, test=test), tmp_path, 0, False)
+    assert sorted(read) == sorted([*train.images, *test.images])
+    decoded(dataset, tmp_path, 0, False)
+    assert sorted(read) == sorted([*dataset.train.images, *dataset.test.images]), "each is decoded once"
+    decoded(dataset, tmp_path, 0, False)
+    assert len(read) == len(dataset.train) + len(dataset.test)
+    Image.new("RGB", (37, 60), "red").save(changed := dataset.test.images[2])
+    read.clear()
+    grown = decoded(dataset, tmp_path, 0, False)
+    assert read == [changed]
+    for path, image in zip([*dataset.train.images, *dataset.test.images], [*images(grown.train), *images(grown.test)]):
+        assert np.array_equal(image, np.asarray(v2.Resize(37)(Image.open(path)))), path
+
+
+def images(split):
+    return [split.decoded.image(number) for number in range(len(split))]
+
+
+@pytest.mark.parametrize("seconds, size", [(-3600, (80, 60)), (3600, (80, 60)), (0, (90, 60))])
+def test_an_image_that_is_replaced_is_decoded_again(seconds, size, dataset, tmp_path):
+    """By one that is older or newer, as with ``mv`` or ``rsync -a``; or of the same time, as from some archives."""
+    decoded(dataset, tmp_path, 0, False)
+    replaced = dataset.train.images[0]
+    time = os.stat(replaced).st_mtime_ns + seconds * 10**9
+    Image.new("RGB", size, "red").save(replaced)
+    os.utime(replaced, ns=(time, time))
+    assert (decoded(dataset, tmp_path, 0, False).train.decoded.image(0) == [255, 0, 0]).all()
+
+
+def test_each_interpolation_has_its_own_file(dataset, tmp_path):
+    """One of timm's models may want another than the rest."""
+    for mode in ("bicubic", "bilinear", "bicubic"):
+        whole = decoded(replace(dataset, info=replace(dataset.info, interpolation=mode)), tmp_path, 0, False)
+        resize = v2.Resize(37, v2.InterpolationMode(mode))
+        for path, image in zip(whole.train.images, images(whole.train)):
+            assert np.array_equal(image, np.asarray(resize(Image.open(path))))
+    bilinear, bicubic = sorted((tmp_path / "resized").iterdir())
+    assert bilinear.name.endswith("-37") and bicubic.name == f"{bilinear.name}-bicubic"
+
+
+def test_names_that_are_relative_or_not_normalised_are_the_same_images(folder, tmp_path, monkeypatch, read):
+    monkeypatch.chdir(tmp_path)
+    info = load_dataset(f"folder:{folder}", ".", 32).info
+    names = [f"{folder}/train/a/0.png", f"{folder}/train/b/1.png"]
+    for given in (names, [f"{folder}/./train/a/0.png", f"{folder}//train/b/1.png"], [*map(os.path.relpath, names)]):
+        found = decoded(replace(read_source((given, ["a", "b"])), info=info), tmp_path, 0, False).train
+        for path, image in zip(names, images(found), strict=True):
+            assert np.array_equal(image, np.asarray(v2.Resize(37)(Image.open(path))))
+    assert read == names, "each is decoded once"
+
+
+def test_arrays_in_memory_stay_as_they_are(tmp_path):
+    digits = load_dataset("digits", ".")
+    assert decoded(digits, tmp_path, 1, False) is digits and not list(tmp_path.iterdir())
+
+
+UNGUARDED = """
+from pycil_wsc.data import parallel
+from pycil_wsc.errors import UserError
+
+with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
+    try:
+        print(list(parallel.map_parts(sum, [1] * (parallel.CHUNK + 1), pool, "decoding images")))
+    except UserError as error:
+        print(error)
+"""
+
+
+def output_of(folder, script):
+    """What a script prints, with the package on its path."""
+    (folder / "script.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, folder / "script.py"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout
+
+
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
+    """Each worker process imports the script, which must not start processes then."""
+    output = output_of(tmp_path, UNGUARDED)
+    assert output.startswith("decoding images: a worker process ended unexpectedly; ")
+    assert "`if __name__ == '__main__':`" in output and output.count("\n") == 1
+
+
+def test_a_script_with_a_guard_has_its_worker_processes(tmp_path):
+    guarded = "if __name__ == '__main__':\n" + textwrap.indent(UNGUARDED, "    ")
+    assert output_of(tmp_path, guarded) == f"{[parallel.CHUNK, 1]}\n"
+
+
 def test_an_image_that_vanished_is_named(dataset, tmp_path):
     os.unlink(dataset.train.images[3])
     with pytest.raises(UserError, match="3.png: No such file or directory; replace the image, or remove it"):
@@ -235,5 +346,30 @@ def test_a_run_learns_from_decoded_images(where, folder, tmp_path):
     keys |= {"init_cls": 1, "increment": 1, "num_workers": 0, "out": str(tmp_path / "runs"), "epochs": 1}
     config = resolve(SETTINGS | keys | {"init_epoch": 1, "milestones": [], "init_milestones": []})
     kind, data = ClassIncremental(), Datasets()
+    assert not list(tmp_path.rglob("decoded-*")), "a plan decodes nothing"
     result = kind.execute(config, data.of(config), lambda progress: None)
     assert len(result["curve"]) == 2 and list(tmp_path.rglob("decoded-*.npz"))
+
+
+def test_true_is_memory_and_a_data_root_may_be_below_the_home_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    keys = {"dataset": f"folder:{folder}", "image_size": 32, "data_root": "~/data", "num_workers": 0}
+    found = []
+    for value in (True, "memory"):
+        config = resolve(keys | {"cache_images": value})
+        found.append(for_training(Datasets().of(config), config).train)
+    assert not found[0].on_device and found[0].decoded.path == found[1].decoded.path
+    assert found[0].decoded.path.is_relative_to(tmp_path / "home" / "data") and not (tmp_path / "~").exists()
+
+
+def test_speed_is_measured_on_the_images_that_the_run_reads(folder, tmp_path, monkeypatch):
+    seen, opened = [], speed.open_source
+    monkeypatch.setattr(speed, "open_source", lambda *a: (seen.append(a[1]), opened(*a))[1])
+    keys = {"dataset": f"folder:{folder}", "image_size": 32, "data_root": str(tmp_path), "cache_images": "memory"}
+    keys |= {"convnet_type": "tiny", "num_workers": 1, "init_cls": 1, "increment": 1, "epochs": 1, "init_epoch": 1}
+    keys |= {"model_name": "replay", "memory_per_class": 2, "device": "cpu", "out": str(tmp_path / "runs")}
+    assert main(["--config", write(tmp_path, keys), "--dry-run", "--measure"]) == 0
+    (config,) = load(write(tmp_path, keys))
+    (split,) = seen
+    assert split.decoded.path == for_training(Datasets().of(config), config).train.decoded.path

@@ -180,17 +180,14 @@ def test_small_copies_of_image_files_are_made_of_the_training_files_alone(tmp_pa
             "validation_split": 0.25,
             "init_cls": 1,
             "increment": 1,
-            "cache_images": True,
+            "cache_images": "memory",
             "num_workers": 1,
             "data_root": str(tmp_path / "root"),
         }
     )
     dataset = for_training(Datasets().of(config), config)
-    assert (
-        len(dataset.train) == 6
-        and len(dataset.test) == 2
-        and all("resized" in path for path in (*dataset.train.images, *dataset.test.images))
-    )
+    assert len(dataset.train.decoded) == len(dataset.train) == 6
+    assert len(dataset.test.decoded) == len(dataset.test) == 2
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------

@@ -44,7 +44,9 @@ def image_folder(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     cpu = ("CPU, s", *(f"{part}, CPU s" for part in PARTS))
     yield "`cache_images`", "start", "first step after, s", *cpu, "main process, MiB", "with its workers, MiB"
     for name, starts in record["caches"].items():
-        value = name if name in ("false", "true") else f'"{name}"'
+        if name == "true":  # JPEG copies, which are no longer made
+            continue
+        value = name if name == "false" else f'"{name}"'
         for start, measured in starts.items():
             spent = (f"{measured['cpu_seconds'][part]:.1f}" for part in ("start", *PARTS))
             memory = (f"{measured[each] / 2**20:,.0f}" for each in ("peak_memory_bytes", "all_memory_bytes"))

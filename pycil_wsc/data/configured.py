@@ -12,7 +12,6 @@ from pycil_wsc.data.datasets import path_of, sized
 from pycil_wsc.data.image_files import image_status
 from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.options import AugmentationOptions, DataOptions, MemoryOptions
-from pycil_wsc.data.resized import resized
 from pycil_wsc.data.subset import at_most, only
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.data.validation import hold_out
@@ -52,11 +51,11 @@ def configured(dataset: Dataset, options: DataOptions, pretraining: Mapping[str,
 
 
 def for_training(dataset: Dataset, options: DataOptions) -> Dataset:
-    """``dataset`` with its image files replaced by decoded images or small copies, depending on ``cache_images``."""
+    """``dataset`` with its image files decoded once, if ``cache_images`` says so."""
+    if not options.cache_images:
+        return dataset
     root = path_of("data_root", options.data_root)
-    if options.cache_images in ("memory", "device"):
-        return decoded(dataset, root, options.num_workers, options.cache_images == "device")
-    return resized(dataset, root, options.num_workers) if options.cache_images else dataset
+    return decoded(dataset, root, options.num_workers, options.cache_images == "device")
 
 
 def known_images(dataset: Dataset) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Decodes image files once into a single file, which all processes of a machine map into memory.
 
 The file holds the images as uint8, concatenated, resized to the short side of the test transform. An index stores
-where each image begins, and a hash of the image files' paths, sizes and times. It is written last: if it is missing or
-damaged, the hash differs, or the file of images has another size, the images are decoded again.
+where each image begins, and a digest of each image file's path, size and time. It is written last: if it is missing or
+damaged, a digest differs, or the file of images has another size, both are made again. Images that are unchanged in
+any file of the folder are then copied from there, not decoded.
 """
 
 import hashlib
@@ -11,20 +12,33 @@ import logging
 import os
 import shutil
 import zipfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 from torchvision.transforms import v2
 
-from pycil_wsc.data.image_files import decode, image_status
+from pycil_wsc.data.image_files import common_folder, decode, image_status
 from pycil_wsc.data.parallel import map_parts, process_pool
-from pycil_wsc.data.resized import cache_folder
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_atomically
+
+
+class Index(NamedTuple):
+    """What is in a file of images.
+
+    ``keys``: bytes (N,), the digest of each image file; ``starts``: int64 (N + 1,), the first pixel of each image, and
+    the number of pixels; ``sizes``: int64 (N, 2), height and width.
+    """
+
+    keys: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
 
 
 def decoded(dataset: Dataset, root: str | Path, workers: int, on_device: bool) -> Dataset:
@@ -37,12 +51,23 @@ def decoded(dataset: Dataset, root: str | Path, workers: int, on_device: bool) -
         return dataset
     side = round(dataset.info.image_size * 256 / 224)
     paths = np.unique(np.concatenate([dataset.train.images, dataset.test.images]))
-    images = image_map(paths, cache_folder(dataset, root, side)[1], side, dataset.info.interpolation, workers)
+    images = image_map(paths, _cache_folder(dataset, root, side), side, dataset.info.interpolation, workers)
     splits = {
         part: replace(split, decoded=images.of(np.searchsorted(paths, split.images)), on_device=on_device)
         for part, split in (("train", dataset.train), ("test", dataset.test))
     }
     return replace(dataset, **splits)
+
+
+def _cache_folder(dataset: Dataset, root: str | Path, side: int) -> Path:
+    """The folder below ``root`` for the common parent folder of the image files, this side and the interpolation.
+
+    Bilinear interpolation is not in the name.
+    """
+    base = Path(common_folder([*dataset.train.images.tolist(), *dataset.test.images.tolist()]))
+    digest = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:8]
+    mode = dataset.info.interpolation
+    return Path(root, "resized", f"{base.name}-{digest}-{side}" + ("" if mode == "bilinear" else f"-{mode}"))
 
 
 def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, workers: int) -> ImageMap:
@@ -51,81 +76,120 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
     Images that are not cached yet are decoded by ``workers`` processes. Raises a :class:`UserError` if a file cannot be
     read or the disk has too little space.
     """
-    key, listed = _key(paths, side, interpolation), hashlib.sha256(os.fsencode("\n".join(paths)))
+    keys, listed = _keys(paths, side, interpolation), hashlib.sha256(os.fsencode("\n".join(paths)))
     name = f"decoded-{listed.hexdigest()[:8]}"
     path, index = folder / f"{name}.uint8", folder / f"{name}.npz"
     with locked(folder):
-        known = _read(index, path, key)
-        if known is None:
+        known = _read(index)
+        if known is None or not np.array_equal(known.keys, keys):
             if folders := [file for file in (path, index) if file.is_dir()]:
                 raise UserError(f"cache_images: {folders[0]} is a folder, where a file is to be written; move it away")
+            earlier = _earlier(folder)
             index.unlink(missing_ok=True)  # it will no longer match the file of images
-            with process_pool(workers, len(paths)) as pool:
-                sizes = _sizes(paths, side, pool)
-                known = np.concatenate([[0], np.cumsum(sizes.prod(1))]), sizes
-                _write(paths, path, known[0], v2.Resize(side, v2.InterpolationMode(interpolation)), pool)
-            _write_index(index, key, *known)
-    starts, sizes = known
-    return ImageMap(path, starts[:-1], sizes)
+            known = _make(paths, keys, path, side, interpolation, earlier, workers)
+            _write_index(index, known)
+    return ImageMap(path, known.starts[:-1], known.sizes)
 
 
-def _key(paths, side, interpolation):
-    """A digest of the files: their paths, sizes and times."""
-    digest = hashlib.sha256(f"{side} {interpolation}".encode())
+def _keys(paths: np.ndarray, side: int, interpolation: str) -> np.ndarray:
+    """A digest of the path, size and time of each file."""
+    before, keys = hashlib.sha256(f"{side} {interpolation}".encode()), []
     for path in paths.tolist():
-        status = image_status(path)
-        digest.update(b"%s\0%d %d\0" % (os.fsencode(path), status.st_size, status.st_mtime_ns))
-    return digest.hexdigest()
+        status, digest = image_status(path), before.copy()
+        digest.update(b"%s\0%d %d" % (os.fsencode(os.path.abspath(path)), status.st_size, status.st_mtime_ns))
+        keys.append(digest.hexdigest()[:32].encode())
+    return np.array(keys, dtype="S32")
 
 
-def _read(index, path, key):
-    """(starts, sizes) from the index; None if it is missing, damaged or has another key, or ``path`` is not whole."""
+def _read(index: Path) -> Index | None:
+    """The index; None if it is missing or damaged, or if the file of images beside it is not whole."""
     try:
-        with np.load(index) as known:
-            starts, sizes, same = known["starts"], known["sizes"], str(known["key"]) == key
-        return (starts, sizes) if same and path.stat().st_size == 3 * starts[-1] else None
+        with np.load(index) as file:
+            known = Index(file["keys"], file["starts"], file["sizes"])
+        return known if index.with_suffix(".uint8").stat().st_size == 3 * known.starts[-1] else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
-def _write_index(index, key, starts, sizes):
+def _earlier(folder: Path) -> dict[bytes, tuple[ImageMap, int]]:
+    """What is cached in ``folder``: for each digest, a file of images and the number of the image in it."""
+    found = {}
+    for index in sorted(folder.glob("decoded-*.npz")):
+        known = _read(index)
+        if known is not None:
+            images = ImageMap(index.with_suffix(".uint8"), known.starts[:-1], known.sizes)
+            found |= {key: (images, number) for number, key in enumerate(known.keys.tolist())}
+    return found
+
+
+def _write_index(index: Path, known: Index) -> None:
     buffer = io.BytesIO()
-    np.savez(buffer, key=key, starts=starts, sizes=sizes)
+    np.savez(buffer, **known._asdict())
     write_atomically(index, buffer.getvalue())
 
 
-def _sizes(paths, side, pool):
+def _make(
+    paths: np.ndarray,
+    keys: np.ndarray,
+    path: Path,
+    side: int,
+    interpolation: str,
+    earlier: dict[bytes, tuple[ImageMap, int]],
+    workers: int,
+) -> Index:
+    """Write all images to ``path``: copied if they are in an ``earlier`` file, else decoded."""
+    copied = [earlier.get(key) for key in keys.tolist()]
+    new = np.array([number for number, source in enumerate(copied) if source is None], dtype=np.int64)
+    sizes = np.empty((len(paths), 2), np.int64)
+    for number, source in enumerate(copied):
+        if source is not None:
+            images, place = source
+            sizes[number] = images.sizes[place]
+    with process_pool(workers, len(new)) as pool:
+        sizes[new] = _sizes(paths[new], side, pool)
+        starts = np.concatenate([[0], np.cumsum(sizes.prod(1))])
+        _check_space(path, len(new), 3 * int(starts[-1]))
+        partial_file = path.with_name(f".{path.name}.partial")
+        with open(partial_file, "wb") as file:
+            file.truncate(3 * int(starts[-1]))
+            for start, source in zip(starts, copied):
+                if source is not None:
+                    images, place = source
+                    file.seek(3 * start)
+                    file.write(images.image(place).tobytes())
+        numbered = np.array(list(zip(paths[new].tolist(), starts[new].tolist())), dtype=object)
+        resize = v2.Resize(side, v2.InterpolationMode(interpolation))
+        decode_part = partial(_decode_into, file=partial_file, resize=resize)
+        for _ in map_parts(decode_part, numbered, pool, "decoding images"):
+            pass
+    with open(partial_file, "r+b") as file:
+        os.fsync(file.fileno())  # before the index says that it is complete
+    os.replace(partial_file, path)
+    return Index(keys, starts, sizes)
+
+
+def _check_space(path: Path, number: int, total: int) -> None:
+    """Log how many images are decoded, and raise a :class:`UserError` if the disk has no space for ``total`` bytes."""
+    free = shutil.disk_usage(path.parent).free
+    if total > free:
+        raise UserError(
+            f"cache_images: the decoded images take {total / 1e9:.1f} GB, but {path.parent} has {free / 1e9:.1f} GB; "
+            "free space, choose another folder with --data-root, or use false"
+        )
+    logging.getLogger("pycil_wsc").warning("%s: decoding %d images, %.1f GB in all", path, number, total / 1e9)
+
+
+def _sizes(paths: np.ndarray, side: int, pool: ProcessPoolExecutor | None) -> np.ndarray:
     """Height and width of each image after resizing: int64 (N, 2)."""
     parts = map_parts(partial(_sizes_of, side=side), paths, pool, "reading sizes of images")
     return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
 
-def _write(paths, path, starts, resize, pool):
-    """Decode all images into ``path``."""
-    total, free = 3 * int(starts[-1]), shutil.disk_usage(path.parent).free
-    if total > free:
-        raise UserError(
-            f"cache_images: {len(paths):,} decoded images take {total / 1e9:.1f} GB, but {path.parent} has "
-            f"{free / 1e9:.1f} GB; free space, choose another folder with --data-root, or use true (JPEG copies)"
-        )
-    logging.getLogger("pycil_wsc").warning("%s: decoding %d images, %.1f GB", path, len(paths), total / 1e9)
-    partial_file = path.with_name(f".{path.name}.partial")
-    with open(partial_file, "wb") as file:
-        file.truncate(total)
-    numbered = np.array(list(zip(paths.tolist(), starts[:-1].tolist())), dtype=object)
-    decode_part = partial(_decode_into, file=partial_file, resize=resize)
-    for _ in map_parts(decode_part, numbered, pool, "decoding images"):
-        pass
-    with open(partial_file, "r+b") as file:
-        os.fsync(file.fileno())  # before the index says that it is complete
-    os.replace(partial_file, path)
-
-
-def _sizes_of(paths, side):
+def _sizes_of(paths: np.ndarray, side: int) -> list[tuple[int, int]]:
     return [_resized_size(width, height, side) for width, height in map(_size, paths)]
 
 
-def _size(path):
+def _size(path: str) -> tuple[int, int]:
     """Width and height of an image file; the whole file is read only if its header cannot be."""
     try:
         with Image.open(path) as image:
@@ -134,14 +198,15 @@ def _size(path):
         return decode(path).size
 
 
-def _resized_size(width, height, side):
+def _resized_size(width: int, height: int, side: int) -> tuple[int, int]:
     """(height, width) after torchvision's ``Resize``."""
     short, long = sorted((width, height))
     other = int(side * long / short)
     return (side, other) if height <= width else (other, side)
 
 
-def _decode_into(numbered, file, resize):
+def _decode_into(numbered: np.ndarray, file: Path, resize: v2.Resize) -> None:
+    """Decode image files to their places, counted in pixels."""
     with open(file, "r+b") as output:
         for path, start in numbered:
             output.seek(3 * start)

@@ -183,8 +183,8 @@ class ImageOptions:
     )
     cache_images: bool | str = key(
         False,
-        "cache image files, resized to the test transform's short side, in `data_root`/resized: as JPEG copies "
-        "(`true`), or decoded and mapped into memory (`memory`) or held on the GPU if they fit (`device`)",
+        "decode image files once, to the test transform's short side, into a file in `data_root`/resized, which is "
+        "mapped into memory (`memory`; `true` is the same) or held on the GPU if it fits (`device`)",
         choices=(False, True, "memory", "device"),
     )
     num_workers: int = key(
