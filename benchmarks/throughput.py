@@ -46,8 +46,8 @@ from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory, return_freed_memory
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
-from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.image_map import decoded
+from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import DataManager
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.engine.batch import Batch
