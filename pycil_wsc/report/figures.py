@@ -139,7 +139,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     rows = study.rows_of(group)
     rates = [100 * float(record.studied(study.corner)) for record in rows["record"]]
     rows = rows.assign(x=rates, at=rates, y=measured(rows, AVERAGE), rest=rest_of(rows, study.studied))
-    rows["last"] = rows["kind"].str.endswith(WITHOUT)
+    rows["last"] = rows["entry"].str.endswith(WITHOUT)
     line_of = ["memory", "last", "rest"]
     rows = rows.groupby(line_of).filter(lambda line: line["x"].nunique() > 1)
     if rows.empty:

@@ -39,7 +39,8 @@ def best(seeds: pd.DataFrame) -> pd.Index:
     seeds = seeds.loc[seeds.count(axis=1) > 1]
     if len(seeds) < 2:
         return seeds.index[:0]
-    means = seeds.agg(["mean", "sem", "count"], axis=1).set_axis(["mean", "standard_error", "averaged_over"], axis=1)
+    means = pd.DataFrame({"mean": seeds.mean(axis=1), "standard_error": seeds.sem(axis=1)})
+    means["averaged_over"] = seeds.count(axis=1)
     top = means["mean"].idxmax()
     differences = seeds.rsub(seeds.loc[top], axis="columns")
     paired = differences.count(axis=1) > 1

@@ -52,21 +52,21 @@ class Study:
         return None if name in self.without else name
 
     def rows_of(self, group: Group) -> pd.DataFrame:
-        """The rows of the runs that belong to the study, with their ``kind`` and, as ``corner``, its name, in order.
+        """The rows of the runs that belong to the study, with their ``entry`` and, as ``corner``, its name, in order.
 
         Empty if all of them are plain.
         """
         rows = group.rows.loc[group.rows["main"]] if self.main else group.rows
-        kinds = [self.row(record) for record in rows["record"]]
-        if not set(kinds) - {None, *self.plain}:
-            kinds = [None] * len(kinds)  # plain rows alone make no table
-        base = [own if kind == method else kind for kind, method, own in zip(kinds, rows["learner"], rows["own"])]
-        rows = group.named(rows.assign(kind=kinds, base=base), self.corner, "base", self.studied)
+        entries = [self.row(record) for record in rows["record"]]
+        if not set(entries) - {None, *self.plain}:
+            entries = [None] * len(entries)  # plain rows alone make no table
+        base = [own if entry == method else entry for entry, method, own in zip(entries, rows["learner"], rows["own"])]
+        rows = group.named(rows.assign(entry=entries, base=base), self.corner, "base", self.studied)
         order = list(self.order or self.rows)
         if not order and self.corner != "method":
-            order = sorted(set(rows["kind"]), key=lambda kind: (WITHOUT in kind, float(kind.removesuffix(WITHOUT))))
-        place = {kind: number for number, kind in enumerate(order)}
-        return rows.sort_values("kind", key=lambda kinds: kinds.map(place).fillna(len(place)), kind="stable")
+            order = sorted(set(rows["entry"]), key=lambda entry: (WITHOUT in entry, float(entry.removesuffix(WITHOUT))))
+        place = {entry: number for number, entry in enumerate(order)}
+        return rows.sort_values("entry", key=lambda entries: entries.map(place).fillna(len(place)), kind="stable")
 
 
 STUDIES = [Study(**study) for study in data_file("studies.json")]

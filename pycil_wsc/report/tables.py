@@ -62,7 +62,7 @@ class Table:
     """
 
     group: Group
-    kind: str
+    name: str
     title: str
     labels: Sequence[str]
     columns: Sequence[Column]
@@ -73,7 +73,7 @@ class Table:
 
     @property
     def slug(self) -> str:
-        return f"{self.kind}-{self.group.slug}"
+        return f"{self.name}-{self.group.slug}"
 
     @property
     def head(self) -> list[str]:

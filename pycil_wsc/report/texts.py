@@ -118,7 +118,7 @@ MARKDOWN.filters |= {"markdown": _markdown, "latex": _latex, "number": _number} 
 MARKDOWN.filters |= {"clean": clean, "shown": shown, "as_text": as_text}
 
 
-def texts(kind: str, *facts: object) -> list[str]:
+def texts(macro: str, *facts: object) -> list[str]:
     """The lines of a macro of ``texts.j2``."""
-    text = getattr(MARKDOWN.get_template("texts.j2").module, kind)(*facts)
+    text = getattr(MARKDOWN.get_template("texts.j2").module, macro)(*facts)
     return [line for line in text.split("\n") if line]

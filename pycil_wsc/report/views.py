@@ -25,12 +25,12 @@ TRAINING, SPENT, *_ = MEASURES["cost"]
 def tables(group: Group) -> Iterator[Table]:
     """Every :class:`Table` for which the group has runs."""
     title = "All runs: accuracy, plasticity and forgetting (%)"
-    measures = partial(_listing, kind="measures", title=title, columns=MEASURES["accuracy"])
+    measures = partial(_listing, name="measures", title=title, columns=MEASURES["accuracy"])
     studies = [partial(accuracy, study=study) for study in STUDIES]
     builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, cost]
     if group.tasks:
         spent, notes = MEASURES["cost of language models"], texts("language_cost")
-        costs = partial(_listing, kind="cost", title="Cost", columns=spent, below=notes)
+        costs = partial(_listing, name="cost", title="Cost", columns=spent, below=notes)
         builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, costs]
     elif group.setting.validation_split:
         builders = [tuning, measures, cost]
@@ -64,12 +64,12 @@ def accuracy(group: Group, study: Study) -> Table | None:
     rows = study.rows_of(group)
     if rows.empty:
         return None
-    own = rows.loc[~rows["kind"].isin(study.plain)]
+    own = rows.loc[~rows["entry"].isin(study.plain)]
     corner, costs = study.corner, MEASURES.get(study.costs, [])
     memories = [Column(memory_text(memory)) for memory in sorted(own["memory"].unique())]
     columns = [*memories, *costs]
     values = pd.concat([by_memory(rows), melted(rows, costs)])
-    cells = aggregate(values, ["kind", corner, "expands"], columns)
+    cells = aggregate(values, ["entry", corner, "expands"], columns)
     _add_paper(cells, rows, group, study)
     of_memories = cells["column"].isin([column.label for column in memories])
     comparable = _comparable(group, study, rows)
@@ -121,8 +121,8 @@ def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Stu
     unlike = rows["changed"].map(lambda changed: not changed <= set(study.studied)).groupby(place).any()
     rescheduled = (rows["schedule"] != rows["learner"].map(SCHEDULES)).groupby(place).any()
     numbers = group.reference.get(study.slug, {})
-    for i, kind, *cell in cells[["kind", study.corner, "column"]].itertuples(name=None):
-        theirs = numbers.get(kind, {}).get(cell[1].replace(",", ""))
+    for i, entry, *cell in cells[["entry", study.corner, "column"]].itertuples(name=None):
+        theirs = numbers.get(entry, {}).get(cell[1].replace(",", ""))
         if theirs and not unlike.get(tuple(cell)):
             cells.loc[i, PUBLISHED] = theirs["mean"], theirs.get("se", np.nan)
             cells.loc[i, "compared"] = not rescheduled.get(tuple(cell), True)
@@ -240,7 +240,7 @@ def after_each_task(group: Group) -> Table:
 
 def _listing(
     group: Group,
-    kind: str,
+    name: str,
     title: str,
     columns: Sequence[Column],
     below: Sequence[str] = (),
@@ -270,4 +270,4 @@ def _listing(
             cells.loc[i, PUBLISHED] = theirs["mean"], theirs.get("se", np.nan)
     seeds = texts("seeds", cells, group.options.spread_name)
     below = [*seeds, *texts("published", cells), *below, *texts("growth", values)]
-    return Table(group, kind, title, labels, columns, cells, below)
+    return Table(group, name, title, labels, columns, cells, below)
