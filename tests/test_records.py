@@ -116,10 +116,22 @@ def test_means_and_standard_errors_are_those_of_the_runs(page, folder, header, r
         ]
 
 
-@pytest.mark.parametrize("name", ["cifar100_short_all", "cifar100_paper_schedule"])
+@pytest.mark.parametrize("name", ["cifar100_short_all", "cifar100_paper_schedule", "pycil_protocol"])
 def test_every_run_of_these_folders_is_in_their_table(name):
     (table,) = [table for table in ALL if (table[0].name, table[1].name) == ("results.md", name)]
     assert len(table[3]) == len(records(table[1]))
+
+
+def test_the_level_in_pycils_protocol_is_that_of_the_record():
+    run = json.loads((ROOT / "results/pycil_protocol/replay.json").read_text())
+    text = (ROOT / "docs/results.md").read_text().partition("\n## PyCIL's protocol\n")[2].partition("\n## ")[0]
+    for key, published, of in (("avg_acc", 59.31, "the survey's average"), ("last_acc", 41.01, "its last accuracy")):
+        difference = run[key] - published
+        assert f"{abs(difference):.2f} points {'above' if difference > 0 else 'below'} {of}" in text
+    for path in (ROOT / "results/cifar100_paper_schedule").glob("*.json"):
+        assert json.loads(path.read_text())["curve"][0] == run["curve"][0], "the first task is shared"
+    assert f"NME has {run['nme_curve'][0]:.1f} % here" in text
+    assert f"Replay has {run['avg_acc']:.2f}, where" in (ROOT / "README.md").read_text()
 
 
 def test_the_quickstarts_table_is_that_of_its_runs():
