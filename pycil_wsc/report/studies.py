@@ -52,10 +52,7 @@ class Study:
         return None if name in self.without else name
 
     def rows_of(self, group: Group) -> pd.DataFrame:
-        """The rows of the runs that belong to the study, with their ``entry`` and, as ``corner``, its name, in order.
-
-        Empty if all of them are plain.
-        """
+        """The study's runs with their ``entry`` and, as ``corner``, its name, in order; none if all are plain."""
         rows = group.rows.loc[group.rows["main"]] if self.main else group.rows
         entries = [self.row(record) for record in rows["record"]]
         if not set(entries) - {None, *self.plain}:
