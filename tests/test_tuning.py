@@ -162,7 +162,7 @@ def test_the_split_decides_the_result_and_has_limits():
         resolve({"validation_split": 0.6})
 
 
-def test_small_copies_of_image_files_are_made_of_the_training_files_alone(tmp_path):
+def test_images_are_decoded_of_the_training_files_alone(tmp_path):
     from PIL import Image
 
     for part in ("train", "val"):

@@ -44,8 +44,6 @@ def image_folder(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     cpu = ("CPU, s", *(f"{part}, CPU s" for part in PARTS))
     yield "`cache_images`", "start", "first step after, s", *cpu, "main process, MiB", "with its workers, MiB"
     for name, starts in record["caches"].items():
-        if name == "true":  # JPEG copies, which are no longer made
-            continue
         value = name if name == "false" else f'"{name}"'
         for start, measured in starts.items():
             spent = (f"{measured['cpu_seconds'][part]:.1f}" for part in ("start", *PARTS))
