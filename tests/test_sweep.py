@@ -41,8 +41,8 @@ TEN = {
     "seed": [1, 2],
     "init_cls": 3,
     "increment": 3,
-    "init_epoch": 2,
-    "epochs": 2,
+    "init_epoch": 8,  # with fewer, a fast machine ends all runs before the second kill
+    "epochs": 8,
     "threads": 1,
 }
 
@@ -60,7 +60,7 @@ def test_ten_runs_killed_twice_end_like_those_never_disturbed(settings, tmp_path
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
     for _ in range(2):
         process = command(tmp_path, settings, "--workers", "2")
-        enough = sum(epochs_logged(settings)) + chance.randint(6, 12)  # of 40
+        enough = sum(epochs_logged(settings)) + chance.randint(24, 48)  # of 160
         wait_until(lambda: sum(epochs_logged(settings)) >= enough, process)
         time.sleep(chance.random() / 10)
         os.killpg(process.pid, signal.SIGKILL)
