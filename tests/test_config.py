@@ -553,7 +553,7 @@ EVERYWHERE = """
 memory_size memory_per_class fixed_memory convnet_type consolidate device seed replay_ratio exemplars nme precision
 init_epoch init_lr init_milestones init_lr_decay init_weight_decay epochs lrate milestones lrate_decay weight_decay
 scheduler momentum batch_size pretrained grad_checkpointing channels_last optimizer betas clip_norm label_smoothing
-warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze sync_batch_norm timeout_minutes compile
+warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze batch_norm_parts timeout_minutes compile
 num_workers data_root checkpoint_seconds operations_like task_seconds"""
 
 

@@ -208,6 +208,10 @@ def test_stages_are_frozen_by_timms_names(settings):
         ({"convnet_type": "resnet8", "pretrained": True}, "pretrained: applies to timm models only"),
         ({"convnet_type": "resnet8", "pretrained": ""}, "pretrained: applies to timm models only"),
         ({"convnet_type": "resnet8", "grad_checkpointing": True}, "grad_checkpointing: applies to timm models only"),
+        (
+            {"batch_norm_parts": 2, "grad_checkpointing": True},
+            "batch_norm_parts: does not work with grad_checkpointing",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line_before_anything_is_trained(more, line, settings):

@@ -140,7 +140,7 @@ def nearly(value, wanted):
     return value == (pytest.approx(wanted, rel=1e-2, abs=1e-3) if isinstance(wanted, float) else wanted)
 
 
-OWN = {"own batch norm": THREE_TASKS | {"model_name": "wsc", "seed": 1994, "sync_batch_norm": False}}
+OWN = {"own batch norm": THREE_TASKS | {"model_name": "wsc", "seed": 1994, "batch_norm_parts": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def trained_on_own_parts(kernel, sizes):
         return cross_entropy(logits, batch.targets), logits
 
     optimizer = torch.optim.SGD(network.parameters())
-    passes = SharedPasses(loss, optimizer, processes, sync_batch_norm=False)
+    passes = SharedPasses(loss, optimizer, processes, own_batch_norm=True)
     for size in sizes:
         rows = slice(processes.rank, size, processes.count)
         passes(batch_of(images[rows], targets[rows]))
@@ -202,7 +202,7 @@ def trained_on_own_parts(kernel, sizes):
 
 
 @pytest.mark.parametrize("kernel, sizes", [(3, (5, 1)), (6, (5, 3))])
-def test_without_synced_batch_norm_each_process_normalises_its_own_part(kernel, sizes):
+def test_in_parts_each_process_normalises_its_own(kernel, sizes):
     """Against torch's batch norm on each part: gradients and running statistics weigh it by its images. Of one image,
     the second process has none; of three, it has one, which has no variance where kernel 6 makes maps of 1x1.
     """
@@ -227,7 +227,7 @@ def flat(tensors):
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-def test_a_run_without_synced_batch_norm_is_another_in_two_processes_but_one_network(both):
+def test_a_run_in_two_parts_is_another_in_two_processes_but_one_network(both):
     one, (first, second) = both[0]["wsc"], [outcome["own batch norm"] for outcome in both[1:]]
     assert np.abs(first["losses"] / one["losses"] - 1).max() > 1e-2
     for key, value in first["weights"].items():
@@ -341,6 +341,7 @@ def complaint(*settings_files):
     [
         ({"device": "cuda"}, "torchrun: process 1 of 2: device: 'cuda' is not"),
         ({"batch_size": 1}, "batch_size: 1 images are too few for the 2 processes"),
+        ({"batch_norm_parts": 4}, "batch_norm_parts: 2 processes have 2 parts of a batch, not 4; give 2 or 1"),
         ({"seed": [1, 2]}, "torchrun: its processes train one run, but there are 2; choose one with --set"),
     ],
 )

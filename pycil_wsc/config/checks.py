@@ -38,6 +38,8 @@ def check(config: Config) -> None:
         )
     if consolidates and config.wsc.importance == "fisher" and config.grad_checkpointing:
         raise UserError("wsc.importance: 'fisher' does not work with grad_checkpointing; leave one of the two out")
+    if config.batch_norm_parts > 1 and config.grad_checkpointing:
+        raise UserError("batch_norm_parts: does not work with grad_checkpointing; leave one of the two out")
     _check_wsc(config.wsc)
     _check_backbone(config)
     registry.exemplars[config.exemplars]

@@ -125,9 +125,12 @@ class DeviceOptions:
         choices=(False, True, "reduce-overhead"),
         decides="rounding",
     )
-    sync_batch_norm: bool = key(
-        True,
-        "`torchrun`: batch norm uses the whole batch, as in a single process; `false`: each process uses its own part",
+    batch_norm_parts: int = key(
+        1,
+        "in training, batch norm normalises this many equal parts of a batch separately, as PyCIL does on so many "
+        "GPUs; 1: the whole batch",
+        low=1,
+        high=1024,
     )
     timeout_minutes: float = key(
         30.0, "`torchrun`: how long a process waits for the others within a run", low=0.01, decides="speed"

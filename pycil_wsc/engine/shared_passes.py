@@ -8,9 +8,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.parted_batch_norm import OwnBatchNorm
 from pycil_wsc.engine.passes import Passes
 from pycil_wsc.engine.processes import Processes
-from pycil_wsc.engine.synced_batch_norm import OwnBatchNorm, SyncedBatchNorm
+from pycil_wsc.engine.synced_batch_norm import SyncedBatchNorm
 
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (mean loss, logits)
 
@@ -22,20 +23,22 @@ class SharedPasses(Passes):
     twice. The gradients of the parameters of ``optimizer`` are summed over processes; a parameter that no process uses
     keeps a gradient of None.
 
+    ``own_batch_norm``: each process's batch norm normalises its own part; otherwise the whole batch.
+
     Returns this process's part of the mean loss and its number of correct predictions; their sums over processes are
     those of the whole batch. A process weighs as much as its number of images, which may be 0 in a last batch.
     """
 
-    def __init__(self, compute: Loss, optimizer: Optimizer, processes: Processes, sync_batch_norm: bool) -> None:
+    def __init__(self, compute: Loss, optimizer: Optimizer, processes: Processes, own_batch_norm: bool) -> None:
         super().__init__(compute, optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.processes, self.sync_batch_norm = processes, sync_batch_norm
+        self.processes, self.own_batch_norm = processes, own_batch_norm
         self.shared = DistributedDataParallel(_LossModule(compute, parameters), find_unused_parameters=True)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         whole = self.processes.sum(torch.full((), float(len(batch)), device=batch.targets.device))
         share = len(batch) / whole
-        with SyncedBatchNorm() if self.sync_batch_norm else OwnBatchNorm(share):
+        with OwnBatchNorm(share) if self.own_batch_norm else SyncedBatchNorm():
             loss, logits = self.shared(*batch.tensors, whole=batch.whole)
             part = loss * share
             (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes

@@ -37,38 +37,6 @@ class SyncedBatchNorm(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class OwnBatchNorm(TorchFunctionMode):
-    """A context in which each process normalises its own part of a batch, with ``share`` (0 to 1) of its images.
-
-    On exit, after the backward pass, the running statistics are replaced by their mean over the processes, weighted by
-    ``share``, so that they are the same in all processes. All processes must compute the same layers. One value of a
-    channel has no variance: a process's single image is normalised with the running statistics where maps are 1x1.
-    """
-
-    def __init__(self, share: Tensor) -> None:
-        super().__init__()
-        self.share, self.running = share, {}
-
-    def __torch_function__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        return (self._batch_norm if function is batch_norm else function)(*args, **(kwargs or {}))
-
-    def _batch_norm(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
-        if training and running_mean is not None:
-            self.running |= {id(statistic): statistic for statistic in (running_mean, running_var)}
-            training = images.numel() != images.shape[1]
-        return batch_norm(images, running_mean, running_var, weight, bias, training, *others, **named)
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        if self.running and error[0] is None:
-            statistics = list(self.running.values())
-            mean = self.share * torch.cat(statistics)
-            distributed.all_reduce(mean)
-            torch._foreach_copy_(statistics, list(mean.split([len(each) for each in statistics])))
-
-
 def _batch_norm(
     images: Tensor,
     running_mean: Tensor | None,

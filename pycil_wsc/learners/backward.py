@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
+from pycil_wsc.engine.parted_batch_norm import PartedBatchNorm
 from pycil_wsc.engine.passes import CompiledPasses, Passes
 from pycil_wsc.engine.phase import Phase, refuse_images_and_targets
 from pycil_wsc.engine.shared_passes import SharedPasses
@@ -68,13 +69,17 @@ class Backward:
 
 def passes(learner: Toolbox, phase: Phase, loss: Callable) -> Passes:
     """The forward and backward pass of a step of ``phase`` with ``loss``."""
+    parts = learner.config.batch_norm_parts
+    alone = learner.processes.count == 1
+    if alone and parts > 1:
+        loss = _in_parts(loss, parts)
 
     def compute(batch):
         with learner.autocast(), single_image_refused(len(batch)):
             return loss(batch)
 
-    if learner.processes.count > 1:
-        return SharedPasses(compute, phase.optimizer, learner.processes, learner.config.sync_batch_norm)
+    if not alone:
+        return SharedPasses(compute, phase.optimizer, learner.processes, own_batch_norm=parts > 1)
     if mode := learner.config.compile:
         fused = torch.compile(loss, dynamic=False, mode=None if mode is True else mode)
 
@@ -84,6 +89,14 @@ def passes(learner: Toolbox, phase: Phase, loss: Callable) -> Passes:
 
         return CompiledPasses(compute, phase.optimizer, compiled)
     return Passes(compute, phase.optimizer)
+
+
+def _in_parts(loss, parts):
+    def parted(batch):
+        with PartedBatchNorm(parts):
+            return loss(batch)
+
+    return parted
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class Identity(BaseModel):
     shared: dict[str, Json]
     own: dict[str, Json]
 
-    @field_validator("own")
+    @field_validator("shared", "own")
     @classmethod
     def _as_now(cls, values: dict[str, Json]) -> dict[str, Json]:
         """Without keys that were dropped since the run."""

@@ -78,6 +78,11 @@ class ClassIncremental(Kind[Config, Dataset]):
                 f"batch_size: {config.batch_size} images are too few for the {count} processes that share them; "
                 "start fewer processes, or raise batch_size"
             )
+        if count > 1 and config.batch_norm_parts not in (1, count):
+            raise UserError(
+                f"batch_norm_parts: {count} processes have {count} parts of a batch, not {config.batch_norm_parts}; "
+                f"give {count} or 1, or start a single process"
+            )
 
     def execute(self, config: Config, data: Dataset, on_progress: Callable[[Progress], None]) -> dict[str, Json]:
         complete = with_memory_size(config, known_images(data))

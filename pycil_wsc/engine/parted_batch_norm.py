@@ -1,0 +1,77 @@
+"""Batch norm that normalises parts of a batch separately, as on several GPUs without synchronisation.
+
+Smaller parts regularise more: "ghost batch norm" of Hoffer et al. (2017), "Train longer, generalize better".
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.functional import batch_norm
+from torch.overrides import TorchFunctionMode
+
+
+class PartedBatchNorm(TorchFunctionMode):
+    """A context in which ``torch.nn.functional.batch_norm`` in training mode normalises each of ``parts`` separately.
+
+    The images of a batch are divided in their order, as by ``torch.chunk``. The running statistics after a step are the
+    mean of those of the parts, weighted by their images. One value of a channel has no variance: a part of a single
+    image is normalised with the running statistics where maps are 1x1.
+    """
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        return (self._batch_norm if function is batch_norm else function)(*args, **(kwargs or {}))
+
+    def _batch_norm(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+        if not training or running_mean is None:  # layers without running statistics set `training` in tests, too
+            return batch_norm(images, running_mean, running_var, weight, bias, training, *others, **named)
+        normalised, means, variances = [], torch.zeros_like(running_mean), torch.zeros_like(running_var)
+        for part in images.chunk(self.parts):
+            mean, var = running_mean.clone(), running_var.clone()
+            normalised.append(batch_norm(part, mean, var, weight, bias, not _single_values(part), *others, **named))
+            torch._foreach_add_([means, variances], [mean, var], alpha=len(part) / len(images))
+        torch._foreach_copy_([running_mean, running_var], [means, variances])
+        return torch.cat(normalised)
+
+
+class OwnBatchNorm(TorchFunctionMode):
+    """A context in which each process normalises its own part of a batch, with ``share`` (0 to 1) of its images.
+
+    On exit, after the backward pass, the running statistics are replaced by their mean over the processes, weighted by
+    ``share``, so that they are the same in all processes. All processes must compute the same layers. One value of a
+    channel has no variance: a process's single image is normalised with the running statistics where maps are 1x1.
+    """
+
+    def __init__(self, share: Tensor) -> None:
+        super().__init__()
+        self.share, self.running = share, {}
+
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        return (self._batch_norm if function is batch_norm else function)(*args, **(kwargs or {}))
+
+    def _batch_norm(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+        if training and running_mean is not None:
+            self.running |= {id(statistic): statistic for statistic in (running_mean, running_var)}
+            training = not _single_values(images)
+        return batch_norm(images, running_mean, running_var, weight, bias, training, *others, **named)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self.running and error[0] is None:
+            statistics = list(self.running.values())
+            mean = self.share * torch.cat(statistics)
+            distributed.all_reduce(mean)
+            torch._foreach_copy_(statistics, list(mean.split([len(each) for each in statistics])))
+
+
+def _single_values(images: Tensor) -> bool:
+    """Whether each channel has one value, and so no variance."""
+    return images.numel() == images.shape[1]
