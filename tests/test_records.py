@@ -130,8 +130,22 @@ def test_the_level_in_pycils_protocol_is_that_of_the_record():
         assert f"{abs(difference):.2f} points {'above' if difference > 0 else 'below'} {of}" in text
     for path in (ROOT / "results/cifar100_paper_schedule").glob("*.json"):
         assert json.loads(path.read_text())["curve"][0] == run["curve"][0], "the first task is shared"
-    assert f"NME has {run['nme_curve'][0]:.1f} % here" in text
-    assert f"Replay has {run['avg_acc']:.2f}, where" in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert f"Replay has {run['avg_acc']:.2f}, where" in readme
+    log = (ROOT / "results/pycil_protocol/replay-four-parts.log").read_text()
+    parts, nme = np.array(re.findall(r"classes: CNN ([\d.]+), NME ([\d.]+)", log), float).T
+    whole, whole_nme = (np.array(run[curve][: len(parts)]) for curve in ("curve", "nme_curve"))
+    for name, curve in {
+        "whole batch": whole,
+        "four parts": parts,
+        "whole batch, NME": whole_nme,
+        "four parts, NME": nme,
+    }.items():
+        assert f"| {name} | {' | '.join(f'{value:.1f}' for value in [*curve, curve.mean()])} |" in text
+    assert f"four parts have {nme[0]:.1f} % here, the whole batch\n  {whole_nme[0]:.1f} %" in text
+    assert (parts > whole).all() and "higher after each of them" in text
+    gain = f"{(parts - whole).mean():.2f} points higher on average over"
+    assert gain in text and f"{gain} its first seven tasks" in readme and len(parts) == 7
 
 
 def test_the_quickstarts_table_is_that_of_its_runs():
