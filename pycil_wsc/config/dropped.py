@@ -28,7 +28,7 @@ def _gone(now: Json, instead: str) -> Dropped:
 
 DROPPED = {
     "cuda_graph": Dropped("is replaced by 'compile'; set that instead", decided=False),
-    "sync_batch_norm": _gone(True, "batch_norm_parts; false is the number of processes"),
+    "sync_batch_norm": _gone(True, "batch_norm_parts, with the number of processes"),
     "wsc.score_abs": _gone(False, "moment_score(absolute=True) in a loop of your own"),
     "wsc.reset_head": _gone(True, "eligible= of WeightSpaceConsolidation in a loop of your own"),
     "wsc.reset_norm": _gone(True, "eligible= of WeightSpaceConsolidation in a loop of your own"),
