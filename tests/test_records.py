@@ -145,7 +145,7 @@ def test_the_level_in_pycils_protocol_is_that_of_the_record():
     assert f"four parts have {nme[0]:.1f} % here, the whole batch\n  {whole_nme[0]:.1f} %" in text
     assert (parts > whole).all() and "higher after each of them" in text
     gain = f"{(parts - whole).mean():.2f} points higher on average over"
-    assert gain in text and f"{gain} its first seven tasks" in readme and len(parts) == 7
+    assert gain in text and f"{gain} its first eight tasks" in readme and len(parts) == 8
 
 
 def test_the_quickstarts_table_is_that_of_its_runs():
