@@ -11,7 +11,18 @@ from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
 
-class PartedBatchNorm(TorchFunctionMode):
+class BatchNormMode(TorchFunctionMode):
+    """A context in which its method ``normalised`` replaces ``torch.nn.functional.batch_norm``."""
+
+    normalised: Callable[..., Tensor]
+
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        return (self.normalised if function is batch_norm else function)(*args, **(kwargs or {}))
+
+
+class PartedBatchNorm(BatchNormMode):
     """A context in which ``torch.nn.functional.batch_norm`` in training mode normalises each of ``parts`` separately.
 
     The images of a batch are divided in their order, as by ``torch.chunk``. The running statistics after a step are the
@@ -23,24 +34,19 @@ class PartedBatchNorm(TorchFunctionMode):
         super().__init__()
         self.parts = parts
 
-    def __torch_function__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        return (self._batch_norm if function is batch_norm else function)(*args, **(kwargs or {}))
-
-    def _batch_norm(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+    def normalised(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
         if not training or running_mean is None:  # layers without running statistics set `training` in tests, too
             return batch_norm(images, running_mean, running_var, weight, bias, training, *others, **named)
-        normalised, means, variances = [], torch.zeros_like(running_mean), torch.zeros_like(running_var)
+        outputs, means, variances = [], torch.zeros_like(running_mean), torch.zeros_like(running_var)
         for part in images.chunk(self.parts):
             mean, var = running_mean.clone(), running_var.clone()
-            normalised.append(batch_norm(part, mean, var, weight, bias, not _single_values(part), *others, **named))
+            outputs.append(batch_norm(part, mean, var, weight, bias, not _single_values(part), *others, **named))
             torch._foreach_add_([means, variances], [mean, var], alpha=len(part) / len(images))
         torch._foreach_copy_([running_mean, running_var], [means, variances])
-        return torch.cat(normalised)
+        return torch.cat(outputs)
 
 
-class OwnBatchNorm(TorchFunctionMode):
+class OwnBatchNorm(BatchNormMode):
     """A context in which each process normalises its own part of a batch, with ``share`` (0 to 1) of its images.
 
     On exit, after the backward pass, the running statistics are replaced by their mean over the processes, weighted by
@@ -52,12 +58,7 @@ class OwnBatchNorm(TorchFunctionMode):
         super().__init__()
         self.share, self.running = share, {}
 
-    def __torch_function__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        return (self._batch_norm if function is batch_norm else function)(*args, **(kwargs or {}))
-
-    def _batch_norm(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+    def normalised(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
         if training and running_mean is not None:
             self.running |= {id(statistic): statistic for statistic in (running_mean, running_var)}
             training = not _single_values(images)

@@ -5,16 +5,15 @@ batch norms call is intercepted in the forward pass. This works with gloo on the
 subclass of batch norm, and does not change how weights are saved and loaded.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
-from torch.overrides import TorchFunctionMode
 
 from pycil_wsc.devices import widest_float
+from pycil_wsc.engine.parted_batch_norm import BatchNormMode
 from pycil_wsc.engine.processes import Processes
 
 
@@ -23,18 +22,14 @@ def synced_batch_norm(processes: Processes) -> AbstractContextManager[object]:
     return SyncedBatchNorm() if processes.count > 1 else nullcontext()
 
 
-class SyncedBatchNorm(TorchFunctionMode):
+class SyncedBatchNorm(BatchNormMode):
     """A context in which ``torch.nn.functional.batch_norm`` in training mode uses the statistics of all processes.
 
     All processes must compute the same layers; a process without images takes part with an empty batch.
     """
 
-    def __torch_function__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        if function is batch_norm:
-            return _batch_norm(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+    def normalised(self, *args, **kwargs):
+        return _batch_norm(*args, **kwargs)
 
 
 def _batch_norm(
