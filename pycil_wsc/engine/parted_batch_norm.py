@@ -34,13 +34,23 @@ class PartedBatchNorm(BatchNormMode):
         super().__init__()
         self.parts = parts
 
-    def normalised(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+    def normalised(
+        self,
+        images: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
         if not training or running_mean is None:  # layers without running statistics set `training` in tests, too
-            return batch_norm(images, running_mean, running_var, weight, bias, training, *others, **named)
+            return batch_norm(images, running_mean, running_var, weight, bias, training, momentum, eps)
         outputs, means, variances = [], torch.zeros_like(running_mean), torch.zeros_like(running_var)
         for part in images.chunk(self.parts):
             mean, var = running_mean.clone(), running_var.clone()
-            outputs.append(batch_norm(part, mean, var, weight, bias, not _single_values(part), *others, **named))
+            outputs.append(batch_norm(part, mean, var, weight, bias, not _single_values(part), momentum, eps))
             torch._foreach_add_([means, variances], [mean, var], alpha=len(part) / len(images))
         torch._foreach_copy_([running_mean, running_var], [means, variances])
         return torch.cat(outputs)
@@ -58,11 +68,21 @@ class OwnBatchNorm(BatchNormMode):
         super().__init__()
         self.share, self.running = share, {}
 
-    def normalised(self, images, running_mean, running_var, weight=None, bias=None, training=False, *others, **named):
+    def normalised(
+        self,
+        images: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
         if training and running_mean is not None:
             self.running |= {id(statistic): statistic for statistic in (running_mean, running_var)}
             training = not _single_values(images)
-        return batch_norm(images, running_mean, running_var, weight, bias, training, *others, **named)
+        return batch_norm(images, running_mean, running_var, weight, bias, training, momentum, eps)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

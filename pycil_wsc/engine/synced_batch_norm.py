@@ -28,31 +28,27 @@ class SyncedBatchNorm(BatchNormMode):
     All processes must compute the same layers; a process without images takes part with an empty batch.
     """
 
-    def normalised(self, *args, **kwargs):
-        return _batch_norm(*args, **kwargs)
-
-
-def _batch_norm(
-    images: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Replaces ``torch.nn.functional.batch_norm``; ``images``: (B, C, ...)."""
-    if not training:
-        return batch_norm(images, running_mean, running_var, weight, bias, False, momentum, eps)
-    with torch.no_grad():
-        mean, var, count = _statistics(images)
-        if running_mean is not None and running_var is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_((var * (count / (count - 1).clamp(min=1))).to(running_var.dtype), momentum)
-    ones = torch.ones_like(mean, dtype=torch.float32)
-    weight, bias = ones if weight is None else weight, torch.zeros_like(ones) if bias is None else bias
-    return _Normalise.apply(images, weight, bias, mean.float(), var.float(), count.float(), eps)
+    def normalised(
+        self,
+        images: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return batch_norm(images, running_mean, running_var, weight, bias, False, momentum, eps)
+        with torch.no_grad():
+            mean, var, count = _statistics(images)
+            if running_mean is not None and running_var is not None:
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_var.lerp_((var * (count / (count - 1).clamp(min=1))).to(running_var.dtype), momentum)
+        ones = torch.ones_like(mean, dtype=torch.float32)
+        weight, bias = ones if weight is None else weight, torch.zeros_like(ones) if bias is None else bias
+        return _Normalise.apply(images, weight, bias, mean.float(), var.float(), count.float(), eps)
 
 
 def _statistics(images):
