@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import synthetic
 from scipy.stats import kendalltau, ttest_1samp
+from test_docs import shown_in
 from test_records import rows_after
 
 from pycil_wsc.config.loading import load
@@ -26,6 +27,7 @@ with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sys, "path", [str(ROOT / "docs" / "scripts"), *sys.path])
     claims = importlib.import_module("claims")
     findings = importlib.import_module("claim_findings")
+    claims_figure = importlib.import_module("claims_figure")
 A_OVER_B = findings.Claim("A is ahead of B", [("a",)], [("b",)], (4, 40))
 
 
@@ -224,8 +226,30 @@ def test_without_runs_every_claim_is_not_run_yet(tmp_path):
 
 
 def test_the_page_is_that_of_the_recorded_runs():
-    text = claims.page(findings.recorded(claims.RUNS))
+    text = claims.page(findings.recorded(findings.RUNS))
     assert claims.PAGE.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
+
+
+def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
+    gains, runs = (3.0, 4.0, 6.0, 4.0, 3.0), []
+    for method, memory, seed in [*itertools.product(("replay", "wsc"), (1, 25), range(5)), ("der", 1, 0)]:
+        average = 30.0 + 5 * seed + (gains[seed] if method == "wsc" else 0)
+        if (method, memory, seed) != ("wsc", 25, 4):
+            runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": average}))
+    shown = claims_figure.gains(runs)
+    test = ttest_1samp(gains, 0).confidence_interval(0.95)
+    assert list(shown["here"]) == ["wsc"] and list(shown["here"]["wsc"]) == [4], "with all seeds only"
+    assert shown["here"]["wsc"][4] == pytest.approx([4.0, (test.high - test.low) / 2], abs=1e-4)
+    assert shown["the paper"]["wsc"][4] == [pytest.approx(52.16 - 48.63, abs=0.005), 0]
+
+
+def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
+    found = findings.recorded(findings.RUNS)
+    assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(found))), (
+        "run docs/scripts/claims.py"
+    )
+    claims_figure.draw(tmp_path / "figure.svg", found)
+    assert shown_in(tmp_path / "figure.svg") == shown_in(claims_figure.IMAGE)
 
 
 def test_the_night_files_are_complete():

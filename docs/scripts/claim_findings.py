@@ -22,8 +22,10 @@ from pycil_wsc.results.curves import alignment, drift  # noqa: E402
 from pycil_wsc.results.identity import STUDIED  # noqa: E402
 from pycil_wsc.results.packed import lines  # noqa: E402
 
+RUNS = ROOT / "results" / "night" / "runs.jsonl.xz"
 SEEDS = 5
 SHARES = (4, 8, 16, 20, 40, 60, 80, 100)  # of a class's images that the memory keeps, in percent
+DISTILLING, EXPANDING = ("icarl", "bic", "wa"), ("der", "foster", "memo")
 Group = Sequence[str]  # rows whose mean, or whose best, counts
 
 
