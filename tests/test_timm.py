@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from small_processes import commanded, in_two_processes
 from small_runs import killed_at, without_measurements, write
 
 import pycil_wsc
@@ -217,6 +218,26 @@ def test_stages_are_frozen_by_timms_names(settings):
 def test_what_does_not_fit_is_one_line_before_anything_is_trained(more, line, settings):
     with pytest.raises(UserError, match=line):
         resolve(settings | {"convnet_type": "timm:resnet18"} | more)
+
+
+def test_several_processes_recompute_activations_of_networks_without_batch_norm_only(settings, tmp_path, capfd):
+    def results(model, out, command):
+        path = write(tmp_path, settings | keys(model, grad_checkpointing=True, out=str(tmp_path / out), max_tasks=1))
+        return command(path), [json.loads(file.read_text()) for file in (tmp_path / out).rglob("result.json")]
+
+    def in_two(path):
+        return in_two_processes(commanded, "--config", path)
+
+    _, [alone] = results("vit_tiny_patch16_224", "one", lambda path: commanded("--config", path))
+    codes, [shared] = results("vit_tiny_patch16_224", "two", in_two)
+    assert codes == [0, 0] and shared["processes"] == 2
+    assert shared["train_loss"][0] == pytest.approx(alone["train_loss"][0], rel=1e-3)
+    capfd.readouterr()
+    codes, found = results("test_efficientnet", "norm", in_two)
+    assert codes[0] == 1 and not found
+    errors = capfd.readouterr().err
+    assert "grad_checkpointing: several processes cannot train a network with batch norm" in errors
+    assert "Traceback" not in errors
 
 
 def test_wrong_files_are_one_line(settings, weights, tmp_path):

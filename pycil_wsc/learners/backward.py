@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
@@ -79,6 +80,7 @@ def passes(learner: Toolbox, phase: Phase, loss: Callable) -> Passes:
             return loss(batch)
 
     if not alone:
+        _refuse_recomputed_batch_norm(learner)
         return SharedPasses(compute, phase.optimizer, learner.processes, own_batch_norm=parts > 1)
     if mode := learner.config.compile:
         fused = torch.compile(loss, dynamic=False, mode=None if mode is True else mode)
@@ -89,6 +91,17 @@ def passes(learner: Toolbox, phase: Phase, loss: Callable) -> Passes:
 
         return CompiledPasses(compute, phase.optimizer, compiled)
     return Passes(compute, phase.optimizer)
+
+
+def _refuse_recomputed_batch_norm(learner):
+    """The second forward pass of checkpointed layers is in torch's backward pass, which runs outside the context that
+    replaces batch norm.
+    """
+    if learner.config.grad_checkpointing and any(isinstance(module, _BatchNorm) for module in learner.modules()):
+        raise UnusableRun(
+            "grad_checkpointing: several processes cannot train a network with batch norm that way; leave it out, use "
+            "a network without batch norm, or start a single process"
+        )
 
 
 def _in_parts(loss, parts):
