@@ -203,6 +203,28 @@ def test_pycils_device_lists_are_understood(given, device, tmp_path):
     assert run.device == device
 
 
+@pytest.mark.parametrize(
+    "keys, more, gpus",
+    [
+        ({"device": ["0", "1", "2", "3"]}, {}, 4),
+        ({"device": ["1", "0"], "model_name": "icarl"}, {}, 2),
+        ({"device": ["0"]}, {}, None),
+        ({"device": ["-1", "0"]}, {}, None),
+        ({"device": "cuda:0"}, {}, None),
+        ({"device": ["0", "1"], "batch_norm_parts": 1}, {}, None),
+        ({"device": ["0", "1"]}, {"batch_norm_parts": 2}, None),
+        ({"device": ["0", "1"]}, {"device": "cpu"}, None),
+        ({"device": ["0", "1"], "runs": [{"batch_norm_parts": 2}, {"memory_per_class": 5}]}, {}, 2),
+        ({"device": ["0", "1"], "runs": [{"batch_norm_parts": 2}]}, {}, None),
+    ],
+)
+def test_a_list_of_gpus_brings_a_line_on_batch_norm(keys, more, gpus, tmp_path, caplog):
+    load(write(tmp_path, keys), more)
+    lines = [line for line in caplog.messages if "batch norm" in line]
+    assert len(lines) == bool(gpus)
+    assert not gpus or f"of the {gpus} GPUs" in lines[0] and lines[0].endswith(f"batch_norm_parts to {gpus}")
+
+
 def test_lists_are_axes_with_seeds_outermost(tmp_path):
     runs = load(write(tmp_path, {"model_name": ["replay", "wsc"], "memory_per_class": [20, 200], "seed": [1, 2]}))
     assert [(r.seed, r.model_name, r.memory_per_class) for r in runs] == [

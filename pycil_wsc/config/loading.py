@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,11 @@ from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, read_json
 from pycil_wsc.keys import RESULT
 
+LOG = logging.getLogger("pycil_wsc")
+PARTS = (
+    "%s: device: PyCIL's batch norm normalises the part of a batch on each of the %d GPUs of this list separately; "
+    "here it normalises the whole batch, unless you set batch_norm_parts to %d"
+)
 ITEM = r'\s*("(?:[^"\\]|\\.)*"|[^][{}",]+?)\s*'  # list item on the command line: a string, a bare word or a number
 
 
@@ -38,6 +44,8 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
         runs = _all_runs(raw, flatten(overrides or {}))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    if "batch_norm_parts" not in {**raw, **(overrides or {})} and (gpus := _listed_gpus(raw, runs)) > 1:
+        LOG.warning(PARTS, path, gpus, gpus)
     paths = [run_folder(config) for config in runs]
     folders = dict(zip(paths, runs))  # drops duplicate runs
     for folder, config in zip(paths, runs):
@@ -54,6 +62,13 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
                     f"{folder}; other values of this key do not make another run, so give one"
                 )
     return list(folders.values())
+
+
+def _listed_gpus(raw: Mapping[str, Json], runs: list[RunConfig]) -> int:
+    """The number of GPUs in PyCIL's list, if a run that has it normalises whole batches; otherwise 0."""
+    listed = raw.get("device")
+    whole = any(config.device.startswith("gpu:") and getattr(config, "batch_norm_parts", 0) == 1 for config in runs)
+    return len(listed) if whole and isinstance(listed, list) else 0
 
 
 def resolve_recorded(flat: Mapping[str, Json], path: Path) -> Any:
