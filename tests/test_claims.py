@@ -108,10 +108,10 @@ def test_a_claim_may_compare_memory_sizes_and_sums_of_groups():
     assert findings.finding(twice, table(values)).seeds.tolist() == [9, 11]
 
 
-def test_time_is_in_multiples_of_replays_of_the_same_seed_and_memory():
+def test_cost_is_in_multiples_of_replays_of_the_same_seed_and_memory():
     runs = table({"replay": {4: [0, 0], 40: [0, 0]}, "wsc": {4: [0, 0], 40: [0, None]}})
-    runs["seconds"] = [10.0, 20.0, 100.0, 200.0, 15.0, 22.0, 300.0]
-    wide = findings.by_seed(runs, "time")
+    runs["flops"] = [10.0, 20.0, 100.0, 200.0, 15.0, 22.0, 300.0]
+    wide = findings.by_seed(runs, "cost")
     assert wide["wsc@4"].tolist() == [1.5, 1.1] and wide["wsc@40"].iloc[0] == 3 and wide["wsc@40"].isna().iloc[1]
     assert (wide[["replay@4", "replay@40"]] == 1).all(axis=None)
 
@@ -197,8 +197,8 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
     line = findings.table_of([found]).iloc[0]
     assert (line["cosine"], line["drift"]) == pytest.approx((0.5, 5))
     assert line["loss"] == pytest.approx(np.mean([losses[-1] for losses in found.data["train_loss"][1:]]))
-    assert [line[name] for name in ("average", "newest", "forgetting", "seconds")] == [
-        found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_seconds")
+    assert [line[name] for name in ("average", "newest", "forgetting", "flops")] == [
+        found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
     ]
     assert findings.table_of([record()])[["cosine", "drift"]].isna().all(axis=None), "a run without analyses has none"
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,14 @@ def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings,
     assert {*PLAIN, *WITH_EXEMPLARS, "bic", "foster", "rmm-foster", "lwf", "fetril"} == {
         name for name, learner in registry.learners.items() if learner.plain_first_task
     }
+
+
+def test_the_page_names_the_methods_that_share_it():
+    section = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8").split("## The first task is trained once")[1]
+    same, _, others = section.partition("Their runs")
+    assert set(re.findall("`([a-z_-]+)`", same)) == {*PLAIN, *WITH_EXEMPLARS}
+    others = set(re.findall("`([a-z_-]+)`", others.partition("The other methods")[0]))
+    assert others == {"bic", "foster", "rmm-foster", "lwf", "fetril"}
 
 
 def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):

@@ -108,7 +108,7 @@ def row_name(record: Record) -> str:
     return " ".join(parts)
 
 
-MEASURES = ("average", "newest", "forgetting", "seconds", "loss", "cosine", "drift")
+MEASURES = ("average", "newest", "forgetting", "flops", "loss", "cosine", "drift")
 
 
 def measures(record: Record) -> dict[str, float]:
@@ -117,7 +117,7 @@ def measures(record: Record) -> dict[str, float]:
     losses = [curve[-1] for curve in (data.get("train_loss") or [])[1:] if curve]
     cosines = [line["cosine"] for line in alignment(record)]
     drifts = [line["norm"] for line in drift(record)]
-    values = (data["avg_acc"], data["new_acc"], data["forgetting"], data["train_seconds"])
+    values = (data["avg_acc"], data["new_acc"], data["forgetting"], data["train_flops"])
     return dict(zip(MEASURES, (*values, *map(_mean, (losses, cosines, drifts))), strict=True))
 
 
@@ -126,11 +126,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def by_seed(table: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """A line per seed with a column for each cell. ``time`` is in multiples of Replay's with the same memory."""
-    if measure == "time":
-        replay = table.loc[table["row"].eq("replay"), ["seed", "share", "seconds"]]
+    """A line per seed with a column for each cell. ``cost`` is in multiples of Replay's with the same memory."""
+    if measure == "cost":
+        replay = table.loc[table["row"].eq("replay"), ["seed", "share", "flops"]]
         both = table.merge(replay, on=["seed", "share"], how="left", suffixes=("", "_of_replay"))
-        table = both.assign(time=both["seconds"] / both["seconds_of_replay"])
+        table = both.assign(cost=both["flops"] / both["flops_of_replay"])
     return table.assign(cell=table["row"] + "@" + table["share"].astype(str)).pivot(
         index="seed", columns="cell", values=measure
     )

@@ -50,8 +50,8 @@ CLAIMS = (
     Claim("Replay is ahead of distillation with a large memory", [R], [DISTILLING], (80, 100)),
     Claim("Replay is ahead of expansion with a large memory", [R], [EXPANDING], (80, 100)),
     Claim("WSC is ahead of the best method that does not expand", [W], [(*R, *DISTILLING)], SHARES[3:], best=True),
-    Claim("WSC takes Replay's time", [W], [R], accepts=(-0.1, 0.1), measure="time", stated="the same"),
-    Claim("Expansion takes three times Replay's or more", [EXPANDING], [R], accepts=(2, inf), measure="time"),
+    Claim("WSC costs what Replay does", [W], [R], accepts=(-0.1, 0.1), measure="cost", stated="the same"),
+    Claim("Expansion costs three times what Replay does, or more", [EXPANDING], [R], accepts=(2, inf), measure="cost"),
     Claim("WSC is ahead of averaging alone", [W], [("wsc reset=none",)], study="ablation"),
     Claim("Reset alone gains nothing over Replay", [("wsc average=False",)], [R], accepts=NEARLY, study="ablation"),
     Claim(
@@ -95,7 +95,7 @@ CLAIMS = (
     ),
     Claim("Full retraining is ahead of WSC with a large memory", [("joint",)], [W], (60, 80), study="retraining"),
     Claim("Full retraining is behind Replay with a medium memory", [R], [("joint",)], (20, 40), study="retraining"),
-    Claim("Full retraining takes longer than Replay", [("joint",)], [R], (60, 80), measure="time", stated="no number"),
+    Claim("Full retraining costs more than Replay", [("joint",)], [R], (60, 80), measure="cost", stated="no number"),
     Claim("Memory aligns the gradients of new and past data", [R], [R], (100,), against=(4,), measure="cosine"),
     Claim("Memory reduces the drift of the weights", [R], [R], (4,), against=(100,), measure="drift"),
     Claim("Memory lowers the accuracy on the newest task", [R], [R], (4,), against=(100,), measure="newest"),
@@ -131,9 +131,16 @@ This page checks the paper's claims in a protocol that is complete but small eno
 the paper's setting, and the other way round.
 
 Each claim is a difference between runs that should be above 0, or within the limits in brackets. Differences are in
-points of average accuracy unless the claim names another measure. Times are those of training, relative to Replay's.
-They are rough, since the machines did other work too.
+points of average accuracy, with these exceptions: accuracy on the newest task, and forgetting, in points; the cosine
+between the gradients of new and of past data; the norm of the weights' change in a task (drift); the training loss of
+the last epoch; and costs, which are floating-point operations of the training passes in multiples of Replay's, minus
+one. The paper compares times. Those of the runs here cannot be compared, since the machines did other work too;
+[Speed](speed.md) and [the page on WSC](wsc.md#what-it-costs) have measured ones, with what WSC's work on the weights
+adds.
 
+- *Memory*: the share of each class's images that is kept. In "4 against 100" the difference is that of the first size
+  less that of the second.
+- *The paper*: the paper's difference; "figure" where the paper has no numbers.
 - *Ours*: the mean difference between runs of the same seed, and the half-width of its 95 % interval (Student's t).
 - *Verdict*: *seen* if this interval is within the limits, *the opposite* if it is outside, and *not seen* if it is
   partly within, so that these seeds cannot tell. One in twenty such intervals misses the true value by chance.
@@ -148,7 +155,8 @@ method is shown at the memory sizes at which all five seeds have run.
 AT_EACH_SIZE = """\
 ## At each memory size
 
-The paper's difference, then ours with the half-width of its interval.
+The paper's difference, then ours with the half-width of its interval. Each entry is of the seeds that have run at this
+size, two at least; the table above is of those that have run at all sizes of the claim.
 """
 RANKS = """\
 ## Ranks of the eight methods
