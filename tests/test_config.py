@@ -215,7 +215,10 @@ def test_pycils_device_lists_are_understood(given, device, tmp_path):
         ({"device": ["0", "1"]}, {"batch_norm_parts": 2}, None),
         ({"device": ["0", "1"]}, {"device": "cpu"}, None),
         ({"device": ["0", "1"], "runs": [{"batch_norm_parts": 2}, {"memory_per_class": 5}]}, {}, 2),
-        ({"device": ["0", "1"], "runs": [{"batch_norm_parts": 2}]}, {}, None),
+        ({"device": ["0", "1"], "runs": [{"batch_norm_parts": 2}, {"batch_norm_parts": 1}]}, {}, None),
+        ({"runs": [{"device": ["0", "1"]}]}, {}, 2),
+        ({"device": ["0"]}, {"device": [0, 1, 2]}, 3),
+        ({"device": ["0", "1", "2", "3"]}, {"device": [0]}, None),
     ],
 )
 def test_a_list_of_gpus_brings_a_line_on_batch_norm(keys, more, gpus, tmp_path, caplog):

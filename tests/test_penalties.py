@@ -31,9 +31,10 @@ def batches_of(learner, task, *address):
     return list(learner.train_source.batches(task.train_indices, learner.manager.train_targets, 64))
 
 
-@pytest.mark.parametrize("how, cut", [("batches", 1e-2), ("samples", 1e-4)])
-def test_ewcs_fisher_is_the_twins_and_its_mean_is_over_classes(how, cut, digits, tmp_path):  # noqa: F811
-    learner, tasks = after("ewc", 0, digits, tmp_path, fisher=how, fishermax=cut, **{"convnet_options.width": 4})
+@pytest.mark.parametrize("how, cut, parts", [("batches", 1e-2, 1), ("batches", 1e-2, 3), ("samples", 1e-4, 1)])
+def test_ewcs_fisher_is_the_twins_and_its_mean_is_over_classes(how, cut, parts, digits, tmp_path):  # noqa: F811
+    keys = {"fisher": how, "fishermax": cut, "batch_norm_parts": parts, "convnet_options.width": 4}
+    learner, tasks = after("ewc", 0, digits, tmp_path, **keys)
     found = []
     for task in tasks[:2]:
         learner.learn(task, SILENT)

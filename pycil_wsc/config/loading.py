@@ -15,6 +15,7 @@ from typing import Any
 
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.forms import form_for, run_folder
+from pycil_wsc.config.pycil import our_values
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
 from pycil_wsc.errors import UnusableRun, UserError
@@ -44,7 +45,7 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
         runs = _all_runs(raw, flatten(overrides or {}))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    if "batch_norm_parts" not in {**raw, **(overrides or {})} and (gpus := _listed_gpus(raw, runs)) > 1:
+    if (gpus := _listed_gpus(raw, overrides or {})) > 1 and any(hasattr(run, "batch_norm_parts") for run in runs):
         LOG.warning(PARTS, path, gpus, gpus)
     paths = [run_folder(config) for config in runs]
     folders = dict(zip(paths, runs))  # drops duplicate runs
@@ -64,11 +65,15 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
     return list(folders.values())
 
 
-def _listed_gpus(raw: Mapping[str, Json], runs: list[RunConfig]) -> int:
-    """The number of GPUs in PyCIL's list, if a run that has it normalises whole batches; otherwise 0."""
-    listed = raw.get("device")
-    whole = any(config.device.startswith("gpu:") and getattr(config, "batch_norm_parts", 0) == 1 for config in runs)
-    return len(listed) if whole and isinstance(listed, list) else 0
+def _listed_gpus(raw: Mapping[str, Json], overrides: Mapping[str, Json]) -> int:
+    """The number of GPUs in PyCIL's list, the longest one; 0 without a list, or where ``batch_norm_parts`` is given."""
+    most = 0
+    for entry in raw.get("runs", [{}]):
+        given = {**raw, **entry, **overrides}
+        device = our_values({"device": given.get("device")})["device"]
+        if isinstance(given.get("device"), list) and str(device).startswith("gpu:") and "batch_norm_parts" not in given:
+            most = max(most, len(given["device"]))
+    return most
 
 
 def resolve_recorded(flat: Mapping[str, Json], path: Path) -> Any:

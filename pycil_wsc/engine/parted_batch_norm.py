@@ -50,7 +50,9 @@ class PartedBatchNorm(BatchNormMode):
         outputs, means, variances = [], torch.zeros_like(running_mean), torch.zeros_like(running_var)
         for part in images.chunk(self.parts):
             mean, var = running_mean.clone(), running_var.clone()
-            outputs.append(batch_norm(part, mean, var, weight, bias, not _single_values(part), momentum, eps))
+            training, fused = not _single_values(part), torch.backends.cudnn.enabled
+            # not `batch_norm`, which would be divided once more where torch.compile leaves this context on its stack
+            outputs.append(torch.batch_norm(part, weight, bias, mean, var, training, momentum, eps, fused))
             torch._foreach_add_([means, variances], [mean, var], alpha=len(part) / len(images))
         torch._foreach_copy_([running_mean, running_var], [means, variances])
         return torch.cat(outputs)
@@ -60,8 +62,9 @@ class OwnBatchNorm(BatchNormMode):
     """A context in which each process normalises its own part of a batch, with ``share`` (0 to 1) of its images.
 
     On exit, after the backward pass, the running statistics are replaced by their mean over the processes, weighted by
-    ``share``, so that they are the same in all processes. All processes must compute the same layers. One value of a
-    channel has no variance: a process's single image is normalised with the running statistics where maps are 1x1.
+    ``share``, so that they are the same in all processes. A loss that tests the network sees those of its own process.
+    All processes must compute the same layers. One value of a channel has no variance: a process's single image is
+    normalised with the running statistics where maps are 1x1.
     """
 
     def __init__(self, share: Tensor) -> None:

@@ -36,11 +36,12 @@ def epoch_of(learner: Toolbox, task: Task, number: int, phase: Phase, epoch: int
 class Backward:
     """Computes gradients ``p.grad``: ``backward(batch)`` -> (the phase's loss, number of correct predictions).
 
-    ``backward(batch, loss)`` computes those of another loss.
+    ``backward(batch, loss)`` computes those of another loss. ``batch_norm_parts`` overrides the configuration's.
     """
 
-    def __init__(self, learner: Toolbox, phase: Phase) -> None:
+    def __init__(self, learner: Toolbox, phase: Phase, batch_norm_parts: int | None = None) -> None:
         self.learner, self.phase = learner, phase
+        self.parts = batch_norm_parts or learner.config.batch_norm_parts
         self.passes: dict[Callable, Passes] = {}  # by loss
         if learner.config.compile:
             torch.compiler.reset()  # what was compiled for the networks of earlier phases is of no more use
@@ -55,7 +56,7 @@ class Backward:
         """The passes of a loss, made at its first use."""
         if loss not in self.passes:
             refuse_images_and_targets(loss, f"{self.phase.name}: loss")
-            self.passes[loss] = passes(self.learner, self.phase, loss)
+            self.passes[loss] = passes(self.learner, self.phase, loss, self.parts)
         return self.passes[loss]
 
     def begin_epoch(self) -> None:
@@ -68,9 +69,8 @@ class Backward:
         self.last.clear()
 
 
-def passes(learner: Toolbox, phase: Phase, loss: Callable) -> Passes:
-    """The forward and backward pass of a step of ``phase`` with ``loss``."""
-    parts = learner.config.batch_norm_parts
+def passes(learner: Toolbox, phase: Phase, loss: Callable, parts: int) -> Passes:
+    """The forward and backward pass of a step of ``phase`` with ``loss``; batch norm sees ``parts`` of a batch."""
     alone = learner.processes.count == 1
     if alone and parts > 1:
         loss = _in_parts(loss, parts)

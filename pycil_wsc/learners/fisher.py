@@ -29,7 +29,8 @@ def fisher_of_batches(
         return learner.cross_entropy(logits.float(), batch.targets), logits
 
     fisher = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    backward, batches = Backward(learner, learner.main_phase(task)), learner.num_batches(len(indices))
+    backward = Backward(learner, learner.main_phase(task), batch_norm_parts=1)  # PyCIL's is computed on one GPU
+    batches = learner.num_batches(len(indices))
     learner.eval()
     learner.network.train()
     address = task.index, "fisher"
