@@ -210,7 +210,8 @@ def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
         average = levels[method] + (seed / 10 if method == "wa" else 0)
         runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": float(average)}))
     text = claims.page(runs)
-    verdicts = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")][2:27]
+    verdicts = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")]
+    verdicts = verdicts[2 : 2 + len(claims.CLAIMS)]
     kinds = [verdict.partition(" (")[0] for verdict in verdicts]
     assert kinds == sorted(kinds, key=findings.VERDICTS.index) and len(kinds) == len(claims.CLAIMS)
     assert (
@@ -250,6 +251,22 @@ def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
     )
     claims_figure.draw(tmp_path / "figure.svg", found)
     assert shown_in(tmp_path / "figure.svg") == shown_in(claims_figure.IMAGE)
+
+
+def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
+    readme, found = (
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        findings.table_of(findings.recorded(findings.RUNS)),
+    )
+    for text, line in (
+        ("WSC is ahead of Replay", "WSC is {ours:.2f} ± {half:.2f} points above Replay (95 % interval)"),
+        ("WSC is ahead of averaging alone", "with the reset, WSC is {ours:.2f} ± {half:.2f} points above it"),
+    ):
+        (claim,) = (claim for claim in claims.CLAIMS if claim.text == text)
+        result = findings.finding(claim, found)
+        ours, half = findings.interval(result.seeds)
+        assert len(result.seeds) == findings.SEEDS and line.format(ours=ours, half=half) in readme
+        assert f"{result.paper.mean(axis=1).iloc[0]:.2f} points" in readme
 
 
 def test_the_night_files_are_complete():

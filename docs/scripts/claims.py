@@ -49,6 +49,7 @@ CLAIMS = (
     Claim("Replay is behind the other methods with a small memory", [OTHERS], [R], (4,)),
     Claim("Replay is ahead of distillation with a large memory", [R], [DISTILLING], (80, 100)),
     Claim("Replay is ahead of expansion with a large memory", [R], [EXPANDING], (80, 100)),
+    Claim("WSC is ahead of Replay", [W], [R]),
     Claim("WSC is ahead of the best method that does not expand", [W], [(*R, *DISTILLING)], SHARES[3:], best=True),
     Claim("WSC costs what Replay does", [W], [R], accepts=(-0.1, 0.1), measure="cost", stated="the same"),
     Claim("Expansion costs three times what Replay does, or more", [EXPANDING], [R], accepts=(2, inf), measure="cost"),
