@@ -50,7 +50,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         batch_size: images in a training step.
         image_size: side of the images that the network sees; None: that of ``X``, but at least 8, or 224 for files.
         image_shape: (side, side) or (side, side, 3) of a row; None: the smallest greyscale square that has room for it.
-        value_range: the values of black and of white in rows; None: the least and the greatest in the first ``X``.
+        value_range: the values of black and of white in rows; None: 0 and 255 if the first ``X`` is uint8, else its
+            least and its greatest.
         device: as in the configuration.
         random_state: an integer, a ``RandomState`` that gives one, or None for the configuration's ``seed``.
         keys: further keys of the configuration, such as ``{"lrate": 0.05}``.

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import softmax
 from scipy.stats import binomtest, chi2, multinomial, norm
 from small_learners import FILES, QUICK, SMALL, arrays, assert_same, learned, months
-from test_task_lists import photos
+from test_task_lists import month, photos
 
 import pycil_wsc
 from pycil_wsc import Learner
@@ -293,6 +293,22 @@ def test_without_held_out_images_the_gate_says_that_the_exemplars_were_trained_o
     gate = learner.learn(months[1], accept=pycil_wsc.Accept(max_drop=0.9, min_new=0))["gate"]
     assert gate["on"] == "exemplars, which were trained on"
     assert (gate["old"]["images"], gate["new"]["images"]) == (8, 4)
+
+
+def test_held_out_images_of_new_classes_alone_do_not_replace_the_exemplars_of_known_ones(months, tmp_path):
+    learned(months[0], **QUICK).save(tmp_path / "shelf")
+    learner = Learner.load(tmp_path / "shelf", held_out=1)
+    source = month(tmp_path / "february.npz", ["dog"], 1)
+    gate = learner.learn(source, accept=pycil_wsc.Accept(max_drop=0.9, min_new=0))["gate"]
+    assert gate["on"] == "exemplars, which were trained on" and gate["old"]["images"] == 8
+
+
+def test_without_an_image_of_a_known_class_there_is_no_gate(months):
+    learner = learned(months[0], name="ncm")
+    with pytest.raises(UserError, match="accept: there is no image of a known class to compare on: 'ncm' keeps no"):
+        learner.learn(months[1], accept=pycil_wsc.Accept())
+    learner.learn(months[1])
+    assert learner.learn(months[1], accept=pycil_wsc.Accept(on=arrays(months[0], "test")))["gate"]["old"]["images"]
 
 
 def test_a_script_that_is_started_again_repeats_no_rejected_update(months, tmp_path):

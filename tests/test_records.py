@@ -724,13 +724,13 @@ def test_the_study_is_read_from_packed_runs(abundant, tmp_path, monkeypatch):
     runs += [({"model_name": "lwf", "memory_per_class": 0, "seed": seed}, 10.0 * seed, 50) for seed in (1, 2, 3)]
     write("runs", *runs)
     header, replay, *others = abundant.rows()
-    names = ("DER++", "DER++, reservoir")
+    names = ("DER++", "DER++ (reservoir)")
     assert header == ("method", "chosen", "4 %", "40 %", "100 %", "operations")
     assert replay == ("Replay", "`weight_decay` 0.0002", "21.00", "30.00", "45.00", "1.00")
     reach, wide = (stats.t.ppf(0.975, 2) * np.std(each, ddof=1) / 3**0.5 for each in ([1.1, 1.2, 1.3], [-1, 1, -1]))
     assert others == [
         ("DER++", "`alpha` 0.1", *[f"**+2.20 ± {reach:.2f}**"] * 3, "1.02"),
-        ("DER++, reservoir", "`alpha` 0.1", *[f"-0.33 ± {wide:.2f}"] * 3, "1.00"),
+        ("DER++ (reservoir)", "`alpha` 0.1", *[f"-0.33 ± {wide:.2f}"] * 3, "1.00"),
         ("LwF", "`lamda` 3", "**-1.00 ± 0.00**", "**-10.00 ± 0.00**", "**-25.00 ± 0.00**", "0.50"),
     ]
     assert "- At 4 % of the images, ahead of Replay: DER++; behind: LwF." in abundant.sentences()

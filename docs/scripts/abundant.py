@@ -50,7 +50,7 @@ def method(keys: Mapping[str, Any]) -> str:
     name = method_name(keys["model_name"])
     if keys["model_name"] == "wsc":
         name = RESETS.get(keys.get("wsc.reset", "blend"), name)
-    return f"{name}, reservoir" if keys.get("exemplars") == "reservoir" else name
+    return f"{name} (reservoir)" if keys.get("exemplars") == "reservoir" else name
 
 
 # ---- the trials ------------------------------------------------------------------------------------------------------

@@ -150,8 +150,18 @@ class Update:
             check_divided_memory(self.config, classes, f"{classes} classes", remedy)
 
     def _tests(self, stream: Dataset) -> Split | None:
-        """The user's images for the gate, with classes by number; None without any."""
-        if self.accept is None or isinstance(self.accept.on, str) and self.accept.on == EXEMPLARS:
+        """The user's images for the gate, with classes by number; None without any.
+
+        Raises :class:`UserError` if the gate has no image of a known class.
+        """
+        if self.accept is None:
+            return None
+        if isinstance(self.accept.on, str) and self.accept.on == EXEMPLARS:
+            if self.held and not len(self.held.train) and not len(self._held_out_of_known):
+                raise UserError(
+                    f"accept: there is no image of a known class to compare on: '{self.config.model_name}' keeps no "
+                    "exemplars, and no image is held out; give Accept(on=...) some, or begin with held_out=20"
+                )
             return None
         data = read_source(self.accept.on, self.config.data_root)
         split = data.test if len(data.test) else data.train
@@ -164,6 +174,12 @@ class Update:
             for path in split.images[known]:
                 decode(path)  # now, rather than after the training
         return Split(split.images[known], labels[known])
+
+    @property
+    def _held_out_of_known(self) -> np.ndarray:
+        """The labels of held-out images of classes that were known before this task."""
+        targets = self.ledger.held_out.targets
+        return targets[targets < len(self.known)]
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -259,7 +275,7 @@ class Update:
         count = len(self.known)
         if tests is not None:
             on, old, new = "images of your own", tests, tests
-        elif len(self.ledger.held_out):
+        elif len(self._held_out_of_known) or not count and len(self.ledger.held_out):
             on, old, new = "held-out images", self.ledger.held_out, self.ledger.held_out
         else:  # old exemplars: both models were trained on them
             on, new = "exemplars, which were trained on", learned.held.train

@@ -21,9 +21,9 @@ class TaskOptions:
     )
     tasks: tuple[str, ...] = key(
         (),
-        "data sets to learn in this order, one per task, instead of `dataset`, `classes`, `shuffle`, `init_cls` and"
-        " `increment`: `folder:PATH` or `npz:PATH`. Classes are identified by name and may recur in later tasks;"
-        " a longer list extends a finished run",
+        "data sets to learn in this order, one per task, instead of `dataset`, `classes`, `images_per_class`,"
+        " `shuffle`, `init_cls` and `increment`: `folder:PATH` or `npz:PATH`. Classes are identified by name and may"
+        " recur in later tasks; a longer list extends a finished run",
         decides="data",
         only="experiments",
     )

@@ -40,8 +40,7 @@ class Backward:
     """
 
     def __init__(self, learner: Toolbox, phase: Phase, batch_norm_parts: int | None = None) -> None:
-        self.learner, self.phase = learner, phase
-        self.parts = batch_norm_parts or learner.config.batch_norm_parts
+        self.learner, self.phase, self.parts = learner, phase, batch_norm_parts
         self.passes: dict[Callable, Passes] = {}  # by loss
         if learner.config.compile:
             torch.compiler.reset()  # what was compiled for the networks of earlier phases is of no more use
@@ -69,8 +68,9 @@ class Backward:
         self.last.clear()
 
 
-def passes(learner: Toolbox, phase: Phase, loss: Callable, parts: int) -> Passes:
-    """The forward and backward pass of a step of ``phase`` with ``loss``; batch norm sees ``parts`` of a batch."""
+def passes(learner: Toolbox, phase: Phase, loss: Callable, batch_norm_parts: int | None = None) -> Passes:
+    """The forward and backward pass of a step of ``phase`` with ``loss``."""
+    parts = batch_norm_parts or learner.config.batch_norm_parts
     alone = learner.processes.count == 1
     if alone and parts > 1:
         loss = _in_parts(loss, parts)
