@@ -100,6 +100,23 @@ def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, settings, tmp_p
     assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
 
 
+def test_the_rate_of_bics_second_phase_drops_at_the_shares_of_its_own_milestones(settings, monkeypatch):
+    """Those of the first phase are stretched by a budget of their own."""
+    rates, ended = [], Run.epoch_ended
+
+    def remember(self, task, number, phase, *others):
+        if task.index and number:
+            rates.append(phase.optimizer.param_groups[0]["lr"])
+        ended(self, task, number, phase, *others)
+
+    monkeypatch.setattr(Run, "epoch_ended", remember)
+    keys = {"model_name": "bic", "milestones": [6, 12], "memory_size": 40, "validation": "pycil", "max_tasks": 2}
+    run(settings, **OPERATIONS, **keys).execute()
+    drops = [epoch for epoch in range(1, len(rates)) if rates[epoch] < rates[epoch - 1]]
+    assert len(rates) > 15
+    assert drops == pytest.approx([len(rates) * 6 / 15, len(rates) * 12 / 15], abs=1)
+
+
 def test_counting_the_operations_of_a_step_leaves_no_trace(settings):
     learner = run(settings, model_name="icarl", precision="fp32", **OPERATIONS).learner
     task = learner.manager.tasks[0]

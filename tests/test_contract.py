@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import killed_at, without_measurements
+from small_runs import Tiny, killed_at, without_measurements
 from test_methods import SILENT
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -170,6 +170,28 @@ class NearestMean(BaseLearner):
                 mean = features[targets == label].mean(0)
                 self.network.head.weight[label] = mean
                 self.network.head.bias[label] = -mean.square().sum() / 2
+
+
+@pytest.mark.parametrize("name", ["wsc", "ema", "wise_ft", "cofima", "ties", "cls_er", "l2_init", "ewc", "si", "mas"])
+def test_a_backbone_may_have_parameters_without_dimensions(name, settings):
+    """As the gains of timm's NFNets."""
+
+    class Gain(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, images):
+            return self.gain * super().forward(images)
+
+    registry.backbones.data["gain"] = Gain
+    try:
+        short = {"init_epoch": 1, "epochs": 1, "init_milestones": [], "milestones": [], "max_tasks": 2}
+        finished = run_of(settings, model_name=name, convnet_type="gain", **{"wsc.warmup": 0.5}, **short)
+        finished.execute()
+    finally:
+        del registry.backbones.data["gain"]
+    assert finished.learner.network.backbone.gain != 1
 
 
 def test_a_method_without_training_runs_and_is_nearest_mean(settings, registered):

@@ -337,6 +337,30 @@ def test_a_script_that_is_started_again_repeats_no_rejected_update(months, tmp_p
         assert "\n" not in str(error.value)
 
 
+def test_a_gate_with_other_images_or_limits_decides_anew(months, tmp_path):
+    def decided_by(**limits):
+        learner = Learner("replay", out=tmp_path / "work", **SMALL | {"epochs": 8, "init_epoch": 6})
+        learner.learn(months[0])
+        return learner.learn(months[1], accept=pycil_wsc.Accept(**limits)), len(learner.history)
+
+    images, names = arrays(months[1], "test")
+    wrong, tasks = decided_by(on=(images, names[::-1]))
+    assert not wrong["accepted"] and tasks == 1
+    right, tasks = decided_by(on=(images, names), max_drop=0.9, min_new=0)
+    assert right["accepted"] and tasks == 2 and right["gate"]["new"]["after"] > wrong["gate"]["new"]["after"]
+    again, tasks = decided_by(on=(images, names[::-1]), max_drop=0.9, min_new=0.9)
+    assert not again["accepted"] and tasks == 1, "what an earlier process accepted passes the gate of this one or not"
+
+
+def test_images_for_the_gate_of_another_side_are_refused_before_anything_is_trained(months):
+    learner, seen = learned(months[0], **QUICK), []
+    learner.on_progress = seen.append
+    images, names = arrays(months[0], "test")
+    with pytest.raises(UserError, match="images: uint8 of shape"):
+        learner.learn(months[1], accept=pycil_wsc.Accept(on=(images.repeat(2, 1).repeat(2, 2), names)))
+    assert not seen
+
+
 def test_an_image_for_the_gate_that_cannot_be_read_is_refused_before_anything_is_trained(tmp_path):
     january, tests = (photos(tmp_path / name, ["cat", "ant"], 1) for name in ("january", "tests"))
     learner = learned(january, **FILES)

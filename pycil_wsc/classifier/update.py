@@ -24,11 +24,13 @@ from pycil_wsc.classifier.answers import Answers
 from pycil_wsc.classifier.bar import Bar
 from pycil_wsc.classifier.calibration import fitted_temperature
 from pycil_wsc.classifier.copies import check_exemplars, hashes_of
-from pycil_wsc.classifier.gate import EXEMPLARS, Accept, Decision, Gate, decided
+from pycil_wsc.classifier.gate import EXEMPLARS, Accept, Decision, decided
 from pycil_wsc.classifier.inference import Classifier, Reached, rebuilt
 from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
+from pycil_wsc.classifier.model import Transform
 from pycil_wsc.classifier.settings import configured, refusing, values_of
 from pycil_wsc.classifier.shelf import SavedLearner
+from pycil_wsc.classifier.streams import chunks
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import check_divided_memory, for_training, with_memory_size
 from pycil_wsc.data.fingerprint import changed
@@ -106,12 +108,12 @@ class Update:
         with self._folder() as folder:
             saved = folder / f"task{len(self.config.tasks)}"
             work = folder / f".{saved.name}"
-            record = folder / REJECTED / f"{saved.name}-{self._identity(stream)}.json"
+            record = folder / REJECTED / f"{saved.name}-{self._identity(stream, tests)}.json"
             if record.is_file():  # rejected before; the folder may have the next update as this task
                 shutil.rmtree(work, ignore_errors=True)
                 return Outcome(None, None, read_rejection(record))
             if shelf.exists(saved):
-                return self._restored(saved, stream)
+                return self._restored(saved, stream, tests)
             trained = self._trained(work, stream)
             learned, answers, decision = self._judged(trained, tests, started)
             if decision and not decision["accepted"]:
@@ -170,10 +172,13 @@ class Update:
         known = labels >= 0
         if self.known and not (known & (labels < len(self.known))).any():
             raise UserError(f"accept: {data.info.name} has no image of a class that was learned before; add some")
-        if not split.in_memory:
-            for path in split.images[known]:
-                decode(path)  # now, rather than after the training
-        return Split(split.images[known], labels[known])
+        tests = Split(split.images[known], labels[known])
+        if tests.in_memory:  # what cannot be used is refused now, rather than after the training
+            list(chunks(tests.images[:1], Transform(stream.info), 1))
+        else:
+            for path in tests.images:
+                decode(path)
+        return tests
 
     @property
     def _held_out_of_known(self) -> np.ndarray:
@@ -195,11 +200,14 @@ class Update:
         with lock:
             yield self.out
 
-    def _identity(self, stream: Dataset) -> str:
-        """Identifies the update: settings, images, the learner before it and the gate."""
+    def _identity(self, stream: Dataset, tests: Split | None) -> str:
+        """Identifies the update: settings, images, the learner before it, and the gate with its images."""
         before = losses(self.present.state["history"]) if self.present else []
         gate = self.accept.settings() if self.accept else None
         parts = [repr(self.config.identity()), stream.fingerprint, before, gate, self.ledger.per_class]
+        if tests is not None:
+            pixels = hashlib.sha256(np.ascontiguousarray(tests.images)).hexdigest() if tests.in_memory else None
+            parts.append([tests.targets.tolist(), pixels, hashes_of((tests,), {})])
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     # ---- training ----------------------------------------------------------------------------------------------------
@@ -226,8 +234,11 @@ class Update:
         hashes = hashes_of((held.train, self.ledger.held_out), self.present.hashes if self.present else {})
         return SavedLearner(values_of(self.base, self.config.tasks), held, state, hashes)
 
-    def _restored(self, saved: Path, stream: Dataset) -> Outcome:
-        """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``."""
+    def _restored(self, saved: Path, stream: Dataset, tests: Split | None) -> Outcome:
+        """Load the learner that an earlier process saved in ``saved``, if it was trained on ``stream``.
+
+        That process may have had another gate: the decision is made anew.
+        """
         found, _ = shelf.read(saved)
         config = self.config
         before = losses(self.present.state["history"]) if self.present else []
@@ -241,14 +252,14 @@ class Update:
         self.bar.say(f"task {len(config.tasks)} was learned before: loaded from {saved}")
         learned = found._replace(config={"tasks": list(config.tasks)})
         answers = answers_of(config, learned)
-        entry = learned.ledger.entries[-1] if learned.ledger.entries else Entry()
         if not self.accept:
             return Outcome(learned, answers, None)
-        nothing = Gate(on="nothing", old=None, new=None)  # it was learned without a gate
-        decision = Decision(
-            accepted=True, reason=entry.get("reason", "was learned before"), gate=entry.get("gate", nothing)
-        )
-        return Outcome(learned, answers, decision)
+        decision = self._decided(self.accept, answers, learned, tests)
+        if not decision["accepted"]:
+            return Outcome(None, None, decision)
+        *others, entry = learned.ledger.entries or (Entry(),)
+        ledger = dataclasses.replace(learned.ledger, entries=(*others, {**entry, **decision}))
+        return Outcome(learned._replace(ledger=ledger), answers, decision)
 
     # ---- judging -----------------------------------------------------------------------------------------------------
 

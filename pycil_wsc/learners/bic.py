@@ -61,13 +61,14 @@ class BiC(WA):
         validation = self.validation_samples(task)
         main = self.main_phase(task, [*self.network.backbone.parameters(), *self.network.head.parameters()])
         main.indices = np.setdiff1d(main.indices, validation)
+        rate = main.lr  # a budget changes that of the phase
         yield main
         if len(validation):
             c, newest = self.config, self.network.corrections[-1]
             yield Phase(
                 c.epochs,
                 self.optimizer([newest], c.weight_decay),
-                main.lr,
+                rate,
                 validation,
                 self.correction_loss,
                 self.network,

@@ -11,6 +11,7 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import Arguments
+from pycil_wsc.learners.grown import part_of
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
@@ -63,14 +64,14 @@ class CLSER(Replay):
             grown = copy.deepcopy(self.network).requires_grad_(False)
             if task.index:
                 for old, new in zip(tensors(getattr(self, name)), tensors(grown), strict=True):
-                    new[: len(old)] = old
+                    part_of(new, old).copy_(old)
             setattr(self, name, grown)
 
     @torch.no_grad()
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
         for own, grown in zip(self.working, tensors(self.network)):
-            grown[: len(own)] = own
+            part_of(grown, own).copy_(own)
         self.working = []
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

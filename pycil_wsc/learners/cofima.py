@@ -8,6 +8,7 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import Arguments
 from pycil_wsc.learners.fisher import fisher_of_batches
+from pycil_wsc.learners.grown import part_of
 from pycil_wsc.learners.merging import InterpolatingLearner, Weights
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
@@ -45,7 +46,7 @@ class CoFiMA(InterpolatingLearner):
         self.earlier = {}
 
     def merged(self, name: str, before: Tensor, now: Tensor) -> Tensor:
-        earlier, new = self.earlier[name], self.fisher[name][: len(before)]
+        earlier, new = self.earlier[name], part_of(self.fisher[name], before)
         return fisher_mean(before, now, self.config.options.new_weight, earlier, new)
 
     def get_extra_state(self) -> State:

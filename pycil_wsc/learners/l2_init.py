@@ -9,6 +9,7 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import Arguments
+from pycil_wsc.learners.grown import part_of
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.registry import register_learner
 
@@ -38,7 +39,7 @@ class L2Init(Replay):
         grown = copy.deepcopy(self.network).requires_grad_(False)
         if self.initial is not None:
             for old, new in zip(self.initial.parameters(), grown.parameters(), strict=True):
-                new[: len(old)] = old
+                part_of(new, old).copy_(old)
         self.initial = grown
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing_extensions import Unpack
 from pycil_wsc.consolidation.merging import Merge
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.learners.base import Arguments
+from pycil_wsc.learners.grown import part_of
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.state import State
 
@@ -51,7 +52,7 @@ class InterpolatingLearner(MergingLearner):
     def merge(self, task: Task) -> None:
         for name, parameter in self.network.named_parameters():
             before = self.before[name]
-            now = parameter[: len(before)]
+            now = part_of(parameter, before)
             now.copy_(self.merged(name, before, now))
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.learners.base import Arguments
 from pycil_wsc.learners.finetune import Finetune
+from pycil_wsc.learners.grown import part_of
 from pycil_wsc.state import State
 
 Weights = dict[str, Tensor]  # by the parameter's name
@@ -51,7 +52,7 @@ class PenalisingLearner(Finetune):
         for name, parameter in self.trained().items():
             if name in self.importance:
                 anchor = self.anchor[name]
-                total = total + (self.importance[name] * (parameter[: len(anchor)] - anchor).square()).sum()
+                total = total + (self.importance[name] * (part_of(parameter, anchor) - anchor).square()).sum()
         return total
 
     @torch.no_grad()
@@ -59,7 +60,8 @@ class PenalisingLearner(Finetune):
         importance = self.new_importance(task)
         for name, old in self.importance.items():
             if name in importance:
-                importance[name][: len(old)] = self.combined(old, importance[name][: len(old)], task)
+                new = part_of(importance[name], old)
+                new.copy_(self.combined(old, new, task))
         self.importance = importance
         self.anchor = {name: parameter.detach().clone() for name, parameter in self.trained().items()}
 

@@ -9,6 +9,7 @@ from pycil_wsc.engine.batch import Batch
 from pycil_wsc.keys import key
 from pycil_wsc.learners.backward import Backward
 from pycil_wsc.learners.base import Arguments
+from pycil_wsc.learners.grown import part_of
 from pycil_wsc.learners.penalising import PenalisingLearner, Weights
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
@@ -65,8 +66,8 @@ class SI(PenalisingLearner):
             gradient = parameter.grad.clone()
             if name in self.importance:
                 anchor = self.anchor[name]
-                distance = parameter[: len(anchor)] - anchor
-                gradient[: len(anchor)] -= 2 * self.strength * self.importance[name] * distance
+                distance = part_of(parameter, anchor) - anchor
+                part_of(gradient, anchor).sub_(2 * self.strength * self.importance[name] * distance)
             self.step.append((name, parameter, gradient, parameter.clone()))
 
     @torch.no_grad()
