@@ -117,6 +117,14 @@ def test_the_rate_of_bics_second_phase_drops_at_the_shares_of_its_own_milestones
     assert drops == pytest.approx([len(rates) * 6 / 15, len(rates) * 12 / 15], abs=1)
 
 
+@pytest.mark.parametrize("keys", [{"model_name": "gem"}, {"model_name": "lwf", "wsc.warmup": 0.9}])
+def test_the_warm_up_is_a_share_of_the_steps_that_a_budget_leaves(keys, settings):
+    short = {"init_epoch": 1, "epochs": 1, "milestones": [], "init_milestones": [], "batch_size": 2, "max_tasks": 2}
+    finished = run(settings, **OPERATIONS | short | keys, consolidate=True)
+    finished.execute()
+    assert finished.learner.warmups[-1] is not None
+
+
 def test_counting_the_operations_of_a_step_leaves_no_trace(settings):
     learner = run(settings, model_name="icarl", precision="fp32", **OPERATIONS).learner
     task = learner.manager.tasks[0]

@@ -15,7 +15,7 @@ from pycil_wsc.consolidation import Average, Blend, drift_score
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.triggers import Plateau
+from pycil_wsc.learners.triggers import Plateau, held_out_exemplars
 from pycil_wsc.runs.run import Run
 
 # ---- in any loop -----------------------------------------------------------------------------------------------------
@@ -189,6 +189,32 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
         assert all(not indices & set(held.tolist()) for number, indices in trained if number == task)
     expected = [loss for task, _, _, loss in watched]
     assert np.allclose(seen, expected[:5] + expected[6:11], rtol=1e-5), "the last epoch of a task has nothing to decide"
+
+
+@pytest.mark.parametrize(
+    "keys", [{"model_name": "gdumb", "consolidate": True}, {"budget": {"flops_like": "replay"}, "wsc.held_out": 0.5}]
+)
+def test_held_out_exemplars_leave_the_learners_own_samples_and_the_budget(keys, settings, monkeypatch):
+    trained, batches = [], BaseLearner.training_batches
+
+    def training_batches(self, indices, *address, **options):
+        if address[0] == 1 and address[-1] != "batch norm":
+            held = held_out_exemplars(self, self.manager.tasks[1])
+            own = (
+                self.memory.indices
+                if self.config.model_name == "gdumb"
+                else BaseLearner.training_indices(self, self.manager.tasks[1])
+            )
+            trained.append((sorted(indices), sorted(set(own) - set(held))))
+        return batches(self, indices, *address, **options)
+
+    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    ours = run(settings, **{"wsc.trigger": "held_out", "max_tasks": 2, "precision": "fp32"} | keys)
+    result = ours.execute()
+    assert trained and all(indices == wanted for indices, wanted in trained)
+    if "budget" in keys:
+        whole = run(settings, model_name="replay", max_tasks=2, precision="fp32", prefix="replay").execute()
+        assert result["train_flops"] == pytest.approx(whole["train_flops"], rel=0.03)
 
 
 @pytest.mark.parametrize("trigger", ["training_loss", "held_out"])

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import Reset
+from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
@@ -102,6 +103,9 @@ class Consolidated(Scoring):
                     "consolidated; declare one_phase = False in its class"
                 )
             if task.index or self.config.wsc.first_task:
+                if self.config.wsc.trigger == "held_out":
+                    self.held_out_indices = held_out_exemplars(self, task)
+                    phase.indices = np.sort(phase.indices[~np.isin(phase.indices, self.held_out_indices)])
                 budget.fit(self, task, number, phase)
                 self._consolidate(task, phase)
             yield phase
@@ -110,15 +114,18 @@ class Consolidated(Scoring):
 
     def _consolidate(self, task, phase):
         options = self.config.wsc
-        if options.trigger == "held_out":
-            self.held_out_indices = held_out_exemplars(self, task)
-            phase.indices = self.training_indices(task)
         per_epoch = self.num_batches(len(phase.indices), phase.batch_size)
         rule = self._rule(task, per_epoch)
         given = {"importance": chosen_importance(self, task), "reset": rule if isinstance(rule, Reset) else None}
         if options.trigger != "warmup" or phase.seconds:
             given["warmup_steps"] = None  # until a plateau, or until a share of the seconds is over
+        elif phase.steps is not None:  # a budget ends the last epoch early, which may be the only one
+            warmup = warmup_in_steps(options.warmup, phase.epochs, per_epoch, bool(rule))
+            if warmup >= phase.steps:
+                given["warmup_steps"] = warmup_in_steps(options.warmup, phase.steps, resets=bool(rule))
         wsc = options.build(self.network.named_parameters(), phase.epochs, per_epoch, **given)
+        if phase.steps is not None:
+            wsc.check_fits(phase.steps)
         self.consolidation = wsc.attach(phase.optimizer)
         if not (rule is None or isinstance(rule, Reset)):
             self.replacement = rule.attach(phase.optimizer)  # after the consolidation, which so sees a step first

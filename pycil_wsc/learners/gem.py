@@ -38,6 +38,12 @@ class GEM(BaseLearner):
                 self.references.append((batch, functools.partial(self.loss_over, first, end)))
         self.keep_statistics()
 
+    @classmethod
+    def check(cls, config: LearnerConfig) -> str | None:
+        if config.consolidate and config.wsc.trigger == "held_out":
+            return "wsc.trigger: 'held_out' does not work with 'gem', which needs all exemplars; use another trigger"
+        return None
+
     def phases(self, task: Task) -> Iterator[Phase]:
         phase = self.main_phase(task)
         phase.indices = task.train_indices
