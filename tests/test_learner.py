@@ -131,6 +131,16 @@ def test_stopped_at_each_checkpoint_of_two_tasks_it_ends_like_one_never_stopped(
     assert_same(ended, learned(*months[:2]))
 
 
+def test_an_interrupted_task_does_not_go_on_with_other_images_held_out(months, tmp_path):
+    with killed_at(2):
+        learned(months[0], out=tmp_path / "work")
+    seen = []
+    with pytest.raises(UserError, match=r"\.task1: was begun with held_out=0, not 2; continue with that"):
+        learned(months[0], out=tmp_path / "work", held_out=2, on_progress=seen.append)
+    assert not seen and len(learned(months[0], out=tmp_path / "work").history) == 1
+    assert not list(tmp_path.rglob("held_out.json"))
+
+
 def test_the_threads_of_a_learner_are_its_own_and_its_log_is_closed_after_an_error(months, tmp_path, monkeypatch):
     used, learn = [], Run.learn
 

@@ -130,6 +130,19 @@ def test_what_was_learned_and_not_saved_is_undone_first(learners, shelf, tmp_pat
     assert learner.version == 3 and tasks_of(shelf) == 3
 
 
+def test_a_learner_that_is_not_the_folders_present_version_undoes_what_it_learned_and_nothing_else(
+    learners, shelf, tmp_path
+):
+    learner = Learner.load(shelf, quiet=True, version=2)
+    learner.learn(month(tmp_path / "more.npz", ["bee"], 9))
+    learner.rollback()
+    assert_same(learner, learners[1])
+    assert learner.version == 2 and tasks_of(shelf) == 3
+    with pytest.raises(UserError, match="shelf: its present version is 3, but this learner is version 2; reload it"):
+        learner.rollback()
+    assert learner.version == 2 and tasks_of(shelf) == 3
+
+
 def test_a_damaged_version_is_not_gone_back_to(learners, shelf):
     learner, path = Learner.load(shelf, quiet=True), shelf / "versions/000002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -270,8 +283,8 @@ def test_what_changes_the_learner_waits_until_it_has_learned(change, learners, s
     thread.join()
     other.join()
     assert set(tasks) == {3}, "nothing changed while it learned"
-    assert learner.version == 4
-    assert_same(learner, learners[0])
+    assert learner.version == (4 if change == "reload" else 3), "what it learned is undone, or the folder's is loaded"
+    assert_same(learner, learners[0 if change == "reload" else 2])
 
 
 def arrays_of(learners):

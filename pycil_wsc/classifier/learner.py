@@ -31,7 +31,7 @@ from pycil_wsc.classifier.settings import (
 )
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.update import ONE_AT_A_TIME, Update, answers_of
-from pycil_wsc.classifier.versions import Version, listed, roll_back, signature
+from pycil_wsc.classifier.versions import FILE, Version, listed, number_of, roll_back, signature
 from pycil_wsc.config.completion import complete
 from pycil_wsc.data.sources import Source, read_source
 from pycil_wsc.data.types import Dataset
@@ -46,13 +46,14 @@ class Place(NamedTuple):
     """Where a learner is saved.
 
     ``folder``; the ``signature`` of its file (:func:`~pycil_wsc.classifier.versions.signature`), None if that is of
-    another version; ``keys`` and ``held_out`` that were given to ``load``.
+    another version; ``keys`` and ``held_out`` that were given to ``load``; the ``number`` of the version, if any.
     """
 
     folder: Path | None = None
     signature: tuple[int, int, int] | None = None
     keys: Mapping[str, object] = {}
     held_out: int | None = None
+    number: int | None = None
 
 
 class Learner(Answering):
@@ -277,7 +278,7 @@ class Learner(Answering):
             try:
                 with locked(folder):
                     number = shelf.write(folder, learned, copy_images, limit)
-                    self._place = self._place._replace(folder=folder, signature=signature(folder))
+                    self._place = self._place._replace(folder=folder, signature=signature(folder), number=number)
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
             self._answers = self.answers.with_version(number)
@@ -294,15 +295,24 @@ class Learner(Answering):
         learns in another thread, this waits.
 
         Raises:
-            UserError: if there is no folder, or no earlier version in it; nothing has changed then.
+            UserError: if there is no folder, or no earlier version in it, or if its present version is not this
+                learner; nothing has changed then.
         """
         with self._changing:
-            folder = self._place.folder
+            folder, own = self._place.folder, self._place.number
             if folder is None:
                 raise UserError("rollback: the learner was not saved, so there is nothing to go back to; save it")
-            if self.version is not None:
-                with locked(folder):
-                    roll_back(folder)
+            if self.version is None:
+                self._become(folder, None if self._is_current() else own)
+                return
+            with locked(folder):
+                present = number_of(folder / FILE)
+                if own is not None and present != own:
+                    raise UserError(
+                        f"{folder}: its present version is {present}, but this learner is version {own}; reload it, or "
+                        "load the version that you want"
+                    )
+                roll_back(folder)
             self._become(folder)
 
     def reload(self) -> bool:
@@ -330,14 +340,14 @@ class Learner(Answering):
             raise UserError("reload: the learner was neither saved nor loaded; use Learner.load")
         return signature(place.folder) == place.signature
 
-    def _become(self, folder: Path) -> None:
-        """Become the learner saved in ``folder``."""
+    def _become(self, folder: Path, version: int | None = None) -> None:
+        """Become the learner saved in ``folder``; ``version`` as for :meth:`load`."""
         place = self._place
         other = Learner.load(
             folder,
             out=self.out,
             quiet=self.quiet,
-            version=None,
+            version=version,
             held_out=place.held_out,
             on_progress=self.on_progress,
             **place.keys,
@@ -380,7 +390,7 @@ class Learner(Answering):
         except UserError as error:
             raise UserError(f"{folder}: was saved by another version of pycil_wsc ({error}); use that one") from None
         refuse_changes(saved, given)
-        place = Place(folder, at, keys, held_out)
+        place = Place(folder, at, keys, held_out, number)
         held_out = found.ledger.per_class if held_out is None else held_out
         learner = cls(saved.model_name, out=out, quiet=quiet, held_out=held_out, on_progress=on_progress)
         learner.config = configured(saved_values(saved, given) | given, tasks=())

@@ -41,7 +41,7 @@ from pycil_wsc.data.stream import extended, kept
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.engine.environment import threads
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import locked, write_json
+from pycil_wsc.files import locked, read_json, write_json
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.planning import check_backbone
 from pycil_wsc.runs.checkpoint import CHECKPOINT
@@ -50,6 +50,7 @@ from pycil_wsc.runs.run import Run, end_of, losses
 
 ONE_AT_A_TIME = threading.RLock()  # training draws from the random generators of the process
 REJECTED = "rejected"  # the folder in ``out`` with a file for each rejected update
+HELD_OUT = "held_out.json"  # beside the checkpoint: how many images of each class are held out
 
 
 class Outcome(NamedTuple):
@@ -114,6 +115,7 @@ class Update:
                 return Outcome(None, None, read_rejection(record))
             if shelf.exists(saved):
                 return self._restored(saved, stream, tests)
+            self._refuse_other_held_out(work)
             trained = self._trained(work, stream)
             learned, answers, decision = self._judged(trained, tests, started)
             if decision and not decision["accepted"]:
@@ -124,6 +126,7 @@ class Update:
             if self.out is not None:
                 shelf.write(work, learned)
                 (work / CHECKPOINT).unlink(missing_ok=True)
+                (work / HELD_OUT).unlink()
             os.rename(work, saved)
         return Outcome(learned, answers, decision)
 
@@ -209,6 +212,20 @@ class Update:
             pixels = hashlib.sha256(np.ascontiguousarray(tests.images)).hexdigest() if tests.in_memory else None
             parts.append([tests.targets.tolist(), pixels, hashes_of((tests,), {})])
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    def _refuse_other_held_out(self, work: Path) -> None:
+        """Raise :class:`UserError` if a training that was interrupted in ``work`` had other images held out."""
+        if self.out is None:
+            return
+        note, ours = work / HELD_OUT, self.ledger.per_class
+        before = read_json(note) if note.is_file() else ours
+        if before != ours and (work / CHECKPOINT).is_file():
+            raise UserError(
+                f"{work}: was begun with held_out={before}, not {ours}; continue with that, or choose another folder "
+                "'out'"
+            )
+        work.mkdir(parents=True, exist_ok=True)
+        write_json(note, ours)
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
