@@ -361,6 +361,15 @@ def drawn(records):
     return {plot.slug: plot.figure.axes for group in group_runs(records)[0] for plot in figures(group)}
 
 
+def test_tasks_with_the_same_share_of_new_data_are_one_point_their_mean(settings):
+    run = run_of(settings, model_name="replay", replay_ratio=0.5)
+    run.execute()
+    past = [line["gradients"]["cosine"] for line in recorded(run)[1:]]
+    (similarity,) = drawn(report.find_runs([run.folder]).records)["gradients"][0].lines
+    assert len(past) > 1 and list(similarity.get_xdata()) == [50]
+    assert list(similarity.get_ydata()) == pytest.approx([np.mean(past)])
+
+
 def test_figures_show_the_recorded_numbers(settings):
     run = run_of(settings, model_name="replay")
     run.execute()

@@ -228,6 +228,16 @@ def test_a_list_of_gpus_brings_a_line_on_batch_norm(keys, more, gpus, tmp_path, 
     assert not gpus or f"of the {gpus} GPUs" in lines[0] and lines[0].endswith(f"batch_norm_parts to {gpus}")
 
 
+def test_a_list_of_other_devices_is_not_pycils(tmp_path):
+    with pytest.raises(UserError, match='device: "cpu" and "cuda" for one run|device: "cuda" and "cpu" for one run'):
+        load(write(tmp_path, {"device": ["cpu", "cuda"]}))
+
+
+def test_the_one_rate_of_pycils_files_is_no_axis(tmp_path):
+    with pytest.raises(UserError, match="lr: is one value in PyCIL's file of pass; give init_lr and lrate in 'runs'"):
+        load(write(tmp_path, {"model_name": "pass", "lr": [0.001, 0.0005]}))
+
+
 def test_lists_are_axes_with_seeds_outermost(tmp_path):
     runs = load(write(tmp_path, {"model_name": ["replay", "wsc"], "memory_per_class": [20, 200], "seed": [1, 2]}))
     assert [(r.seed, r.model_name, r.memory_per_class) for r in runs] == [

@@ -106,6 +106,7 @@ def test_it_counts_as_trained_and_the_seconds_spent_stand_beside(settings):
         ("init_cls", 3),
         ("shuffle", False),
         ("flip", False),
+        ("images_per_class", 2),
         ("scheduler", "cosine"),
         ("momentum", 0.8),
         ("precision", "fp32"),

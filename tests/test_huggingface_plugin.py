@@ -112,6 +112,21 @@ def test_resuming_from_a_checkpoint_equals_going_on(tmp_path, source, stops):
         assert (callback.wsc.steps, callback.wsc.averaged) == (20, 5)  # 6, 10, 14, 18, 20
 
 
+def test_the_folder_in_the_arguments_may_be_of_an_earlier_step(tmp_path):
+    """As when a script that was resumed once is resumed again."""
+
+    def parts():
+        return tiny_model(), WSCCallback(0.3, average=Average(every=4), reset=Blend())
+
+    through, callback = parts()
+    trainer_for(through, tmp_path, callback, save_strategy="steps", save_steps=4).train()
+    resumed, callback = parts()
+    trainer = trainer_for(resumed, tmp_path, callback, resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-16"))
+    assert_same(weights(through), weights(resumed))
+    assert (callback.wsc.steps, callback.wsc.averaged) == (20, 5)
+
+
 def test_gradients_accumulated_by_the_trainer_are_one_step(tmp_path):
     callback = WSCCallback(warmup=0.5, average=Average(2), reset=Blend())
     trainer_for(tiny_model(), tmp_path, callback, gradient_accumulation_steps=2).train()

@@ -128,3 +128,21 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UserError, match=r"a/inner: cannot be read \(Permission denied\); make it readable"):
         read_source(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("parts", [["train"], ["train", "valid"], ["Train", "Val"]])
+def test_parts_of_other_names_are_no_classes(parts, tmp_path):
+    for part in parts:
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / part / name / "1.png")
+    with pytest.raises(UserError, match=f"has a folder {parts[0]} of folders, but not train and val .or test.; name"):
+        read_source(f"folder:{tmp_path}")
+    assert read_source(f"folder:{tmp_path / parts[0]}").info.classes == ("cat", "dog")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("train", "bus"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    assert read_source(f"folder:{tmp_path}").info.classes == ("bus", "train")

@@ -149,6 +149,15 @@ def test_workers_live_from_epoch_to_epoch(folder):
     assert len(workers[0]) == 2 and workers[0] == workers[1]
 
 
+def test_two_views_of_an_epoch_leave_the_workers_to_the_next_one(folder):
+    source, indices = FolderSource(folder.info, folder.train, CPU, 1), np.arange(10)
+    for epoch in (0, 2):
+        views = (source.batches(indices, folder.train.targets, 4, train=True, seed=epoch + view) for view in (0, 1))
+        for _ in zip(*views, strict=True):
+            pass
+        assert not source.busy
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_that_cannot_be_read_is_named(folder, workers):
     broken = folder.train.images[3]

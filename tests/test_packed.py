@@ -73,6 +73,38 @@ def test_a_file_that_is_not_of_packed_runs_is_one_line(name, text, line, tmp_pat
     assert line in error and str(file) in error and not (tmp_path / "runs").exists()
 
 
+def test_names_that_are_not_utf8_come_back(settings, tmp_path):
+    here, (folder, *_) = learned(settings | {"prefix": "sweep"}, seed=1)
+    result = json.loads((here / folder / "result.json").read_text()) | {"class_names": ["caf\udce9"]}
+    (here / folder / "result.json").write_text(json.dumps(result))
+    assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 0
+    assert packing(["unpack", str(tmp_path / "runs.jsonl"), str(tmp_path / "there")]) == 0
+    assert json.loads((tmp_path / "there" / folder / "result.json").read_text()) == result
+
+
+@pytest.mark.parametrize("runs", ["mistyped", "empty", "file"])
+def test_nothing_to_pack_is_one_line_and_leaves_the_file(runs, settings, tmp_path, capsys):
+    here, _ = learned(settings | {"prefix": "sweep"}, seed=1)
+    file = tmp_path / "runs.jsonl"
+    packing(["pack", str(here), str(file)])
+    before = file.read_bytes()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    capsys.readouterr()
+    assert packing(["pack", str(tmp_path / runs), str(file)]) == 2 and file.read_bytes() == before
+    (error,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / runs) in error
+
+
+def test_runs_are_not_unpacked_into_a_file(settings, tmp_path, capsys):
+    here, _ = learned(settings | {"prefix": "sweep"}, seed=1)
+    packing(["pack", str(here), str(tmp_path / "runs.jsonl")])
+    (tmp_path / "file").write_text("")
+    capsys.readouterr()
+    assert packing(["unpack", str(tmp_path / "runs.jsonl"), str(tmp_path / "file")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_folders_outside_the_sweep_are_refused(settings, tmp_path, capsys):
     here, _ = learned(settings | {"prefix": "sweep"}, seed=1)
     file = tmp_path / "runs.jsonl"

@@ -130,6 +130,8 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     usual = registry.learner_defaults[method]
     changed = {name: value for name, value in file.items() if name not in (*OF_ALL_TASKS, "step_size")}
     for name, both in OF_ALL_TASKS.items():
+        if isinstance(file.get(name), list):
+            raise UserError(f"{name}: is one value in PyCIL's file of {method}; give {' and '.join(both)} in 'runs'")
         if name in file:
             changed |= dict.fromkeys((ours for ours in both if ours not in changed), file[name])
     step, epochs = file.get("step_size"), file.get("epochs", usual["epochs"])
@@ -158,7 +160,7 @@ def _first_device(device: Json) -> Json:
     first: Json = device[0] if isinstance(device, list) and device else device
     if re.fullmatch(r"-?[0-9]{1,4}", str(first)):
         return "cpu" if int(first) < 0 else f"gpu:{int(first)}"
-    return first
+    return device
 
 
 def refuse_alias(name: str) -> None:

@@ -65,12 +65,27 @@ def read_task_folder(name: str, path: Path) -> Dataset:
     parts = _parts(path)
     if not all(map(os.path.isdir, parts)):
         parts = (path,)
+        _refuse_unknown_parts(path)
     classes = _classes(path, parts, f"{path}/<class>/*.jpg")
     train, *others = (_split(part, classes) for part in parts)
     if not len(train):
         raise UserError(f"{parts[0]}: no image files ({' '.join(IMG_EXTENSIONS)}) in its class folders; add some")
     test = others[0] if others else Split(train.images[:0], train.targets[:0])
     return Dataset(info_of_files(name, classes), train, test)
+
+
+def _refuse_unknown_parts(path):
+    """A folder ``train`` of folders is no class, but a part; its other part has another name, or is missing."""
+    for part in sorted(path.iterdir()):
+        if part.name.lower() == "train" and part.is_dir():
+            entries = list(part.iterdir())
+            if any(entry.is_dir() for entry in entries) and not any(
+                entry.name.lower().endswith(IMG_EXTENSIONS) for entry in entries
+            ):
+                raise UserError(
+                    f"{path}: has a folder {part.name} of folders, but not train and val (or test); name them so, or "
+                    f"give folder:{part}"
+                )
 
 
 def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:

@@ -255,11 +255,12 @@ class FolderSource(CroppedSource):
         if not self.started:
             return_freed_memory()
             self.started = True
-        if self.busy:  # a pass within another one, as that of an importance within an epoch
+        beside = self.busy  # another pass, as that of an epoch beside that of an importance, or of its other view
+        if beside:
             loader = self._loader(plan, persistent=False)
         else:
             self.plan[:], loader = plan, self.loader
-        within, self.busy = self.busy, True
+            self.busy = True
         try:
             decoded = iter(loader)
             for part in wanted:
@@ -269,7 +270,8 @@ class FolderSource(CroppedSource):
                 yield images.to(self.device, non_blocking=True)
             next(decoded, None)  # run the loader's iterator to its end
         finally:
-            self.busy = within
+            if not beside:
+                self.busy = False
 
 
 class DecodedImages(Dataset):

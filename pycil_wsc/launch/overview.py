@@ -58,7 +58,7 @@ class Overview:
 
         Before that, the time that start-up takes would be most of the estimate.
         """
-        images = sum(job.planned - job.images for job in self.jobs if job.state not in ("done", "failed"))
+        images = sum(max(0, job.planned - job.images) for job in self.jobs if job.state not in ("done", "failed"))
         if self.started is None or not self.fresh or self.fresh < images / 1000:
             return "?"
         return duration(images * (time.monotonic() - self.started) / self.fresh)

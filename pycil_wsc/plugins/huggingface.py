@@ -135,12 +135,7 @@ class WSCCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, model: PreTrainedModel, optimizer: Optimizer
     ) -> None:
         """Continue the period that the step to resume from lies in, as the checkpoint has it."""
-        saved = _saved(args, state.global_step)
-        if saved.get("training") != _training_of(state):
-            raise RuntimeError(
-                f"cannot resume at step {state.global_step}: the {FILE} that was found is of another training; "
-                "also set TrainingArguments(resume_from_checkpoint=...) to the folder of the checkpoint"
-            )
+        saved = _saved(args, state)
         for period in self._periods(state):
             last = period.end if self.periods is None else period.end - 1  # a period of several has ended by its save
             if self._first(period) < state.global_step <= last:
@@ -242,7 +237,7 @@ class WSCCallback(TrainerCallback):
         folder = _folder(args, state.global_step)
         saved = gathered(self.wsc.state_dict(), keep=first) if self.wsc else {}  # between two periods
         if first:
-            torch.save(saved | {"training": _training_of(state)}, folder / FILE)
+            torch.save(saved | {"training": _training_of(state), "global_step": state.global_step}, folder / FILE)
         if not self.save_average or not self._averaging() or not hasattr(model, "save_pretrained"):
             return
         with self._applied(model):
@@ -350,14 +345,22 @@ def _folder(args, step):
     return Path(args.output_dir) / f"checkpoint-{step}"
 
 
-def _saved(args, step):
+def _saved(args, state):
+    """What was saved at this step of this training. Files of earlier versions do not say of which step they are."""
+    step = state.global_step
     paths = [_folder(args, step) / FILE]
     if isinstance(args.resume_from_checkpoint, str):
         paths.insert(0, Path(args.resume_from_checkpoint) / FILE)
-    for path in paths:
-        if path.is_file():
-            return torch.load(path, map_location="cpu", weights_only=True)
+    found = [torch.load(path, map_location="cpu", weights_only=True) for path in paths if path.is_file()]
+    if not found:
+        raise RuntimeError(
+            f"cannot resume at step {step}: {paths[-1]} does not exist. The checkpoint was saved without WSCCallback, "
+            "or is elsewhere (then also set TrainingArguments(resume_from_checkpoint=...) to its folder)"
+        )
+    for saved in found:
+        if saved.get("training") == _training_of(state) and saved.get("global_step", step) == step:
+            return saved
     raise RuntimeError(
-        f"cannot resume at step {step}: {paths[-1]} does not exist. The checkpoint was saved without WSCCallback, or "
-        "is elsewhere (then also set TrainingArguments(resume_from_checkpoint=...) to its folder)"
+        f"cannot resume at step {step}: the {FILE} that was found is of another training, or of another step; set "
+        "TrainingArguments(resume_from_checkpoint=...) to the folder of the checkpoint"
     )

@@ -48,7 +48,19 @@ def _dormant(record: Record) -> Points:
 
 
 def _gradient_ratio(record: Record) -> Points:
-    return {100 * line["share_new"]: line["norm"] / line["norm_new"] for line in alignment(record)}
+    return _by_share((line["share_new"], line["norm"] / line["norm_new"]) for line in alignment(record))
+
+
+def _cosine(record: Record) -> Points:
+    return _by_share((line["share_new"], line["cosine"]) for line in alignment(record))
+
+
+def _by_share(values: Iterable[tuple[float, float]]) -> Points:
+    """The mean of the values with the same share of new data, by this share in percent."""
+    found: dict[float, list[float]] = {}
+    for share, value in values:
+        found.setdefault(100 * share, []).append(value)
+    return {share: sum(each) / len(each) for share, each in found.items()}
 
 
 def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
@@ -63,7 +75,7 @@ def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:
 CURVES: dict[str, Callable[[Record], Points]] = {
     "curves": lambda record: dict(enumerate(record.curve, 1)),
     "training-loss": _losses,
-    "gradients": lambda record: {100 * line["share_new"]: line["cosine"] for line in alignment(record)},
+    "gradients": _cosine,
     "gradient-norm": _gradient_ratio,
     "drift": lambda record: dict(enumerate((line["norm"] for line in drift(record)), 2)),
     "drift-layers": _drift_of_layers,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import write_atomically, write_json
@@ -37,13 +37,15 @@ def pack(runs: Path, file: Path) -> int:
     to pack, or if ``file`` is not of this kind.
     """
     packed = {run.folder: run for run in lines(file)} if file.exists() else {}
+    if not runs.is_dir():
+        raise UserError(f"{runs}: is not a folder; give that of a sweep, runs/<prefix>")
     found = find_runs([runs])
     for record in [*found.records, *found.language]:
         if record.path is not None and record.path.name == RESULT:
             folder = record.path.parent.relative_to(runs).as_posix()
             result = json.loads(record.path.read_bytes())
             packed[folder] = PackedRun(folder=folder, result=result, analyses=record.analyses)
-    if not packed:
+    if not (found.records or found.language):
         raise UserError(f"{runs}: no finished run found; give the folder of a sweep, runs/<prefix>")
     kept = [packed[folder].model_dump(exclude_defaults=True) for folder in sorted(packed)]
     text = "".join(json.dumps(run) + "\n" for run in kept)
@@ -62,7 +64,6 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
         if (folder / RESULT).exists():
             kept += 1
             continue
-        folder.mkdir(parents=True, exist_ok=True)
         if run.analyses:
             write_atomically(folder / ANALYSES, "".join(json.dumps(line) + "\n" for line in run.analyses))
         write_json(folder / RESULT, run.result)  # last, since it says that the run has finished
@@ -79,9 +80,9 @@ def lines(file: Path) -> Iterator[PackedRun]:
         raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or 'not a text'})") from None
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            run = PackedRun.model_validate_json(line)
+            run = PackedRun.model_validate(json.loads(line))  # which knows names that are not UTF-8, unlike pydantic's
             Record.of(run.result, file)
-        except (ValidationError, UnusableRun):
+        except (ValueError, RecursionError, UnusableRun):  # a ValidationError is a ValueError
             raise UserError(f"{file}: line {number} is not a finished run; restore the file") from None
         if Path(run.folder).is_absolute() or ".." in Path(run.folder).parts:
             raise UserError(f"{file}: line {number} names a folder outside the sweep's ({run.folder})")

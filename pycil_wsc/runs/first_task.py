@@ -81,6 +81,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         **config.first_task(),
         "classes": learner.manager.class_order[:seen],
         "data": data,
+        "images_per_class": config.images_per_class,  # which the fingerprint is without
         "info": repr(info),
         "weights": digest([config.pretrained]) if isinstance(config.pretrained, str) else None,
         "device": device_name(learner.device),
