@@ -19,6 +19,7 @@ from pycil_wsc.keys import Key, having
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import Options, group_runs
 from pycil_wsc.report.texts import clean, dataset_names, method_name
+from pycil_wsc.report.views import console_text
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -208,6 +209,14 @@ def test_no_cell_of_any_table_has_a_seed_twice(runs):
         names = names_of(group)
         places = [(name, record.memory, record.seed) for record, name in names.items()]
         assert len(places) == len(set(places))
+
+
+def test_methods_with_one_label_are_not_one_row():
+    labelled = [record(method, 20, seed, label="ours") for method in ("replay", "er_ace") for seed in (1, 2)]
+    ((group,), _) = group_runs(labelled)
+    assert sorted(set(names_of(group).values())) == ["ours (er_ace)", "ours (replay)"]
+    printed = console_text(group, True)
+    assert "over 2 seeds" in printed and "ours (replay)" in printed and "ours (er_ace)" in printed
 
 
 def test_data_of_another_content_are_another_setting_and_the_same_under_another_path_are_not():

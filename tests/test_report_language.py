@@ -205,6 +205,17 @@ def test_runs_with_the_tasks_in_another_order_have_tables_of_their_own(tmp_path,
     assert len(ids) == len(set(ids))
 
 
+def test_data_of_another_content_have_tables_of_their_own():
+    def of(seed, content):
+        known = {"data": {"train": 8000, "test": 400, "sha256": content}} if content else {}
+        return Record.of(made_up(seed=seed, **known))
+
+    slugs = [group.slug for group in group_runs([of(1, "a" * 16), of(2, "b" * 16)])[0]]
+    assert len(slugs) == len(set(slugs)) == 2
+    (group,), _ = group_runs([of(1, "a" * 16), of(2, "a" * 16), of(3, "")])
+    assert len(group.records) == 3, "an older record joins the known content"
+
+
 def test_images_and_language_models_have_tables_of_their_own(synthetic_result):
     text = report.result_table([synthetic_result, made_up()])
     assert "Average accuracy" in text and "Scores after the last task" in text

@@ -81,15 +81,15 @@ def _settings(records: Iterable[Record]) -> dict[Record, Setting]:
     the same path that did.
     """
     settings = {record: _own_setting(record) for record in records}
-    contents: dict[str, set[str]] = defaultdict(set)  # of each path
+    contents: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)  # of each path and its tasks
     first: dict[str, str] = {}  # the first path of each content
     for setting in settings.values():
         if setting.data:
-            contents[setting.dataset].add(setting.data)
+            contents[setting.dataset, setting.tasks].add(setting.data)
             first.setdefault(setting.data, setting.dataset)
     for record, setting in settings.items():
-        known = contents[setting.dataset]
-        data = next(iter(known)) if len(known) == 1 and not setting.tasks else setting.data
+        known = contents[setting.dataset, setting.tasks]
+        data = next(iter(known)) if len(known) == 1 else setting.data
         settings[record] = setting._replace(dataset=first.get(data, setting.dataset), data=data)
     return settings
 
@@ -103,7 +103,8 @@ def _own_setting(record: Record) -> Setting:
     """The setting of a run, by itself."""
     config, data = record.config, record.data.get("data")
     if isinstance(record.result, LanguageResult):
-        return Setting(config["llm.data"], 0, 0, config["llm.model"], tasks=tuple(record.data["tasks"]))
+        tasks, known = tuple(record.data["tasks"]), _content(data)
+        return Setting(config["llm.data"], 0, 0, config["llm.model"], tasks=tasks, data=known)
     stream = config.get("tasks")
     return Setting(
         dataset=stream[0] if stream else config["dataset"],
@@ -112,9 +113,14 @@ def _own_setting(record: Record) -> Setting:
         convnet_type=config["convnet_type"],
         fixed_memory=config["fixed_memory"],
         validation_split=config.get("validation_split") or 0.0,
-        data=str(data.get("sha256", "")) if isinstance(data, dict) else "",
+        data=_content(data),
         part=tuple((name, json.dumps(value)) for name, value in part_of(record.data).items()),
     )
+
+
+def _content(data):
+    """The hash of the data that a result has noted, or ""."""
+    return str(data.get("sha256", "")) if isinstance(data, dict) else ""
 
 
 # ---- ways of training ------------------------------------------------------------------------------------------------
