@@ -107,7 +107,7 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undist
     ) == 3
     assert np.isclose(result["avg_acc"], np.mean(result["curve"])) and result["last_acc"] == result["curve"][-1]
     assert np.allclose(result["curve"], [np.mean(row) for row in result["matrix"]])  # the tasks are of equal size
-    least = 100 / 6 if name in HELD_BACK else 60
+    least = 100 / 6 if name in HELD_BACK else 50
     assert result["new_acc"] > least, "the newest of two easy tasks is learned"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["cnn_top1"] for line in lines] == result["curve"]

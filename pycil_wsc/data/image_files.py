@@ -76,7 +76,7 @@ def read_task_folder(name: str, path: Path) -> Dataset:
 
 def _refuse_unknown_parts(path):
     """A folder ``train`` of folders is no class, but a part; its other part has another name, or is missing."""
-    for part in sorted(path.iterdir()):
+    for part in sorted(path.iterdir()) if path.is_dir() else ():
         if part.name.lower() == "train" and part.is_dir():
             entries = list(part.iterdir())
             if any(entry.is_dir() for entry in entries) and not any(
