@@ -26,7 +26,7 @@ from pycil_wsc.runs.progress import Progress, log_file
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 START_METHOD = "forkserver"  # a fork would inherit threads and the CUDA context; the server imports torch only once
-DEATH_SECONDS = 1.0  # for which a failure of one process waits for the death of another that may be its cause
+DEATH_SECONDS = 3.0  # for which a failure of one process waits for the death of another that may be its cause
 
 
 class Workers:
