@@ -209,7 +209,7 @@ class Update:
         gate = self.accept.settings() if self.accept else None
         parts = [repr(self.config.identity()), stream.fingerprint, before, gate, self.ledger.per_class]
         if tests is not None:
-            pixels = hashlib.sha256(np.ascontiguousarray(tests.images)).hexdigest() if tests.in_memory else None
+            pixels = hashlib.sha256(tests.images.tobytes()).hexdigest() if tests.in_memory else None
             parts.append([tests.targets.tolist(), pixels, hashes_of((tests,), {})])
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

@@ -45,7 +45,8 @@ class PartedBatchNorm(BatchNormMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not training or running_mean is None:  # layers without running statistics set `training` in tests, too
+        # layers without running statistics set `training` in tests, too
+        if not training or running_mean is None or running_var is None:
             return batch_norm(images, running_mean, running_var, weight, bias, training, momentum, eps)
         outputs, means, variances = [], torch.zeros_like(running_mean), torch.zeros_like(running_var)
         for part in images.chunk(self.parts):

@@ -59,7 +59,7 @@ class Group:
         self.labels = set(self.rows["label"].dropna())
         of_variant = cast(pd.Series, self.rows.groupby(["learner", "frozen"])["label"].transform("first"))
         self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
-        learners = self.rows.groupby("own")["learner"].transform("nunique")
+        learners = cast(pd.Series, self.rows.groupby("own")["learner"].transform("nunique"))
         self.rows["own"] = self.rows["own"].where(learners < 2, self.rows["own"] + " (" + self.rows["learner"] + ")")
         self.rows["main"] = self._in_no_study()
         model = clean(setting.convnet_type)
