@@ -4,6 +4,7 @@ Smaller parts regularise more: "ghost batch norm" of Hoffer et al. (2017), "Trai
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -11,15 +12,31 @@ from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
 
+class Call(NamedTuple):
+    """The arguments of ``torch.nn.functional.batch_norm``; ``input``: (B, C, ...)."""
+
+    input: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
 class BatchNormMode(TorchFunctionMode):
     """A context in which its method ``normalised`` replaces ``torch.nn.functional.batch_norm``."""
 
-    normalised: Callable[..., Tensor]
+    def normalised(self, call: Call) -> Tensor:
+        """What the call returns."""
+        raise NotImplementedError
 
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        return (self.normalised if function is batch_norm else function)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return self.normalised(Call(*args, **kwargs)) if function is batch_norm else function(*args, **kwargs)
 
 
 class PartedBatchNorm(BatchNormMode):
@@ -34,20 +51,11 @@ class PartedBatchNorm(BatchNormMode):
         super().__init__()
         self.parts = parts
 
-    def normalised(
-        self,
-        images: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
+    def normalised(self, call: Call) -> Tensor:
+        images, running_mean, running_var, weight, bias, training, momentum, eps = call
         # layers without running statistics set `training` in tests, too
         if not training or running_mean is None or running_var is None:
-            return batch_norm(images, running_mean, running_var, weight, bias, training, momentum, eps)
+            return batch_norm(*call)
         outputs, means, variances = [], torch.zeros_like(running_mean), torch.zeros_like(running_var)
         for part in images.chunk(self.parts):
             mean, var = running_mean.clone(), running_var.clone()
@@ -72,21 +80,11 @@ class OwnBatchNorm(BatchNormMode):
         super().__init__()
         self.share, self.running = share, {}
 
-    def normalised(
-        self,
-        images: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if training and running_mean is not None:
-            self.running |= {id(statistic): statistic for statistic in (running_mean, running_var)}
-            training = not _single_values(images)
-        return batch_norm(images, running_mean, running_var, weight, bias, training, momentum, eps)
+    def normalised(self, call: Call) -> Tensor:
+        if call.training and call.running_mean is not None:
+            self.running |= {id(statistic): statistic for statistic in (call.running_mean, call.running_var)}
+            call = call._replace(training=not _single_values(call.input))
+        return batch_norm(*call)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 
 from pycil_wsc.devices import widest_float
-from pycil_wsc.engine.parted_batch_norm import BatchNormMode
+from pycil_wsc.engine.parted_batch_norm import BatchNormMode, Call
 from pycil_wsc.engine.processes import Processes
 
 
@@ -28,19 +28,10 @@ class SyncedBatchNorm(BatchNormMode):
     All processes must compute the same layers; a process without images takes part with an empty batch.
     """
 
-    def normalised(
-        self,
-        images: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
+    def normalised(self, call: Call) -> Tensor:
+        images, running_mean, running_var, weight, bias, training, momentum, eps = call
         if not training:
-            return batch_norm(images, running_mean, running_var, weight, bias, False, momentum, eps)
+            return batch_norm(*call)
         with torch.no_grad():
             mean, var, count = _statistics(images)
             if running_mean is not None and running_var is not None:
