@@ -29,9 +29,9 @@ class SyncedBatchNorm(BatchNormMode):
     """
 
     def normalised(self, call: Call) -> Tensor:
-        images, running_mean, running_var, weight, bias, training, momentum, eps = call
-        if not training:
+        if not call.training:
             return batch_norm(*call)
+        images, running_mean, running_var, weight, bias, _, momentum, eps = call
         with torch.no_grad():
             mean, var, count = _statistics(images)
             if running_mean is not None and running_var is not None:
