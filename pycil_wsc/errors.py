@@ -19,6 +19,10 @@ class UnusableRun(UserError):
     """A run cannot be trained as configured, or its folder cannot be used. Other runs continue."""
 
 
+class Unwritable(UserError):
+    """A file cannot be written, as on a full disk: no run can go on."""
+
+
 class TrainingDiverged(Exception):
     """The loss, the gradients, the weights or the test logits of a run are no longer finite numbers."""
 

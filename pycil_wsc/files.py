@@ -5,13 +5,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import Unwritable, UserError
 
 Json: TypeAlias = Any  # a JSON value: what it has within is checked where it is read, not by its type
 
@@ -34,7 +34,7 @@ def write_atomically(path: str | Path, content: bytes | str, durable: bool = Tru
     except OSError as error:
         with contextlib.suppress(OSError):  # no folder, or none that can be written: the first error is reported
             partial.unlink(missing_ok=True)
-        raise UserError(
+        raise Unwritable(
             f"{path}: cannot be written ({error.strerror}); free space or choose another folder with --out. "
             "What was saved before is intact"
         ) from None
@@ -51,7 +51,7 @@ def replaced(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     except OSError as error:
-        raise UserError(
+        raise Unwritable(
             f"{folder}: cannot be written ({error}); free space or choose another folder with --out"
         ) from None
     finally:
@@ -71,7 +71,7 @@ def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> Acquir
     except Timeout:
         raise
     except OSError as error:
-        raise UserError(
+        raise Unwritable(
             f"{folder}: cannot be written ({error.strerror}); choose another folder, "
             "with --out or --data-root if this is a command"
         ) from None
@@ -80,11 +80,23 @@ def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> Acquir
 def read_json(path: str | Path) -> Json:
     """The value in a JSON file. Raises a :class:`UserError` with the path for a file that cannot be read or parsed."""
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(Path(path).read_bytes(), object_pairs_hook=_without_repeats)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); name an existing JSON file") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); correct the file") from None
+
+
+def _without_repeats(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
+    """The object with these ``pairs`` of names and values, each name once."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"'{name}' is given twice; leave one of the two out")
+        found[name] = value
+    return found
 
 
 def write_json(path: str | Path, value: Json) -> None:

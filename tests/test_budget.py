@@ -59,6 +59,22 @@ def test_each_task_spends_replays_operations(name, settings, replay):
         assert steps[task] < 50 or abs(spent / allowed - 1) < 0.01
 
 
+def test_phases_over_images_chosen_by_features_fit_a_budget(settings, replay):
+    """PODNet counts the images of its balanced phase in advance, when there are no features to choose them by."""
+    finished = run(settings, model_name="podnet", precision="fp32", batch_size=4, **OPERATIONS)
+    finished.execute()
+    assert operations(finished.folder) == pytest.approx(operations(replay[0]), rel=0.05)
+
+
+def test_mixed_images_fit_a_budget(settings, undisturbed):
+    """IL2A's batches come from a source of its own; it has no memory."""
+    keys = {"init_epoch": 4, "epochs": 15, "precision": "fp32"}
+    folder, _ = undisturbed(model_name="replay", memory_per_class=0, **keys)
+    finished = run(settings, model_name="il2a", batch_size=4, **keys | OPERATIONS)
+    finished.execute()
+    assert operations(finished.folder) == pytest.approx(operations(folder), rel=0.05)
+
+
 def test_a_method_with_two_passes_has_half_the_steps_and_its_milestones_come_twice_as_early(settings):
     rates = {}
 

@@ -162,6 +162,19 @@ def test_a_budget_gives_every_method_as_many_passes_in_each_task(name, given, fi
     )
 
 
+@pytest.mark.parametrize(
+    "name, first, later",
+    [("pass", (100, 64), (35, 64)), ("ssre", (100, 64), (70, 128)), ("gdumb", (25, 16), (9, 16))],
+)
+def test_with_smaller_batches_a_budget_makes_as_many_steps_in_fewer_passes(name, first, later):
+    run = resolve({"model_name": name, "budget": {"updates_like": "replay"}})
+    assert (run.init_epoch, getattr(run.options, "init_batch_size", run.batch_size)) == first
+    assert (run.epochs, run.batch_size) == later
+    assert run.init_epoch / first[1] == 200 / 128 and run.epochs / later[1] == pytest.approx(70 / 128, rel=0.04)
+    given = resolve({"model_name": name, "budget": {"updates_like": "replay"}, "batch_size": 32, "init_batch_size": 32})
+    assert (given.init_epoch, given.epochs) == (200, 70), "both have the given batches"
+
+
 @pytest.mark.parametrize("name", ["bic", "foster", "wa", "joint", "finetune", "replay"])
 @pytest.mark.parametrize("factor", [0.1, 0.5, 2])
 def test_a_factor_scales_each_methods_own_schedule(name, factor):
@@ -174,6 +187,15 @@ def test_a_factor_scales_each_methods_own_schedule(name, factor):
         assert scaled.options.compression_epochs == round(130 * factor)
     given = resolve({"model_name": name, "budget": {"epochs_times": factor}, "epochs": 10})
     assert (given.epochs, given.init_epoch) == (10, scaled.init_epoch)
+
+
+@pytest.mark.parametrize("name, key", [("podnet", "ft_epochs"), ("beef", "fusion_epochs")])
+def test_a_warm_up_is_longer_than_no_phase_that_has_one(name, key):
+    """The second phases of these methods have a schedule of their own, without a warm-up."""
+    run = resolve({"model_name": name, "epochs": 4, "warmup_epochs": 2, key: 1})
+    assert getattr(run.options, key) == 1
+    with pytest.raises(UserError, match="warmup_epochs: 4 must be less than the 4 epochs of 'epochs'"):
+        resolve({"model_name": name, "epochs": 4, "warmup_epochs": 4})
 
 
 def test_a_phase_that_a_budget_sets_is_not_given_too():
@@ -414,6 +436,8 @@ BAD = {
     "epochs: expected a whole number, got 7.5": {"epochs": 7.5},
     "epochs: expected a whole number, got true": {"epochs": True},
     "lrate: expected a number, got NaN": '{"lrate": NaN}',
+    "'epochs' is given twice; leave one of the two out": '{"epochs": 7, "lrate": 0.1, "epochs": 8}',
+    "wsc.retain: is given twice, in a group and with a dot": {"wsc": {"retain": 0.1}, "wsc.retain": 0.2},
     'shuffle: expected true or false, got "yes"': {"shuffle": "yes"},
     "milestones: expected a list of whole numbers, got 30": {"milestones": 30},
     "milestones: [30, 70] must be increasing and within the 70 epochs": {"milestones": [30, 70]},

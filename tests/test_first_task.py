@@ -57,6 +57,21 @@ def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(s
     assert len(entries(settings)) == 1 and not entries(alone)
 
 
+def test_bic_shares_replays_first_task_where_the_schedules_are_equal(settings, tmp_path):
+    """In any order: the first task does not depend on who trained it."""
+    settings |= {"init_epoch": 2, "epochs": 1, "init_milestones": [], "max_tasks": 2, "checkpoint_seconds": 3600}
+    settings |= {"init_weight_decay": 5e-4, "precision": "fp32"}
+    alone = {
+        name: run(settings, model_name=name, cache_first_task=False, out=str(tmp_path / "alone")).execute()
+        for name in ("bic", "replay")
+    }
+    for names in (("bic", "replay"), ("replay", "bic")):
+        for name in names:
+            result = run(settings, model_name=name, out=str(tmp_path / names[0])).execute()
+            assert without_places(result) == without_places(alone[name]), (names, name)
+            assert taken(result) == (name == names[1])
+
+
 def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings, tmp_path):
     settings |= {"init_epoch": 2, "epochs": 1, "compression_epochs": 1, "max_tasks": 2, "checkpoint_seconds": 3600}
     for name in ("bic", "foster", "rmm-foster"):

@@ -246,6 +246,16 @@ def test_rates_fall_with_the_distance_from_the_head(settings):
         assert [pytest.approx(scale) for values in found.values() for scale in values] == expected
 
 
+def test_the_branch_that_aper_tunes_has_the_backbones_rate(settings):
+    learner = run(settings, model_name="aper_finetune", backbone_lr_factor=0.5).learner
+    for task in learner.manager.tasks[:2]:
+        learner.learn(task, SILENT)
+    groups = learner.optimizer(learner.network.tuned.parameters(), 0.0).param_groups
+    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    branch, head = learner.network.tuned
+    assert {scales[id(p)] for p in branch.parameters()} == {0.5} and {scales[id(p)] for p in head.parameters()} == {1}
+
+
 class Nested(nn.Module):
     """A backbone whose trunk is one child with layers of its own."""
 

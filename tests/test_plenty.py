@@ -14,6 +14,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.engine.optimization import task_schedule
 from pycil_wsc.errors import UserError
+from pycil_wsc.learners.base import BaseLearner
 
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
 INDICES = torch.tensor([5, 60, 7, 30, 80, 12])
@@ -285,6 +286,22 @@ def test_gdumb_trains_new_weights_on_the_memory_alone(digits, tmp_path):  # noqa
         assert indices.sort().values.tolist() == sorted(epochs * learner.memory.indices.tolist())
         assert {c: len(kept) for c, kept in learner.memory.classes.items()} == dict.fromkeys(range(task.num_seen), 10)
     assert not torch.equal(*starts) and learner.config.batch_size == 64
+
+
+def test_gdumb_with_consolidation_has_the_statistics_of_its_memory(digits, tmp_path, monkeypatch):  # noqa: F811
+    used = []
+    batches = BaseLearner.training_batches
+
+    def training_batches(self, indices, *address, **options):
+        if address[-1] == "batch norm":
+            used.append((sorted(indices), sorted(self.memory.indices)))
+        return batches(self, indices, *address, **options)
+
+    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    learner, tasks = after("gdumb", 0, digits, tmp_path, epochs=4, consolidate=True)
+    for task in tasks[:2]:
+        learner.learn(task, SILENT)
+    assert used and all(indices == memory for indices, memory in used)
 
 
 def test_gdumbs_labels_are_mixed_as_its_images_are(digits, tmp_path):  # noqa: F811

@@ -105,7 +105,10 @@ def _check_rates(config: Config) -> None:
     if len(config.betas) != 2:
         raise UserError(f"betas: expected two numbers, got {list(config.betas)}")
     lengths = vars(config) | vars(config.options)
-    for name in ("init_epoch", *registry.learners[config.model_name].epoch_keys):
+    learner = registry.learners[config.model_name]
+    for name in ("init_epoch", *learner.epoch_keys):
+        if name in learner.own_schedules:
+            continue  # they have no warm-up
         if config.warmup_epochs >= (end := lengths[name]):
             raise UserError(f"warmup_epochs: {config.warmup_epochs} must be less than the {end} epochs of '{name}'")
     for name in ("init_lr", "lrate"):

@@ -105,10 +105,11 @@ def _schedule(
     """Scale the epochs and milestones that are not given to match the given ones and the budget.
 
     Each method keeps its ``default`` epochs, multiplied by ``factor``. With a budget ``like`` another learner's, a task
-    makes as many passes over the data as the other learner's, divided among the method's phases (``epoch_keys``) in the
-    same proportions as by default.
+    makes as many optimiser steps as the other learner's, divided among the method's phases (``epoch_keys``) in the same
+    proportions as by default. With batches of half the size it so makes half as many passes over the data.
     """
     scaled = {}
+    of_first = [name for name, key in keys_of(learner).items() if key.like == "batch_size"]
     for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.epoch_keys, "milestones")):
         if not keys:
             scaled[milestones] = ()  # later tasks are learned without training
@@ -118,7 +119,10 @@ def _schedule(
         requested = given.get(main)
         if like:
             other_keys = ("init_epoch",) if main == "init_epoch" else registry.learners[like].epoch_keys
-            requested = given.get(main, sum(defaults(like)[name] for name in other_keys))
+            others = defaults(like)
+            own = {**default, **given}[of_first[0] if of_first and main == "init_epoch" else "batch_size"]
+            requested = given.get(main, sum(others[name] for name in other_keys))
+            requested *= own / given.get("batch_size", others["batch_size"])
             total = sum(default[name] for name in keys)
             if wrong := [name for name in keys[1:] if name in given]:
                 raise UserError(f"{wrong[0]}: is set by 'budget', in proportion to '{main}'; leave it out")

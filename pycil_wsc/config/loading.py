@@ -162,11 +162,17 @@ def _is_axis(value: Json, takes_list: bool) -> bool:
 
 
 def flatten(raw: Mapping[str, Json]) -> dict[str, Json]:
-    """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}. An empty one stays."""
+    """Nested groups become dotted keys: {"wsc": {"retain": 0.2}} -> {"wsc.retain": 0.2}. An empty one stays.
+
+    Raises a :class:`UserError` for a key that is given in both forms.
+    """
     flat = {}
     for name, value in raw.items():
         nested = isinstance(value, dict) and value and name not in DIRECTIVES
-        flat |= {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
+        given = {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
+        if twice := sorted(flat.keys() & given.keys()):
+            raise UserError(f"{twice[0]}: is given twice, in a group and with a dot; leave one of the two out")
+        flat |= given
     return flat
 
 

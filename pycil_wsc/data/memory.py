@@ -82,6 +82,13 @@ class ExemplarMemory:
         self.seen += len(task.train_indices)
         self.tasks = task.index + 1
 
+    def counting(self) -> ExemplarMemory:
+        """A copy that holds as many exemplars of each class, but needs no features: by class, it draws them."""
+        strategy = "random" if registry.exemplars[self.strategy].by_class else self.strategy
+        memory = ExemplarMemory(self.fixed, self.per_class, self.total, strategy)
+        memory.load_state_dict(self.state_dict())
+        return memory
+
     def _candidates(self, task, targets):
         """The task's samples and the exemplars of their classes, sorted by class, then by index."""
         recurring = set(self.classes) & set(targets[task.train_indices].tolist())

@@ -50,6 +50,7 @@ class BEEF(BaseLearner):
         langevin_noise: float = key(0.001, "Langevin dynamics: standard deviation of a step's noise", low=0)
 
     epoch_keys = ("epochs", "fusion_epochs")
+    own_schedules = ("fusion_epochs",)
     one_phase = False
     sampling: Callable[..., Tensor]  # :meth:`sampled`, never compiled
     samples_drawn = 0  # batches of the task that were sampled, which address their noise

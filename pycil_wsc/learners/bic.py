@@ -60,7 +60,8 @@ class BiC(WA):
     def phases(self, task: Task) -> Iterator[Phase]:
         validation = self.validation_samples(task)
         main = self.main_phase(task, [*self.network.backbone.parameters(), *self.network.head.parameters()])
-        main.indices = np.setdiff1d(main.indices, validation)
+        if len(validation):  # else the batches are Replay's, with which it shares the first task
+            main.indices = np.setdiff1d(main.indices, validation)
         rate = main.lr  # a budget changes that of the phase
         yield main
         if len(validation):

@@ -6,6 +6,7 @@ A phase may spend what is left of the task's budget, times its share of the plan
 import numpy as np
 import torch
 
+from pycil_wsc.data.features import FeatureSource
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.step_cost import StepCost
@@ -23,7 +24,8 @@ def fit(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
     """
     config = learner.config
     spending = learner.spending
-    if phase.fitted or phase.source is not None or not (config.operations_like or config.task_seconds):
+    stored = isinstance(phase.source, FeatureSource)
+    if phase.fitted or stored or not (config.operations_like or config.task_seconds):
         return
     phase.fitted = True
     if task.index != spending.task:
@@ -66,7 +68,7 @@ def _fit_seconds(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
 
 def _share(learner: Hooks, task: Task, number: int) -> float:
     """The phase's share of the planned images of the phases that are left."""
-    of_task = learner.planned_images(learner.config, task, learner.memory, learner.manager.train_targets)
+    of_task = learner.planned_images(learner.config, task, learner.memory.counting(), learner.manager.train_targets)
     begun = learner.spending.begun[number]
     own = begun["own"]
     return min(1.0, own / max(own, of_task - begun["images"], 1))

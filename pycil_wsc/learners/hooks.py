@@ -34,6 +34,7 @@ class Hooks(Toolbox):
     measures_quotas = False  # how many exemplars there are depends on the network, so the plan of a run is renewed
     plain_first_task = False  # the first task is plain cross-entropy, so learners may share its trained weights
     epoch_keys: tuple[str, ...] = ("epochs",)  # the keys whose sum is the number of epochs of a later task
+    own_schedules: tuple[str, ...] = ()  # of these, the keys of phases whose learning rate has a schedule of its own
 
     # ---- hooks, in the order in which they are called ----------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import torch
 
-from pycil_wsc import registry
 from pycil_wsc.data.configured import check_divided_memory
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task, TaskSequence
@@ -35,9 +34,8 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
     """
     learner = configured_learner(config)
     plan: list[int] = []
-    by_class = registry.exemplars[config.exemplars].by_class
-    strategy = "random" if by_class else config.exemplars  # as many, but needs no network
-    memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, strategy)
+    given = config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars
+    memory = ExemplarMemory(*given).counting()  # there is no network yet
     if start:
         memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
         plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()

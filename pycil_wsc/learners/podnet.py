@@ -60,6 +60,7 @@ class PODNet(DistillingLearner):
     balanced: list[int] | None = None  # the samples of the second phase, while it trains
     one_phase = False
     epoch_keys = ("epochs", "ft_epochs")
+    own_schedules = ("ft_epochs",)
 
     @classmethod
     def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:

@@ -28,7 +28,7 @@ class SSRE(PrototypeLearner):
     @dataclass(frozen=True)
     class Options(PrototypeLearner.Options):
         lambda_fkd: float = key(1.0, "weight of the distillation of features", low=0, decides="later tasks")
-        init_batch_size: int = key(64, "images in a batch of the first task", low=1)
+        init_batch_size: int = key(64, "images in a batch of the first task", low=1, like="batch_size")
         autoaugment: str = key(
             "second",
             "tasks whose images are augmented as by `autoaugment`: the `second` alone, as in PyCIL, the `first` alone, "

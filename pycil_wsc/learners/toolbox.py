@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,14 @@ class Toolbox(nn.Module):
         """``fp32`` or ``bf16``; fp32 on a CPU where the backbone's gradients are undefined in bf16."""
         precision = resolved_precision(self.config.precision, self.device)
         return "fp32" if precision == "bf16" and self.device.type == "cpu" and self._needs_fp32 else precision
+
+    def keep_precision(self, precision: str) -> None:
+        """Compute in ``precision``, in which a stopped run began, where the configuration leaves it open.
+
+        Raises :class:`UserError` if the device does not have it.
+        """
+        if self.config.precision == "auto":
+            self.config = replace(self.config, precision=resolved_precision(precision, self.device))
 
     @functools.cached_property
     def _needs_fp32(self):

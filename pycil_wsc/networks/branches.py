@@ -5,6 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from pycil_wsc.networks import layers
 from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.layers import eval_frozen
 from pycil_wsc.networks.nets import Backbone, IncrementalNet
@@ -35,6 +36,10 @@ class TwoBranchNet(IncrementalNet):
         self.tuned = Branch(copy.deepcopy(self.backbone), CosineHead(self.backbone.out_dim, classes))
         self.backbone.requires_grad_(False)
         self.head.weight = nn.Parameter(self.head.weight.repeat(1, 2))
+
+    def depths(self) -> dict[nn.Parameter, int]:
+        found = super().depths()
+        return found if self.tuned is None else found | layers.depths([self.tuned[0]])
 
     def extract(self, images: Tensor) -> Tensor:
         features = self.backbone(images)

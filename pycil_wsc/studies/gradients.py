@@ -42,11 +42,14 @@ class Gradients(Observer):
         return self.state["record"]
 
     def mean_gradient(self, indices: np.ndarray) -> Tensor:
-        """The gradient of the mean loss over these training samples: (trainable parameters,), in the widest dtype."""
+        """The gradient of the mean loss over these training samples: (trainable parameters,), in the widest dtype.
+
+        Empty, of norm 0, if nothing is trainable.
+        """
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         dtype = widest_float(self.learner.device)
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=self.learner.device)
-        for images, targets in self.shared_batches(indices):
+        for images, targets in self.shared_batches(indices) if parameters else ():
             gradients = torch.autograd.grad(
                 self.summed_loss(images, targets), parameters, materialize_grads=True, allow_unused=True
             )
