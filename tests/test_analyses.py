@@ -23,6 +23,7 @@ from pycil_wsc.state import load_state
 from pycil_wsc.studies.dormant import Dormant, mean_activations
 from pycil_wsc.studies.flatness import Flatness, filter_normalised
 from pycil_wsc.studies.observer import Observer
+from pycil_wsc.studies.records import unrecorded
 
 ALL = ["gradients", "drift", "flatness", "dormant"]
 
@@ -93,6 +94,13 @@ def raw_gradient(run, network, indices):
         cross_entropy(network(image), torch.tensor([int(run.manager.train_targets[index])])).backward()
         total = total + torch.cat([p.grad.flatten() for p in network.parameters()]).double()
     return (total / len(indices)).numpy()
+
+
+def test_without_anything_to_train_there_is_no_gradient(settings):
+    run = run_of(settings, model_name="ncm", analyse=["gradients"], freeze=["backbone"], max_tasks=2)
+    run.execute()
+    nothing = {"cosine": None, "norm_new": 0.0, "norm_past": None, "norm": 0.0}
+    assert [line["gradients"] for line in recorded(run)] == [nothing, nothing]
 
 
 @pytest.mark.parametrize("ratio", [None, 0.25])
@@ -414,6 +422,16 @@ def test_a_finished_run_without_the_record_is_named_and_not_done_again(settings,
     assert main(["--config", path, "--set", 'analyse=["gradients","drift"]']) == 0
     assert "finished without recording drift; --redo runs it again" in capsys.readouterr().out
     assert len(results(settings)) == 1
+
+
+def test_analyses_that_lack_a_task_are_named(tmp_path):
+    """The report needs every task. A run that was stopped went on with a further analysis."""
+    (tmp_path / "analyses.jsonl").write_text(
+        "".join(
+            json.dumps({"task": task, "gradients": {}} | ({"drift": {}} if task else {})) + "\n" for task in range(3)
+        )
+    )
+    assert unrecorded(["gradients", "drift", "flatness"], tmp_path) == ["drift", "flatness"]
 
 
 def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a_fresh_start(

@@ -40,6 +40,17 @@ def test_a_sweep_goes_on_where_a_file_of_packed_runs_ends(name, opened, settings
     assert {Path(run["folder"]): run["result"] for run in packed} == three
 
 
+def test_a_result_that_cannot_be_packed_is_named(settings, tmp_path, capsys):
+    here, both = learned(settings | {"prefix": "sweep"}, seed=[1, 2])
+    damaged = here / min(both) / "result.json"
+    damaged.write_text("{")
+    capsys.readouterr()
+    assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"problem: {damaged}: is not a complete result; delete it to run this again\n"
+    assert captured.out.endswith("1 runs\n")
+
+
 def test_a_folder_keeps_its_own_result(settings, tmp_path, capsys):
     settings |= {"prefix": "sweep"}
     here, first = learned(settings, seed=1)

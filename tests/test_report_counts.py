@@ -1,6 +1,7 @@
 """Identity, comparability and names of results."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pycil_wsc.report.groups import Options, group_runs
 from pycil_wsc.report.texts import clean, dataset_names, method_name
 from pycil_wsc.report.views import console_text
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
+from pycil_wsc.results.packed import lines
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -83,6 +85,25 @@ def test_a_key_added_later_has_in_older_results_the_value_that_runs_had_then(mon
         "replay init_lr=0.1",
         "replay init_lr=0.9",
     ]
+
+
+@pytest.mark.parametrize("name, place", [("batch_norm_parts", "shared"), ("epochs", "own"), ("wsc.retain", "own")])
+def test_seeds_from_before_and_after_a_key_was_added_are_averaged(name, place):
+    before, after = (synthetic.result("wsc", 20, seed, losses=1) for seed in (1993, 1994))
+    now = Record.of(after).identity
+    before |= {"schema": SCHEMA, "identity": Record.of(before).identity.model_dump()}
+    assert before["identity"][place].pop(name) == KEYS[name].earlier
+    assert getattr(Record.of(before).identity, place) == getattr(now, place)
+    ((group,), _) = group_runs([Record.of(before), Record.of(after)])
+    assert len(set(names_of(group).values())) == 1
+
+
+def test_the_runs_of_the_small_protocol_are_one_comparison():
+    """They were made by several versions, which have other keys."""
+    records = [Record.of(run.result) for run in lines(RESULTS / "night" / "runs.jsonl.xz")]
+    assert len({record.data["commit"] for record in records}) > 1
+    ((group,), problems) = group_runs(records)
+    assert len(group.records) == len(records) and not problems
 
 
 def test_results_of_one_run_that_contradict_each_other_are_named(tmp_path, undrawn):
@@ -217,6 +238,27 @@ def test_methods_with_one_label_are_not_one_row():
     assert sorted(set(names_of(group).values())) == ["ours (er_ace)", "ours (replay)"]
     printed = console_text(group, True)
     assert "over 2 seeds" in printed and "ours (replay)" in printed and "ours (er_ace)" in printed
+
+
+def test_a_run_that_no_study_shows_is_in_the_table_of_accuracies(tmp_path, undrawn):
+    plain = [synthetic.result(method, 20) for method in ("replay", "wsc", "icarl")]
+    studied = synthetic.result("wsc", 20, wsc__retain=0.5)
+    others = synthetic.result("icarl+wsc", 20, wsc__retain=0.5)
+    both = synthetic.result("wsc", 20, wsc__retain=0.5, wsc__reset_every="epoch")
+    synthetic.write(tmp_path / "runs", *plain, studied, others, both)
+    report.write_report(tmp_path / "runs", out=tmp_path / "report")
+    shown = {line["method"] for line in lines_of(tmp_path / "report", f"accuracy-{HERE}")}
+    assert shown == {"replay", "wsc", "icarl", "icarl+wsc wsc.retain=0.5", "wsc wsc.reset_every=epoch wsc.retain=0.5"}
+
+
+def test_file_names_of_a_sweep_over_many_keys_are_no_longer_than_a_name_can_be():
+    keys = ("batch_size", "init_lr", "lrate", "init_lr_decay", "lrate_decay", "momentum", "label_smoothing")
+    keys += ("weight_decay", "init_weight_decay", "brightness", "min_lr", "backbone_lr_factor", "layer_decay")
+    varied = [record(method, **{key: 0.125}) for key in keys for method in ("replay", "wsc")]
+    groups, _ = group_runs([record(), record("wsc"), *varied])
+    slugs = {group.slug for group in groups}
+    assert len(slugs) == len(groups) > 5
+    assert max(map(len, slugs)) < 160, "the longest of the other parts of a name has some 50 characters"
 
 
 def test_data_of_another_content_are_another_setting_and_the_same_under_another_path_are_not():
@@ -398,8 +440,17 @@ def test_runs_of_other_memory_sizes_keep_their_own_labels():
     without = record("wsc", 200, 2)
     ((group,), _) = group_runs([*records, without])
     names = names_of(group)
-    assert [names[one] for one in (*records, without)] == ["Ours, few", "Ours, many", "Ours, few"]
+    assert [names[one] for one in (*records, without)] == ["Ours, few", "Ours, many", "Ours, many"]
     assert group.shown("Ours, many") == "Ours, many"
+
+
+def test_runs_that_differ_in_the_seed_alone_have_the_newest_ones_label(tmp_path):
+    for seed, (label, written) in enumerate({"ours (final)": 2e9, "ours": 1e9}.items()):
+        path = tmp_path / f"{seed}.json"
+        path.write_text(json.dumps(synthetic.result("wsc", 20, seed, losses=1, label=label)))
+        os.utime(path, (written, written))
+    ((group,), _) = group_runs(find_runs([tmp_path]).records)
+    assert set(names_of(group).values()) == {"ours (final)"}
 
 
 def test_a_data_set_is_named_by_no_more_of_its_path_than_tells_it_apart():

@@ -45,7 +45,7 @@ from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.engine import environment
-from pycil_wsc.errors import TrainingDiverged
+from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.learners.planning import planned_images
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
@@ -323,6 +323,39 @@ def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, p
         assert run.learner.precision == precision and torch.equal(torch.get_rng_state(), before)
         assert run.learner.autocast().__class__ is (torch.autocast if precision == "bf16" else contextlib.nullcontext)
     assert len(caplog.messages) == 2 * (precision == "fp32") and all("too small for" in m for m in caplog.messages)
+
+
+def run_of(settings, **keys):
+    config = resolve(settings | keys)
+    return Run(config, load_dataset(config.dataset, "."), lambda progress: None)
+
+
+def test_a_stopped_run_goes_on_in_its_precision_where_another_one_would_be_selected(settings, monkeypatch, caplog):
+    """``auto`` is bf16 on one machine and fp32 on another; a run that is moved does not mix them."""
+    settings |= {"convnet_type": "resnet8", "model_name": "replay"}
+    native = "pycil_wsc.engine.precision.computes_bf16_natively"
+    monkeypatch.setattr(native, lambda device: True)
+    with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 0, "epoch": 2}):
+        run_of(settings).execute()
+    monkeypatch.setattr(native, lambda device: False)
+    assert run_of(settings).learner.precision == "fp32", "where it begins"
+    moved = run_of(settings)
+    result = moved.execute()
+    assert result["precision"] == result["identity"]["shared"]["precision"] == "bf16"
+    assert "goes on in bf16, in which it began" in (moved.folder / "log.txt").read_text()
+    whole = run_of(settings, precision="bf16").execute()
+    assert result["train_loss"] == whole["train_loss"] and result["curve"] == whole["curve"]
+
+
+def test_a_run_whose_precision_the_device_lacks_does_not_go_on(settings, monkeypatch):
+    settings |= {"convnet_type": "resnet8", "model_name": "replay"}
+    monkeypatch.setattr("pycil_wsc.engine.precision.computes_bf16_natively", lambda device: True)
+    with killed_at(2):
+        run_of(settings).execute()
+    monkeypatch.setattr("pycil_wsc.engine.precision.computes_bf16_natively", lambda device: False)
+    monkeypatch.setattr("pycil_wsc.engine.precision.computes_bf16", lambda device: False)
+    with pytest.raises(UnusableRun, match=r"checkpoint.pt: was made in bf16 \(.*\); resume it elsewhere, or delete it"):
+        run_of(settings).execute()
 
 
 SPOILT = ["replay", "bic", "foster", "beef", "memo", "podnet", "icarl", "ssre"]  # what is tested is what is trained,

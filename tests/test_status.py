@@ -22,7 +22,8 @@ def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys, 
     capsys.readouterr()
     now = round(time.time())
     monkeypatch.setattr(status.time, "time", lambda: now)
-    path = write(tmp_path, settings | {"model_name": "replay", "seed": [1, 2, 3, 4, 5]})
+    seeds = [result["config"]["seed"], 2, 3, 4, 5]
+    path = write(tmp_path, settings | {"model_name": "replay", "seed": seeds, "dataset": result["config"]["dataset"]})
     folders = [run_folder(config) for config in load(path)]
     for folder in folders:
         folder.mkdir(parents=True)

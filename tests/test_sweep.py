@@ -272,6 +272,21 @@ def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+def test_a_value_that_only_training_can_refuse_costs_its_run_alone(workers, settings, tmp_path, capsys, forked):
+    """The optimal transport of COIL's second task moves nothing at this value."""
+    useless = {"model_name": "coil", "sinkhorn": 1e-30, "memory_per_class": 2}
+    settings |= {"max_tasks": 2, "epochs": 1, "runs": [useless, {"model_name": "replay"}]}
+    assert main(["--config", write(tmp_path, settings), *workers]) == 1
+    captured = capsys.readouterr()
+    (failed,) = Path(settings["out"]).rglob("failed.json")
+    reason = "sinkhorn: nothing is transported at this value; raise it"
+    assert captured.err == f"failed: {failed.parent}: {reason}\n"
+    assert "done 1/2, running 0, waiting 0, failed 1" in captured.out and len(results(settings)) == 1
+    assert json.loads(failed.read_text())["reason"] == reason
+    assert reason in (failed.parent / "log.txt").read_text()
+
+
 def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys, monkeypatch, forked):
     """It appears after planning: a file takes the place of the second run's folder. The first would run for long."""
     settings |= {"model_name": "replay", "seed": [1, 2], "init_epoch": 3000}

@@ -15,8 +15,8 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
-from pycil_wsc.engine.processes import from_first, in_all
-from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan, described
+from pycil_wsc.engine.processes import from_first, in_all, rank_and_count
+from pycil_wsc.errors import TrainingDiverged, UnusableRun, Unwritable, UserError, WrongPlan, described
 from pycil_wsc.files import Json, locked, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import FAILURE, RECORD, recorded
@@ -101,7 +101,10 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
     except (TrainingDiverged, WrongPlan, UnusableRun) as error:
         return Outcome(failure=str(error))
     except UserError as error:
-        return Outcome(error=str(error))
+        # of several processes, only this one may have met it: it must not go on to the next run alone
+        if isinstance(error, Unwritable) or rank_and_count()[1] > 1:
+            return Outcome(error=str(error))
+        return Outcome(failure=str(error))
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         return Outcome(failure=f"{described(error)} (traceback in log.txt)", again=True, trace=trace)

@@ -16,7 +16,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json, write_atomically
-from pycil_wsc.results import RESULT, has_result, is_finished, read_result
+from pycil_wsc.results import finished_result, has_result
 from pycil_wsc.runs.progress import Progress, duration
 
 RECORD = "progress.json"  # in the run's folder while it is not finished
@@ -55,12 +55,11 @@ class State(NamedTuple):
 def state_of(config: RunConfig) -> State:
     """The state of a run. A stopped run counts as waiting, as the sweep's command resumes it."""
     folder = run_folder(config)
-    if is_finished(config):
-        try:
-            read_result(folder / RESULT)
-        except UserError as error:  # the run would fail, too
-            return State("failed", str(error))
-        return State("done")
+    try:
+        if finished_result(config):
+            return State("done")
+    except UserError as error:  # the run would fail, too
+        return State("failed", str(error))
     record = _read(folder / RECORD)
     position = record.get("position")
     if position and _at_work(folder, record):

@@ -136,7 +136,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     """
     group = series.group
     (study,) = (study for study in STUDIES if study.slug == "retain-rate")
-    rows = study.rows_of(group)
+    rows = group.rows_in(study)
     rates = [100 * float(record.studied(study.corner)) for record in rows["record"]]
     rows = rows.assign(x=rates, at=rates, y=measured(rows, AVERAGE), rest=rest_of(rows, study.studied))
     rows["last"] = rows["entry"].str.endswith(WITHOUT)

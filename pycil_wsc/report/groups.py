@@ -1,5 +1,6 @@
 """Groups of runs that may be compared, and the names of their rows."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator
@@ -11,11 +12,14 @@ import pandas as pd
 
 from pycil_wsc.errors import UserError, described
 from pycil_wsc.report.rows import PAPER, SCHEDULES, rows_of
+from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.texts import as_text, clean, dataset_names, method_name, method_rank, texts
 from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.comparable import Comparison, Setting, comparisons
 from pycil_wsc.results.duplicates import Variant
 from pycil_wsc.results.identity import STUDIED, distinguishing_keys, in_order
+
+LONGEST_SLUG = 140  # characters: file names have up to 255 bytes, and other parts
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Group:
     """Runs that may be compared: they differ only in the method and in the keys that a study varies.
 
     ``rows``: their table of rows, with the name of each run's method or label as ``own``, and whether it is one of the
-    ``main`` runs, which belong to no study. ``reference``: the paper's numbers. ``conditions``: keys for which the
+    ``main`` runs, which no study shows. ``reference``: the paper's numbers. ``conditions``: keys for which the
     setting's other groups have other values. ``variants_of``: methods that have variants without a counterpart in any
     other method; their group holds all their runs and has no conditions. ``only_tuning``: no other setting has trials.
     ``failed``: tables and figures with an error, and the error.
@@ -56,12 +60,13 @@ class Group:
         self.failed: list[Problem] = []
         self.rows = rows_of(comparison.variants)
         self.records: list[Record] = list(self.rows["record"])
+        self.rows["label"] = self._one_label_each()
         self.labels = set(self.rows["label"].dropna())
         of_variant = cast(pd.Series, self.rows.groupby(["learner", "frozen"])["label"].transform("first"))
         self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
         learners = cast(pd.Series, self.rows.groupby("own")["learner"].transform("nunique"))
         self.rows["own"] = self.rows["own"].where(learners < 2, self.rows["own"] + " (" + self.rows["learner"] + ")")
-        self.rows["main"] = self._in_no_study()
+        self.rows["main"] = self._shown_in_no_study()
         model = clean(setting.convnet_type)
         self.tasks = [clean(task) for task in setting.tasks]
         self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
@@ -74,8 +79,28 @@ class Group:
         variants_of = [self.shown(method) for method in self.variants_of]
         (self.title,) = texts("title", setting, dataset, model, tasks, self.conditions, variants_of)
 
-    def _in_no_study(self) -> list[bool]:
-        """Whether a run's studied keys have the paper's values or, where no run has it, the most frequent one."""
+    def _one_label_each(self) -> pd.Series:
+        """The label of each row; of runs that differ only in the seed, that of the newest result."""
+        rows = self.rows.assign(written=[_written(record) for record in self.records])
+        alike = rows.sort_values("written", kind="stable").groupby(["learner", "frozen", "memory"])
+        return cast(pd.Series, alike["label"].transform("last"))
+
+    def rows_in(self, study: Study) -> pd.DataFrame:
+        """The study's runs with their ``entry`` and, as ``corner``, its name, in order; none if all are plain."""
+        rows = self.rows.loc[self.rows["main"]] if study.main else self.rows
+        entries = [study.row(record) for record in rows["record"]]
+        if not set(entries) - {None, *study.plain}:
+            entries = [None] * len(entries)  # plain rows alone make no table
+        base = [own if entry == method else entry for entry, method, own in zip(entries, rows["learner"], rows["own"])]
+        rows = self.named(rows.assign(entry=entries, base=base), study.corner, "base", study.studied)
+        place = {entry: number for number, entry in enumerate(study.in_order(set(rows["entry"])))}
+        return rows.sort_values("entry", key=lambda entries: entries.map(place).fillna(len(place)), kind="stable")
+
+    def _shown_in_no_study(self) -> list[bool]:
+        """Whether no study shows a run, or the run is usual.
+
+        Its studied keys then have the paper's values or, where no run has it, the most frequent one.
+        """
         usual = {}
         for name, papers in STUDIED.items():
             values = Counter(record.studied(name) for record in self.records if name in record.config)
@@ -83,7 +108,8 @@ class Group:
         found = []
         for record in self.records:
             own = [name for name in STUDIED if name in record.config]
-            found.append(all(record.studied(name) == usual[name] for name in own))
+            is_usual = all(record.studied(name) == usual[name] for name in own)
+            found.append(is_usual or not any(study.shows(record) for study in STUDIES if not study.main))
         return found
 
     def named(
@@ -147,7 +173,15 @@ class Group:
             parts.append(_as_slug(name + as_text(value), 40))
         if self.variants_of:
             parts.append("variants")
-        return "-".join(parts)
+        slug = "-".join(parts)
+        if len(slug) > LONGEST_SLUG:
+            slug = f"{slug[:LONGEST_SLUG]}-{hashlib.sha256(slug.encode()).hexdigest()[:8]}"
+        return slug
+
+
+def _written(record: Record) -> float:
+    """When the result was written: seconds; 0 if it has no file of its own."""
+    return record.path.stat().st_mtime if record.path and record.path.exists() else 0.0
 
 
 def _papers_numbers(setting: Setting) -> dict[str, Any]:

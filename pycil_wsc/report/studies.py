@@ -1,11 +1,8 @@
 """The paper's tables. A run's row in each is determined by its configuration; ``studies.json`` declares them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pandas as pd
-
-from pycil_wsc.report.groups import Group
 from pycil_wsc.report.texts import data_file
 from pycil_wsc.results import Record
 
@@ -51,19 +48,15 @@ class Study:
             name += "" if record.studied("wsc.average") else WITHOUT
         return None if name in self.without else name
 
-    def rows_of(self, group: Group) -> pd.DataFrame:
-        """The study's runs with their ``entry`` and, as ``corner``, its name, in order; none if all are plain."""
-        rows = group.rows.loc[group.rows["main"]] if self.main else group.rows
-        entries = [self.row(record) for record in rows["record"]]
-        if not set(entries) - {None, *self.plain}:
-            entries = [None] * len(entries)  # plain rows alone make no table
-        base = [own if entry == method else entry for entry, method, own in zip(entries, rows["learner"], rows["own"])]
-        rows = group.named(rows.assign(entry=entries, base=base), self.corner, "base", self.studied)
-        order = list(self.order or self.rows)
-        if not order and self.corner != "method":
-            order = sorted(set(rows["entry"]), key=lambda entry: (WITHOUT in entry, float(entry.removesuffix(WITHOUT))))
-        place = {entry: number for number, entry in enumerate(order)}
-        return rows.sort_values("entry", key=lambda entries: entries.map(place).fillna(len(place)), kind="stable")
+    def shows(self, record: Record) -> bool:
+        """Whether a run has a row here that makes the study a table."""
+        return self.row(record) not in (None, *self.plain)
+
+    def in_order(self, entries: Iterable[str]) -> list[str]:
+        """The rows in the table's order; others follow."""
+        if self.order or self.rows or self.corner == "method":
+            return list(self.order or self.rows)
+        return sorted(entries, key=lambda entry: (WITHOUT in entry, float(entry.removesuffix(WITHOUT))))
 
 
 STUDIES = [Study(**study) for study in data_file("studies.json")]

@@ -61,7 +61,7 @@ def console_text(group: Group, titled: bool) -> str:
 
 def accuracy(group: Group, study: Study) -> Table | None:
     """Average accuracy, with the paper's numbers; None if no run belongs to the study."""
-    rows = study.rows_of(group)
+    rows = group.rows_in(study)
     if rows.empty:
         return None
     own = rows.loc[~rows["entry"].isin(study.plain)]
@@ -160,7 +160,7 @@ def _gaps(cells: pd.DataFrame, corner: str, shown: Callable[[str], str]) -> dict
 
 def differences(group: Group) -> Table | None:
     """Average accuracy of each row minus the baseline's, over equal seeds; None without a baseline or other rows."""
-    rows = by_memory(STUDIES[0].rows_of(group))
+    rows = by_memory(group.rows_in(STUDIES[0]))
     baseline = baseline_of(group, rows)
     if baseline is None or group.variants_of:
         return None
@@ -195,7 +195,7 @@ def check_baseline(groups: Iterable[Group], options: Options) -> None:
     """Raise a :class:`UserError` if another baseline was chosen than the default and no group has it."""
     if options.baseline == DEFAULT.baseline:
         return
-    rows_of = {group: STUDIES[0].rows_of(group) for group in groups if not group.tasks}
+    rows_of = {group: group.rows_in(STUDIES[0]) for group in groups if not group.tasks}
     if any(baseline_of(group, rows) for group, rows in rows_of.items()):
         return
     present: set[str] = set().union(*(rows["own"] for rows in rows_of.values()))

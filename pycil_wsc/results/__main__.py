@@ -22,7 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.command == "pack":
-            print(f"{args.file}: {pack(args.runs, args.file)} runs")
+            number, problems = pack(args.runs, args.file)
+            for path, problem in problems:
+                print(f"problem: {path}: {problem}", file=sys.stderr)
+            print(f"{args.file}: {number} runs")
         else:
             written, kept = unpack(args.file, args.runs)
             print(f"{args.runs}: {written} runs written, {kept} were there")

@@ -1,4 +1,8 @@
-"""Readers of earlier schemas. Schema 1 has no identity: it is derived here, once, when such a result is read."""
+"""Readers of results of earlier versions.
+
+Schema 1 has no identity: it is derived here, once, when such a result is read. An identity of a later schema lacks the
+keys that were added since: it is completed here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pycil_wsc.consolidation.options import WSCOptions
 from pycil_wsc.data.options import memory_keys
 from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, plain
-from pycil_wsc.results.identity import Identity, image_identity, language_identity
+from pycil_wsc.results.identity import NAMED, Identity, image_identity, is_own, language_identity
 
 # the keys of language models that did not decide a result when schema 1 was written
 LANGUAGE_INCIDENTAL = {"prefix", "device", "threads", "data_root", "out", "save_weights", "label"} | {
@@ -20,6 +24,8 @@ LANGUAGE_INCIDENTAL = {"prefix", "device", "threads", "data_root", "out", "save_
         *("shard", "timeout_minutes", "checkpoint_minutes"),
     )
 }
+# the keys that are in an identity's variant
+_DECISIVE = {name: key for name, key in KEYS.items() if name not in INCIDENTAL | NAMED}
 
 
 def completed(contents: Mapping[str, Json]) -> dict[str, Json]:
@@ -28,6 +34,20 @@ def completed(contents: Mapping[str, Json]) -> dict[str, Json]:
     if isinstance(device, str) and device.endswith(", 1 threads"):
         device = device.removesuffix("s")
     return {"identity": _identity(contents), "device": device}
+
+
+def up_to_date(identity: Identity, kind: str) -> Identity:
+    """A recorded ``identity`` of a run of this ``kind``, with the values that applied before other keys were added.
+
+    The options of a learner are taken as they were recorded.
+    """
+    keys = declared(WSCOptions, "wsc.") if kind == "llm" else _DECISIVE
+    complete = with_earlier_values(identity.variant, keys)
+    added = {name: value for name, value in complete.items() if name not in identity.variant}
+    own = {name: value for name, value in added.items() if kind == "llm" or is_own(name)}
+    shared = {name: value for name, value in added.items() if name not in own}
+    changes = {"shared": {**identity.shared, **shared}, "own": {**identity.own, **own}}
+    return Identity(**{**identity.model_dump(), **changes}) if added else identity
 
 
 def _identity(contents: Mapping[str, Json]) -> Identity:

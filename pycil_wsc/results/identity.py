@@ -77,7 +77,7 @@ def image_identity(decisive: Mapping[str, Json], contents: Mapping[str, Json]) -
     values |= {unused: decisive[unused]} if unused in decisive else {}
     values |= {"precision": contents.get("precision") or decisive["precision"]}  # the one that "auto" selected
     values |= {"max_tasks": part_of(contents).get("max_tasks")}
-    own = {name for name in values if _is_own(name)}
+    own = {name for name in values if is_own(name)}
     return Identity(
         method=config["model_name"] + "+wsc" * bool(consolidated),
         memory=_images_per_class(contents) if keeps_all else config[active],
@@ -88,7 +88,7 @@ def image_identity(decisive: Mapping[str, Json], contents: Mapping[str, Json]) -
     )
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
     """Whether a method chooses this key: its own options, those of the consolidation, and keys ``by_method``."""
     own_option = name not in KEYS and not name.startswith(BACKBONE_OPTION)
     return own_option or name.startswith("wsc.") or name in KEYS and KEYS[name].by_method

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.results.store import ANALYSES, RESULT, Record, find_runs
+from pycil_wsc.results.store import ANALYSES, RESULT, Problem, Record, find_runs
 
 COMPRESSED = ".xz"
 
@@ -30,8 +30,10 @@ class PackedRun(BaseModel):
     analyses: list[dict[str, Any]] = []
 
 
-def pack(runs: Path, file: Path) -> int:
-    """Write the finished runs below the folder ``runs`` into ``file``, beside those that it has; return their number.
+def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
+    """Write the finished runs below the folder ``runs`` into ``file``, beside those that it has.
+
+    Returns the number of runs in ``file``, and the results that could not be read.
 
     A run that ``file`` has and that is below ``runs`` too is replaced. Raises a :class:`UserError` if there is nothing
     to pack, or if ``file`` is not of this kind.
@@ -50,7 +52,7 @@ def pack(runs: Path, file: Path) -> int:
     kept = [packed[folder].model_dump(exclude_defaults=True) for folder in sorted(packed)]
     text = "".join(json.dumps(run) + "\n" for run in kept)
     write_atomically(file, lzma.compress(text.encode()) if file.suffix == COMPRESSED else text)
-    return len(packed)
+    return len(packed), found.problems
 
 
 def unpack(file: Path, runs: Path) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from pycil_wsc.errors import UnusableRun, one_line
 from pycil_wsc.files import Json
-from pycil_wsc.results.earlier import completed
+from pycil_wsc.results.earlier import completed, up_to_date
 from pycil_wsc.results.identity import Identity
 
 SCHEMA = 2  # increased when earlier versions would misread a result; schema 1 has no identity
@@ -217,7 +217,7 @@ def is_language_model(contents: Json) -> bool:
 def parse(contents: Json, path: Path | str = "result.json") -> tuple[Result, list[str]]:
     """The result with these contents, and a line for each malformed field that was left out.
 
-    Results of earlier schemas are completed. Raises :class:`UnusableRun`, naming ``path``, if the result cannot be
+    Results of earlier versions are completed. Raises :class:`UnusableRun`, naming ``path``, if the result cannot be
     used.
     """
     if not isinstance(contents, dict) or not isinstance(contents.get("config"), dict):
@@ -239,6 +239,8 @@ def parse(contents: Json, path: Path | str = "result.json") -> tuple[Result, lis
         result = result.model_copy(update=completed(result.contents()))
     elif result.identity is None:
         raise _of_another_version(path, "identity", "missing")
+    else:
+        result = result.model_copy(update={"identity": up_to_date(result.identity, result.kind)})
     return result, [f"'{name}' is not as expected; left out" for name in malformed]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import Unwritable
 
 INTERVAL = 0.25  # seconds
 
@@ -123,7 +123,7 @@ def log_file(folder: Path) -> Iterator[logging.Logger]:
         folder.mkdir(parents=True, exist_ok=True)
         handler = LogFile(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
+        raise Unwritable(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log = logging.Logger("pycil_wsc.run")  # of this run alone
     log.addHandler(handler)

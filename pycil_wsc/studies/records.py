@@ -64,12 +64,13 @@ class Records(Monitor):
 
 
 def unrecorded(analyses: Sequence[str], folder: Path) -> list[str]:
-    """Those of the ``analyses`` that the finished run in ``folder`` did not record for its last task."""
+    """Those of the ``analyses`` that the finished run in ``folder`` did not record for each of its tasks."""
     try:
-        recorded = json.loads((folder / FILE).read_text().splitlines()[-1])
-    except (OSError, ValueError, IndexError):
-        recorded = {}
-    return [name for name in analyses if name not in recorded]
+        lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+        tasks = lines[-1]["task"] + 1
+    except (OSError, ValueError, LookupError, TypeError):
+        lines, tasks = [], 1
+    return [name for name in analyses if sum(name in line for line in lines) < tasks]
 
 
 @contextlib.contextmanager
