@@ -120,15 +120,24 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             if anew:
                 self._set_form({})
             form = form_of(X)
+            self._check_form(form)
             images, labels = self._validated(X, y, anew)
             known = np.empty(0, labels.dtype) if anew else self.classes_
+            labels = in_common(labels, known.dtype)
             check_labels(labels, known, allowed)
             names = np.array([name_of(label) for label in labels.tolist()])
             learner = Learner(self.method, quiet=self.quiet, **self._keys(images, form)) if anew else self.learner_
             learner.learn((images, names))
+            self.form_ = form
         self.learner_ = learner
         self.classes_ = np.union1d(known, labels)
         return self
+
+    def _check_form(self, form: str) -> None:
+        """Raise a :class:`UserError` if rows of pixels, which are scaled, meet images, which are not."""
+        fitted = getattr(self, "form_", form)  # missing in classifiers that earlier versions saved
+        if "rows" in {form, fitted} and form != fitted:
+            raise UserError(f"X: {form}, but the classifier was fitted on {fitted}; give {fitted}, or fit it again")
 
     @contextlib.contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
@@ -175,6 +184,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """The probability of each label in :attr:`classes_`, float64 (n, classes)."""
         check_is_fitted(self)
         with as_value_errors():
+            self._check_form(form_of(X))
             images = self._images(X, reset=False)
             learned = self.learner_.predict_proba(images)
         place = {name: column for column, name in enumerate(self.learner_.classes)}
@@ -270,7 +280,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         return in_colour(np.pad(pixels, ((0, 0), (0, missing))).reshape(-1, *self.image_shape_))
 
 
-FITTED = {"value_range_", "image_shape_", "n_features_in_", "feature_names_in_"}
+FITTED = {"form_", "value_range_", "image_shape_", "n_features_in_", "feature_names_in_"}
 
 
 @contextlib.contextmanager
@@ -280,6 +290,19 @@ def as_value_errors() -> Iterator[None]:
         yield
     except UserError as error:
         raise InvalidInput(str(error)) from None
+
+
+def in_common(labels: np.ndarray, known: np.dtype[Any]) -> np.ndarray:
+    """``labels`` of whole numbers in the type of the ``known`` ones, where NumPy's common type of both is not exact.
+
+    Raises a :class:`UserError` for one that it cannot hold.
+    """
+    if labels.dtype.kind not in "iu" or known.kind not in "iu" or np.result_type(labels, known).kind != "f":
+        return labels
+    found = labels.astype(known)
+    if wrong := np.flatnonzero(found != labels).tolist():
+        raise UserError(f"y: {labels[wrong[0]]} is too large for the type of the known labels, {known}")
+    return found
 
 
 def form_of(images: Samples) -> str:

@@ -126,6 +126,21 @@ def test_images_are_read_as_they_are_needed_and_then_forgotten(of_files, workers
     assert len(list(answers)) == 199 and len(most) == 200 and max(most) <= 3 * 8 + 1
 
 
+def test_whatever_a_decoder_raises_is_one_line(of_files, monkeypatch):
+    """That of AVIF raises RuntimeError for damaged files."""
+    learner, files = of_files
+
+    def fails(image, *arguments):
+        raise RuntimeError("Failed to decode image")
+
+    loaded = Image.open(files[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "convert", fails)
+        found = list(learner.each([files[0], loaded]))
+    assert "not a readable image (Failed to decode image)" in found[0].problem
+    assert "cannot be decoded (Failed to decode image)" in found[1].problem
+
+
 def test_a_file_that_cannot_be_read_stops_predict_by_name_and_each_goes_on(of_files, tmp_path):
     learner, files = of_files
     (tmp_path / "b.jpg").write_bytes(b"no image")

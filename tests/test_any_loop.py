@@ -487,6 +487,59 @@ def test_an_optimiser_whose_moments_have_other_names_is_refused_when_attached():
         start(kind, warmup_steps=3, importance=FROM_ADAM)
 
 
+class Projected(torch.optim.AdamW):
+    """Adam in a subspace of the gradients, as GaLore: moments of another shape than the weights."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for state in self.state.values():
+            state["exp_avg"] = state["exp_avg"].reshape(-1)[:1]
+            state["exp_avg_sq"] = state["exp_avg_sq"].reshape(-1)[:1]
+
+
+def test_an_optimiser_whose_moments_have_another_shape_is_refused_at_its_first_step():
+    net, optimizer, _ = start(Projected, warmup_steps=3, importance=FROM_ADAM)
+    with pytest.raises(RuntimeError, match="those of Projected do not have the shape of .*: use source='own'"):
+        train(net, optimizer, [0])
+
+
+def test_weights_of_a_second_optimiser_are_not_silently_left_out():
+    body, head = nn.Linear(4, 4), nn.Linear(4, 2)
+    both = nn.Sequential(body, head)
+    optimizers = [torch.optim.AdamW(part.parameters(), lr=0.01) for part in both]
+    wsc = WeightSpaceConsolidation(
+        both.named_parameters(), warmup_steps=2, importance=FROM_ADAM, reset=Blend(min_warmup=0)
+    )
+    wsc.attach(optimizers[1])
+    with pytest.raises(RuntimeError, match="has no moments of '0.weight', which another optimizer trains: use source="):
+        for _ in range(2):
+            both(torch.ones(3, 4)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert not wsc.resets
+
+
+def test_a_prepared_optimiser_is_followed_as_its_own():
+    """Accelerate wraps optimisers in one that is an ``Optimizer`` by class alone, and steps the one within."""
+
+    class Prepared(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        param_groups = property(lambda self: self.optimizer.param_groups)
+
+        def step(self, closure=None):
+            self.optimizer.step(closure)
+
+    net = nn.Linear(4, 2)
+    prepared = Prepared(torch.optim.SGD(net.parameters(), lr=0.1))
+    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=2, reset=Blend(min_warmup=0)).attach(prepared)
+    for _ in range(3):
+        net(torch.ones(3, 4)).sum().backward()
+        prepared.step()
+    assert wsc.steps == 3 and wsc.resets == 1
+
+
 def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset():
     net = small_net()
     optimizer = torch.optim.AdamW(net.parameters())

@@ -195,6 +195,8 @@ def test_its_model_takes_what_mlflow_hands_it(exported, tmp_path):
     for form in forms:
         assert model.predict(form).tolist() == expected
     assert set(model.predict(images, {"threshold": 1.0, "otherwise": "none"})) == {"none"}
+    with pytest.raises(UserError, match="^image: 4 bytes that are not an image file's; replace them"):
+        model.predict(pandas.DataFrame({"image": [contents[0], b"html"]}))
     with pytest.raises(UserError, match="^images: values from -1 to 7; give pixels from 0 to 255"):
         model.predict(np.array([-1, 7]))
 

@@ -14,7 +14,7 @@ from pycil_wsc import Learner, registry
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.ranpac import RIDGES
+from pycil_wsc.learners.ranpac import RIDGES, RandomProjection
 from pycil_wsc.runs.run import Run
 
 KEYS = {"buffer_size": 96, "IL_batch_size": 100, "projection": 96, "gamma": 0.1, "gamma_comp": 0.2}
@@ -95,6 +95,18 @@ def test_ranpac_is_a_ridge_regression_whose_parameter_suits_images_held_out(lear
     best = RIDGES[int(np.argmin(errors))]
     assert learner.network.head.ridge() == best and RIDGES[0] < best < RIDGES[-1]
     assert_near(logits_of(learner, features), X @ solved(best, slice(None)))
+
+
+@pytest.mark.parametrize("per_class", [1, 2])
+def test_ranpac_learns_from_one_image_of_each_class(per_class):
+    """Every class is in the regression: the only image of one is not held out."""
+    head = RandomProjection(4, 64, torch.float64)
+    head.grow(6)
+    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).repeat_interleave(per_class, 0)
+    labels = torch.arange(6).repeat_interleave(per_class)
+    head.add(features, labels)
+    head.solve()
+    assert head(features).argmax(1).tolist() == labels.tolist()
 
 
 def test_fecam_has_a_covariance_of_each_class(learned):

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +74,70 @@ def test_held_out_images_are_at_most_a_fifth_of_a_class_and_no_task_trains_on_th
     for image, label in zip(held_out.images, held_out.targets):
         assert whole[image.tobytes()] == learner.classes[label]
     assert len(kept) + len(held_out) == len(everything)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "files"])
+@pytest.mark.parametrize("kept", ["all", 2])
+def test_a_task_that_brings_its_old_images_again_trains_on_no_held_out_one(kind, kept, tmp_path):
+    """A folder that has grown: no image is held out that a task has trained on, nor is one twice in the memory."""
+    if kind == "files":
+        first = photos(tmp_path / "photos", ["ant", "cat"], 1, 10)
+    else:
+        first = month(tmp_path / "first.npz", ["ant", "cat"], 1, 10)
+    learner = learned(first, held_out=2, **FILES | {"name": "replay", "memory_per_class": kept})
+    before = contents(learner._saved.ledger.held_out)
+    trained_on = {each for each in contents_of(first) if each not in before}
+    if kind == "files":
+        photos(tmp_path / "more", ["ant", "cat"], 2, 5)
+        for path in (tmp_path / "more").rglob("*.png"):
+            path.rename(tmp_path / "photos" / path.parent.name / f"more-{path.name}")
+        grown = first
+    else:
+        images, names = (np.concatenate(pair) for pair in zip(arrays(first), more_of(tmp_path)))
+        grown = images, names
+    learner.held_out = 4
+    learner.learn(grown)
+    held_out, exemplars = contents(learner._saved.ledger.held_out), contents(learner._held.train)
+    assert len(before) == 4 and before < held_out
+    assert len(held_out) == {"all": 6, 2: 8}[kept], "at most a fifth of the images that are not kept already"
+    assert not held_out & trained_on and not held_out & exemplars
+    assert len(exemplars) == len(learner._held.train), "each once"
+    learner.save(tmp_path / "shelf")
+    saved = Learner.load(tmp_path / "shelf", quiet=True)._saved.ledger
+    assert np.array_equal(saved.learned, learner._saved.ledger.learned)
+    assert len(saved.learned) == 2 * 15 - len(held_out), "all images but those held out, each once"
+
+
+def more_of(folder):
+    return arrays(month(folder / "more.npz", ["ant", "cat"], 2, 5))
+
+
+def contents(split):
+    """That of each image, or of its file."""
+    if split.in_memory:
+        return {image.tobytes() for image in split.images}
+    return {Path(path).read_bytes() for path in split.images}
+
+
+def contents_of(source):
+    if source.startswith("npz:"):
+        return {image.tobytes() for image in arrays(source)[0]}
+    return {path.read_bytes() for path in Path(source.removeprefix("folder:")).rglob("*.png")}
+
+
+def test_images_that_are_all_kept_already_are_nothing_to_learn(months):
+    learner = learned(months[0], memory_per_class="all", **QUICK)
+    before = bytes_of(learner)
+    with pytest.raises(UserError, match="0.npz: the learner keeps all of its images already; there is nothing"):
+        learner.learn(months[0])
+    assert bytes_of(learner) == before
+
+
+def test_an_image_with_another_class_than_before_is_learned_again(months, tmp_path):
+    learner = learned(months[0], memory_per_class="all", **QUICK)
+    images, names = arrays(months[0])
+    learner.learn((images[:1], ["another"]))
+    assert learner.classes[-1] == "another" and names[0] != "another"
 
 
 def test_what_is_held_out_is_saved_with_the_learner_and_copied(tmp_path):

@@ -1,5 +1,6 @@
 """`pycil_wsc.sklearn.ContinualClassifier`: scikit-learn's interface, and labels that were never seen in partial_fit."""
 
+import copy
 import json
 from pathlib import Path
 from unittest.mock import patch
@@ -250,6 +251,25 @@ def test_bad_input_is_a_value_error_in_one_line(line):
     with pytest.raises(ValueError, match=line) as error:
         REFUSED[line]()
     assert "\n" not in str(error.value)
+
+
+def test_the_pixels_in_another_form_are_refused(fitted):
+    """Rows are scaled by the range of their values; the same pixels as images would not be."""
+    classifier, rows = fitted
+    images = np.zeros((len(rows), 8, 8), np.uint8)
+    for call in (classifier.predict, lambda images: copy.deepcopy(classifier).partial_fit(images, [0] * len(images))):
+        with pytest.raises(ValueError, match="^X: images, but the classifier was fitted on rows; give rows, or fit it"):
+            call(images)
+
+
+def test_whole_numbers_of_two_types_stay_whole_numbers(months):
+    images, names = months[0]
+    labels = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    classifier = small(1).fit(images, labels)
+    classifier.partial_fit(images[:4], labels[:4].astype(np.uint64) + np.uint64(7))
+    assert classifier.classes_.dtype == labels.dtype and set(classifier.predict(images)) <= set(classifier.classes_)
+    with pytest.raises(ValueError, match="^y: 18446744073709551615 is too large for the type of the known labels"):
+        classifier.partial_fit(images[:2], np.array([1, 2**64 - 1], np.uint64))
 
 
 def test_labels_of_another_type_are_refused_and_change_nothing(fitted):

@@ -121,6 +121,21 @@ def test_rollback_goes_back_one_version_here_and_in_the_folder_and_keeps_the_one
     assert learner.version == 3 and len(learner.history) == 3, "the version with the number before"
 
 
+def test_rollback_goes_to_the_version_that_was_learned_from_and_not_to_a_rejected_one(learners, months, tmp_path):
+    shelf = tmp_path / "shelf"
+    learner = learned(months[0], **QUICK)
+    learner.save(shelf)
+    learner.learn(months[1])
+    learner.save(shelf)
+    learner.rollback()  # the second version is rejected
+    learner.learn(months[2])
+    learner.save(shelf, versions=2)
+    assert [each["version"] for each in Learner.versions(shelf)] == [1, 3], "the rejected one was removed first"
+    learner.rollback()
+    assert learner.version == 1
+    assert_same(learner, learners[0])
+
+
 def test_what_was_learned_and_not_saved_is_undone_first(learners, shelf, tmp_path):
     learner = Learner.load(shelf, quiet=True)
     learner.learn(month(tmp_path / "more.npz", ["bee"], 9))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import math
 import platform
@@ -24,14 +23,13 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
-from PIL import Image
 from torch import Tensor
 
 from pycil_wsc.classifier.answers import Answers, Tested
 from pycil_wsc.classifier.card import Told, accuracy_matrix, card
 from pycil_wsc.classifier.export import check_logits, portable
 from pycil_wsc.classifier.inference import Classifier, Reached, checked_info, grown
-from pycil_wsc.classifier.model import Model
+from pycil_wsc.classifier.model import Model, opened
 from pycil_wsc.classifier.settings import OF_EXPERIMENTS, configured, folder_of, refusing
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.options import Config
@@ -182,7 +180,7 @@ class PyFunc:
         if isinstance(images, np.ndarray) and images.dtype.kind in "iu":
             images = _as_bytes(images)
         if isinstance(images, list):
-            images = [Image.open(io.BytesIO(each)) if isinstance(each, bytes) else each for each in images]
+            images = [opened(each) if isinstance(each, bytes) else each for each in images]
         return self.answers.predict(images, **(params or {}))
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
@@ -55,6 +57,19 @@ def _is_unfinished_copy(path: Path) -> bool:
 def hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
     """The SHA-256 of each image file: the ``known`` one, or that of its present content."""
     return {path: known.get(path) or _sha256(_content(path)) for path in _files(splits)}
+
+
+def digests_of(split: Split, known: Mapping[str, str]) -> np.ndarray:
+    """The first 8 bytes of the SHA-256 of each image, of its pixels or of its file: int64 (N,).
+
+    ``known``: the SHA-256 of files, which are then not read.
+    """
+    if split.in_memory:
+        hashes = [_sha256(image.tobytes()) for image in split.images]
+    else:
+        of_files = hashes_of((split,), known)
+        hashes = [of_files[path] for path in split.images.tolist()]
+    return np.array([int(each[:16], 16) for each in hashes], np.uint64).view(np.int64)
 
 
 def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:

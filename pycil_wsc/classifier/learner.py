@@ -31,7 +31,7 @@ from pycil_wsc.classifier.settings import (
 )
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.update import ONE_AT_A_TIME, Update, answers_of
-from pycil_wsc.classifier.versions import FILE, Version, listed, number_of, roll_back, signature
+from pycil_wsc.classifier.versions import FILE, Version, listed, number_of, parent_of, roll_back, signature
 from pycil_wsc.config.completion import complete
 from pycil_wsc.data.sources import Source, read_source
 from pycil_wsc.data.types import Dataset
@@ -258,8 +258,8 @@ class Learner(Answering):
     def save(self, folder: str | Path, copy_images: bool = False, versions: int = 5) -> None:
         """Save the learner in ``folder`` (``learner.safetensors``), as its newest version.
 
-        Other files in the folder stay as they are. Who loads it meanwhile gets the old learner or the new one, and of
-        several processes that save at once the last one prevails.
+        Other files in the folder stay as they are. A process that loads it in the meantime gets either the old or the
+        new version, and of several processes that save at once the last one prevails.
 
         Args:
             folder: where to; made if it is not there.
@@ -277,11 +277,19 @@ class Learner(Answering):
             learned = learned._replace(config=values_of(self.config, self.config.tasks), ledger=ledger)
             try:
                 with locked(folder):
-                    number = shelf.write(folder, learned, copy_images, limit)
+                    number = shelf.write(folder, learned, copy_images, limit, self._parent_in(folder))
                     self._place = self._place._replace(folder=folder, signature=signature(folder), number=number)
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
             self._answers = self.answers.with_version(number)
+
+    def _parent_in(self, folder: Path) -> int | None:
+        """The version in ``folder`` that this learner was learned from; None if it was not there."""
+        place = self._place
+        if place.folder is None or not place.number or place.folder.resolve() != folder.resolve():
+            return None
+        learned_since = self.version is None
+        return place.number if learned_since else parent_of(folder, place.number)
 
     @staticmethod
     def versions(folder: str | Path) -> list[Version]:
@@ -289,7 +297,7 @@ class Learner(Answering):
         return listed(folder_of("folder", folder))
 
     def rollback(self) -> None:
-        """Go back to the version before, here and in the folder that the learner was saved in or loaded from.
+        """Go back to the version that this one was learned from, here and in the folder that it was saved in.
 
         If something was learned since, only that is undone. The version that is left is kept there. While the learner
         learns in another thread, this waits.

@@ -48,12 +48,15 @@ class Ledger:
         per_class: the number of images of each class to hold out.
         temperature: by which the logits are divided before they become probabilities.
         entries: what was noted about each task, in order; the tasks that an earlier version learned have none.
+        learned: the digests of the images that tasks have trained on, which are not held out when they come again
+            (:func:`~pycil_wsc.classifier.copies.digests_of`): int64 (N,). Only those of tasks with ``per_class``.
     """
 
     held_out: Split = NO_IMAGES
     per_class: int = 0
     temperature: float = 1.0
     entries: Sequence[Entry] = field(default=())
+    learned: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def counts(self, classes: Sequence[str]) -> dict[str, int]:
         """The number of held-out images of each class."""
@@ -69,29 +72,31 @@ class Ledger:
         return replace(self, held_out=Split(np.concatenate(both), np.concatenate([before.targets, labels])))
 
 
-def set_aside(part: Dataset, counts: Mapping[str, int], per_class: int, seed: int, task: int) -> tuple[Dataset, Split]:
+def set_aside(
+    part: Dataset, unseen: np.ndarray, counts: Mapping[str, int], per_class: int, seed: int, task: int
+) -> np.ndarray:
     """Hold out images of a task, at random, until there are ``per_class`` of each class.
 
     At most a fifth of a class's images are taken, so that a small class is trained on.
 
     Args:
         part: the task's images.
+        unseen: bool (N,), which of them may be held out: no task has trained on them.
         counts: class -> the number of its images that are held out already.
         per_class: how many there should be.
         seed: of the random choice, with ``task``, which is counted from 0.
 
     Returns:
-        The task without these images, which keeps its fingerprint, and the images, with the labels of ``part``.
+        The images that are held out: bool (N,).
     """
     rng = np.random.default_rng(derived_seed(seed, "held out", task))
     taken = np.zeros(len(part.train), bool)
     for label, name in enumerate(part.info.classes):
         rows = rng.permutation(np.flatnonzero(part.train.targets == label))
         wanted = max(0, per_class - counts.get(name, 0))
-        taken[rows[: min(wanted, len(rows) // ONE_OF)]] = True
-    aside = Split(part.train.images[taken], part.train.targets[taken])
-    rest = Split(part.train.images[~taken], part.train.targets[~taken])
-    return replace(part, train=rest), aside
+        free = rows[unseen[rows]]
+        taken[free[: min(wanted, len(rows) // ONE_OF)]] = True
+    return taken
 
 
 def problem_of(ledger: Ledger, classes: int, tasks: int) -> str:
@@ -101,6 +106,8 @@ def problem_of(ledger: Ledger, classes: int, tasks: int) -> str:
         return "held-out images"
     if type(ledger.per_class) is not int or ledger.per_class < 0:
         return "number of held-out images"
+    if ledger.learned.dtype != np.int64 or ledger.learned.ndim != 1:
+        return "digests"
     if type(ledger.temperature) is not float or not 0 < ledger.temperature < math.inf:
         return "temperature"
     if len(ledger.entries) > tasks or not all(isinstance(entry, dict) for entry in ledger.entries):

@@ -1,7 +1,7 @@
 """What a learner predicts with, apart from the learner: the network, and what is done to an image before it."""
 
+import io
 import os
-import zlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from pycil_wsc.data import augment
-from pycil_wsc.data.image_files import decode
+from pycil_wsc.data.image_files import DECODING, decode
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.learners.base import BaseLearner
@@ -122,8 +122,16 @@ def _in_colour(image: Image.Image) -> Image.Image:
         raise UserError(f"image: has {image.width} x {image.height} pixels; leave it out")
     try:
         return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error) as error:
+    except DECODING as error:
         raise UserError(f"image: cannot be decoded ({first_line(error)}); open it again, or replace it") from None
+
+
+def opened(content: bytes) -> Image.Image:
+    """The image in the ``content`` of a file. Raises a :class:`UserError` if it is none."""
+    try:
+        return Image.open(io.BytesIO(content))
+    except DECODING:
+        raise UserError(f"image: {len(content)} bytes that are not an image file's; replace them") from None
 
 
 def _channels_come_first(shape: Sequence[int]) -> bool:

@@ -63,7 +63,9 @@ def exists(folder: Path) -> bool:
     return os.path.isfile(folder / FILE) or old_formats.has_learner(folder)
 
 
-def write(folder: Path, learner: SavedLearner, copy_images: bool = False, limit: int = 1) -> int:
+def write(
+    folder: Path, learner: SavedLearner, copy_images: bool = False, limit: int = 1, parent: int | None = None
+) -> int:
     """Save ``learner`` in ``folder``, replacing one saved there before. Only one process at a time may do so.
 
     The folder holds the old learner or the new one at any moment. Nothing but files of the old one is removed.
@@ -73,6 +75,7 @@ def write(folder: Path, learner: SavedLearner, copy_images: bool = False, limit:
         learner: what to save.
         copy_images: copy the exemplars' image files too, except for those that are in the folder already.
         limit: the number of versions to keep, the new one included.
+        parent: the number of the version that it was learned from, if that was in ``folder``.
 
     Returns:
         The number of the version.
@@ -86,6 +89,7 @@ def write(folder: Path, learner: SavedLearner, copy_images: bool = False, limit:
     content = {
         "format": FORMAT,
         "version": number,
+        "parent": parent,
         "config": learner.config,
         "info": dataclasses.asdict(held.info),
         "seen": list(held.arrivals.seen),
@@ -97,6 +101,7 @@ def write(folder: Path, learner: SavedLearner, copy_images: bool = False, limit:
             "per_class": ledger.per_class,
             "temperature": ledger.temperature,
             "entries": list(ledger.entries),
+            "learned": torch.from_numpy(ledger.learned),
         },
     }
     if limit > 1:
@@ -171,7 +176,8 @@ def _checked(folder: Path, content: State) -> SavedLearner:
 def _ledger_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Ledger, dict[str, str]]:
     """The ledger with this content, and the hashes of its files."""
     held_out, hashes = _unpacked(stored["held_out"], folder, info)
-    return Ledger(held_out, stored["per_class"], stored["temperature"], tuple(stored["entries"])), hashes
+    learned = np.asarray(stored.get("learned", np.empty(0, np.int64)))  # not in learners of earlier versions
+    return Ledger(held_out, stored["per_class"], stored["temperature"], tuple(stored["entries"]), learned), hashes
 
 
 def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, dict[str, str]]:

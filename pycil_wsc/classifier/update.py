@@ -23,7 +23,7 @@ from pycil_wsc.classifier import shelf
 from pycil_wsc.classifier.answers import Answers
 from pycil_wsc.classifier.bar import Bar
 from pycil_wsc.classifier.calibration import fitted_temperature
-from pycil_wsc.classifier.copies import check_exemplars, hashes_of
+from pycil_wsc.classifier.copies import check_exemplars, digests_of, hashes_of
 from pycil_wsc.classifier.gate import EXEMPLARS, Accept, Decision, decided
 from pycil_wsc.classifier.inference import Classifier, Reached, rebuilt
 from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
@@ -133,20 +133,57 @@ class Update:
     # ---- preparing ---------------------------------------------------------------------------------------------------
 
     def _prepared(self, source: Source) -> Dataset:
-        """The stream with the task of ``source``, without the images that are held out, which the ledger has then."""
+        """The stream with the task of ``source``, without the images that are held out, which the ledger has then.
+
+        Images that are kept from earlier tasks with the same class are left out. An image is held out if no task has
+        trained on it, this one included, which may have it twice.
+        """
         config = self.config
         part = as_configured(read_source(source, config.data_root), config)
         part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
+        per_class = self.ledger.per_class
+        digests = np.empty(0, np.int64)
+        unseen = np.ones(len(part.train), bool)
+        if per_class or self.held:
+            digests = digests_of(part.train, {})
+            part, digests = self._without_kept(part, digests)
+            _, place, times = np.unique(digests, return_inverse=True, return_counts=True)
+            unseen = (times[place] == 1) & ~np.isin(digests, self.ledger.learned)
         counts = self.ledger.counts(self.known)
-        rest, aside = set_aside(part, counts, self.ledger.per_class, config.seed, len(config.tasks))
-        stream = extended(self.held, rest)
+        aside = set_aside(part, unseen, counts, per_class, config.seed, len(config.tasks))
+        stream = extended(self.held, dataclasses.replace(part, train=_rows(part.train, ~aside)))
         number = {name: label for label, name in enumerate(stream.info.classes)}
-        labels = [number[part.info.classes[label]] for label in aside.targets]
-        self.ledger = self.ledger.with_images(aside.images, np.array(labels, np.int64))
+        held_out = _rows(part.train, aside)
+        labels = [number[part.info.classes[label]] for label in held_out.targets]
+        self.ledger = self.ledger.with_images(held_out.images, np.array(labels, np.int64))
+        if per_class:
+            learned = np.union1d(self.ledger.learned, digests[~aside])
+            self.ledger = dataclasses.replace(self.ledger, learned=learned)
         config = dataclasses.replace(config, tasks=(*config.tasks, part.info.name))
         self.config = with_memory_size(config, stream.train.images)
         self._check_memory(len(stream.info.classes))
         return stream
+
+    def _without_kept(self, part: Dataset, digests: np.ndarray) -> tuple[Dataset, np.ndarray]:
+        """``part`` without images that the learner keeps with the same class, and the ``digests`` of the others.
+
+        A folder that has grown since the last task brings its old images again: those that are exemplars would be
+        trained on twice, and held-out ones once. Raises a :class:`UserError` if nothing is left.
+        """
+        if self.present is None:
+            return part, digests
+        kept_already = np.zeros(len(digests), bool)
+        for split in (self.present.held.train, self.ledger.held_out):
+            theirs = digests_of(split, self.present.hashes)
+            for label, name in enumerate(part.info.classes):
+                if name in self.known:
+                    same = theirs[split.targets == self.known.index(name)]
+                    kept_already |= (part.train.targets == label) & np.isin(digests, same)
+        if len(digests) and kept_already.all():
+            raise UserError(f"{part.info.name}: the learner keeps all of its images already; there is nothing to learn")
+        if number := int(kept_already.sum()):
+            self.bar.say(f"{number} of {len(digests)} images are kept from earlier tasks and are left out")
+        return dataclasses.replace(part, train=_rows(part.train, ~kept_already)), digests[~kept_already]
 
     def _check_memory(self, classes: int) -> None:
         """Raise a :class:`UserError` if the memory would lose all of its exemplars, as it cannot hold one per class."""
@@ -335,6 +372,11 @@ class Update:
         tasks = len(self.config.tasks) - 1
         entries = list(self.ledger.entries)
         return [Entry()] * (tasks - len(entries)) + entries
+
+
+def _rows(split: Split, rows: np.ndarray) -> Split:
+    """The images of these ``rows``."""
+    return Split(split.images[rows], split.targets[rows])
 
 
 def read_rejection(record: Path) -> Decision:

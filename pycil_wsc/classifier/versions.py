@@ -60,6 +60,13 @@ def number_of(path: Path) -> int:
     return number if type(number) is int and number > 0 else 0
 
 
+def parent_of(folder: Path, number: int) -> int | None:
+    """The number of the version that version ``number`` was learned from; None if that is not known."""
+    present = folder / FILE
+    path = present if number_of(present) == number else kept(folder).get(number)
+    return _peeked(path).get("parent") if path else None
+
+
 def next_number(folder: Path) -> int:
     """The number of the next version."""
     return 1 + max([0, number_of(folder / FILE), *kept(folder)])
@@ -82,11 +89,20 @@ def keep_present(folder: Path) -> None:
 
 
 def remove_oldest(folder: Path, limit: int) -> None:
-    """Remove the oldest versions until there are ``limit``, the present one included, which always stays."""
+    """Remove versions until there are ``limit``, the present one included, which always stays.
+
+    Those that the present one was not learned from are removed first, and each time the oldest.
+    """
     present = number_of(folder / FILE)
-    earlier = [path for number, path in kept(folder).items() if number != present]
-    for path in earlier[: max(0, len(earlier) - (limit - 1))]:
-        path.unlink()
+    versions = kept(folder)
+    line: list[int] = []
+    parent = parent_of(folder, present)
+    while parent in versions and parent not in line:
+        line.append(parent)
+        parent = parent_of(folder, parent)
+    earlier = sorted(versions.keys() - {present}, key=lambda number: (number in line, number))
+    for number in earlier[: max(0, len(earlier) - (limit - 1))]:
+        versions[number].unlink()
     with contextlib.suppress(OSError):  # it has versions
         (folder / VERSIONS).rmdir()
 
@@ -104,20 +120,24 @@ def files_of_all(folder: Path) -> set[str] | None:
 
 
 def roll_back(folder: Path) -> None:
-    """Make the version before the present one the present one; the latter is kept.
+    """Make the version that the present one was learned from the present one; the latter is kept.
 
-    Raises a :class:`UserError` if there is none, or it is damaged; nothing has changed then.
+    If that is not known or not kept, the one before by number takes its place. Raises a :class:`UserError` if there is
+    none, or it is damaged; nothing has changed then.
     """
     present = number_of(folder / FILE)
-    earlier = [path for number, path in kept(folder).items() if number < present]
+    versions = kept(folder)
+    earlier = [number for number in versions if number < present]
     if not earlier:
         raise UserError(f"{folder}: has no version before {present or 'the present one'} to go back to")
+    parent = parent_of(folder, present)
+    path = versions[parent if parent in earlier else earlier[-1]]
     try:
-        load_state(earlier[-1])
+        load_state(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{earlier[-1]}: cannot be read ({error}); remove it to go back further") from None
+        raise UserError(f"{path}: cannot be read ({error}); remove it to go back further") from None
     keep_present(folder)
-    write_atomically(folder / FILE, earlier[-1].read_bytes())
+    write_atomically(folder / FILE, path.read_bytes())
 
 
 def listed(folder: Path) -> list[Version]:

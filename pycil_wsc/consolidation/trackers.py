@@ -195,6 +195,12 @@ class OptimizerMoments(Tracker):
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
         """{name: scores} of the parameters that the optimiser has moments of."""
         self.check(optimizer, steps)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if others := [name for name, p in self.params.items() if p.grad is not None and id(p) not in held]:
+            raise RuntimeError(
+                f"source='optimizer' has no moments of '{others[0]}', which another optimizer trains: use "
+                "source='own', or one WeightSpaceConsolidation for each optimizer"
+            )
         betas = {id(p): group["betas"] for group in optimizer.param_groups for p in group["params"]}
         scores = {}
         for name, state in self._states(optimizer).items():
@@ -209,6 +215,12 @@ class OptimizerMoments(Tracker):
         for state in states.values():
             if missing := {"exp_avg", "exp_avg_sq", "step"} - state.keys():
                 raise RuntimeError(_lacks(optimizer, min(missing)))
+        for name, state in states.items():
+            if state["exp_avg"].shape != self.params[name].shape:  # as with GaLore, which projects the gradients
+                raise RuntimeError(
+                    f"source='optimizer' reads Adam's moments, but those of {_kind(optimizer)} do not have the shape "
+                    f"of '{name}': use source='own'"
+                )
         return states
 
 

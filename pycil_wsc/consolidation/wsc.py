@@ -140,9 +140,11 @@ class WeightSpaceConsolidation:
         self._begin()
 
     def attach(self, optimizer: Optimizer) -> "WeightSpaceConsolidation":
-        """Follow the steps of ``optimizer``. Returns self."""
+        """Follow the steps of ``optimizer``, which may be one that Accelerate has prepared. Returns self."""
         if self._hook is not None:
             raise RuntimeError("attached already: detach() first")
+        if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # Accelerate's wrapper, which steps the inner one
+            optimizer = getattr(optimizer, "optimizer", optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if held.isdisjoint(map(id, self._params.values())):
             raise ValueError("the optimizer holds none of the parameters: attach to the one that trains them")

@@ -189,6 +189,10 @@ def image_status(path: str) -> os.stat_result:
     return status
 
 
+# by which decoders of damaged images fail; RuntimeError: that of AVIF
+DECODING = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, zlib.error, Image.DecompressionBombError)
+
+
 def decode(path: str) -> Image.Image:
     """Decode an image file as RGB."""
     image_status(path)
@@ -197,6 +201,6 @@ def decode(path: str) -> Image.Image:
             if not image.mode.startswith(("I", "F")):
                 return image.convert("RGB")
             problem = f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
+    except DECODING as error:
         problem = f"not a readable image ({reason(error)}); replace or remove the file"
     raise UserError(f"{path}: {problem}")

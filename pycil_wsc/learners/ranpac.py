@@ -16,7 +16,8 @@ class RandomProjection(ComputedHead):
     """Ridge regression on relu(x P) for a random matrix P (d, M), which does not depend on the number of classes.
 
     The sums over one image in five are kept apart. They suffice to tell the error on these images of a regression on
-    the others, over all images so far, so that the ridge parameter does not depend on the order of the tasks.
+    the others, over all images so far, so that the ridge parameter does not depend on the order of the tasks. It does
+    depend on which images make a task: every fifth of them, sorted by class, is held out.
     """
 
     projection: Tensor
@@ -37,6 +38,7 @@ class RandomProjection(ComputedHead):
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         held_out = torch.arange(len(labels), device=labels.device) % HELD_OUT == 0
+        held_out &= labels.bincount()[labels] > 1  # the only image of a class is for the regression
         for sums, rows in ((self.held_out, held_out), (self.fitted, ~held_out)):
             projected = (features[rows].to(sums.gram) @ self.projection.to(sums.gram)).relu()
             sums.add(projected, sums.one_hot(labels[rows]))

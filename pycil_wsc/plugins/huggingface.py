@@ -160,7 +160,7 @@ class WSCCallback(TrainerCallback):
             if state.global_step == self._first(period):
                 self._begin(period, model)
             if state.global_step == period.start and self.wsc:
-                self._attach(self.wsc, optimizer)
+                self.wsc.attach(optimizer)
 
     def _begin(self, period: Period, model: PreTrainedModel) -> WeightSpaceConsolidation:
         self.wsc = self._built(period.end - period.start, model, self.options)
@@ -170,9 +170,6 @@ class WSCCallback(TrainerCallback):
         """The consolidation of so many steps, with the current weights of ``model`` as those before the task."""
         options = WSCOptions(warmup=self.warmup)
         return options.build(model.named_parameters(), steps, named_buffers=model.named_buffers(), **given)
-
-    def _attach(self, wsc: WeightSpaceConsolidation, optimizer: Optimizer) -> None:
-        wsc.attach(getattr(optimizer, "optimizer", optimizer))  # accelerate's wrapper steps the inner optimiser
 
     def on_step_end(
         self,
