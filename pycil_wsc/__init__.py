@@ -1,7 +1,8 @@
 """A toolbox for continual learning with abundant memory, built around Weight Space Consolidation.
 
 Importing the package does not import its modules, so that ``pycil_wsc.consolidation`` can be used in any code base.
-``load``, ``load_exported``, ``Learner`` and ``Accept`` (from ``pycil_wsc.classifier``) are imported on first use.
+``load``, ``load_exported``, ``Learner`` and ``Accept`` (from ``pycil_wsc.classifier``) and ``UserError``, which invalid
+input raises, are imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -180,6 +180,18 @@ def labelled(learner, moved=None):
     return sorted(found)
 
 
+def test_images_learned_by_a_relative_path_are_found_from_another_folder(tmp_path, monkeypatch):
+    photos(tmp_path / "photos", ["cat", "ant"], 1)
+    monkeypatch.chdir(tmp_path)
+    learner = learned("folder:photos", **OF_FILES)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    learner.save(tmp_path / "shelf")
+    found = Learner.load(tmp_path / "shelf", quiet=True)
+    found.learn(photos(tmp_path / "more", ["bee"], 2))
+    assert all(Path(path).is_file() for path in found._held.train.images)
+
+
 def test_an_exemplar_that_is_another_image_now_is_refused_by_name(tmp_path):
     cats, ants = tmp_path / "january" / "cat", tmp_path / "january" / "ant"
     learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **OF_FILES)

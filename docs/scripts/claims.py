@@ -129,7 +129,8 @@ INTRODUCTION = """\
 This page checks the paper's claims in a protocol that is complete but small enough for a laptop:
 [the night files](paper.md#a-night-on-a-laptop), with five seeds. It is not the paper's protocol: it has 50 classes with
 25 images of 16 pixels each, a small network, and a fraction of the epochs. A claim that is not seen here may hold in
-the paper's setting, and the other way round.
+the paper's setting, and the other way round. WSC takes a plain mean of the weights every 2.9 epochs of 40, as the
+paper's every 5 epochs of 70. This is [not the default](wsc.md#where-it-departs-from-the-papers-text).
 
 Each claim is a difference between runs that should be above 0, or within the limits in brackets. Differences are in
 points of average accuracy, with these exceptions: accuracy on the newest task, and forgetting, in points; the cosine
@@ -142,7 +143,8 @@ adds.
 - *Memory*: the share of each class's images that is kept. In "4 against 100" the difference is that of the first size
   less that of the second.
 - *The paper*: the paper's difference; "figure" where the paper has no numbers.
-- *Ours*: the mean difference between runs of the same seed, and the half-width of its 95 % interval (Student's t).
+- *Ours*: the mean difference between runs of the same seed, and the half-width of its 95 % interval (Student's t). The
+  half-width is also the smallest difference that these seeds could have told from 0.
 - *Verdict*: *seen* if this interval is within the limits, *the opposite* if it is outside, and *not seen* if it is
   partly within, so that these seeds cannot tell. One in twenty such intervals misses the true value by chance.
 - *The best* of several methods or settings is the one with the best mean over the seeds.

@@ -73,8 +73,8 @@ class Learner(Answering):
             calibrated, and ``accept`` compares on the exemplars.
         on_progress: called several times a second while the learner learns.
         keys: configuration keys (docs/configuration.md), such as ``memory_per_class=200``, ``epochs=5``,
-            ``wsc={"retain": 0.5}``. The first task uses the schedule of later tasks unless ``init_epoch``, ``init_lr``,
-            ... are given.
+            ``wsc={"retain": 0.5}``. A key of later tasks that is given, such as ``epochs``, also holds for the first
+            task, unless its counterpart, such as ``init_epoch``, is given.
 
     Raises:
         UserError: if a key is invalid.

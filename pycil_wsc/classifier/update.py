@@ -140,7 +140,7 @@ class Update:
         """
         config = self.config
         part = as_configured(read_source(source, config.data_root), config)
-        part = dataclasses.replace(part, test=Split(part.test.images[:0], part.test.targets[:0]))
+        part = dataclasses.replace(part, train=_absolute(part.train), test=_rows(part.test, np.empty(0, np.int64)))
         per_class = self.ledger.per_class
         digests = np.empty(0, np.int64)
         unseen = np.ones(len(part.train), bool)
@@ -372,6 +372,13 @@ class Update:
         tasks = len(self.config.tasks) - 1
         entries = list(self.ledger.entries)
         return [Entry()] * (tasks - len(entries)) + entries
+
+
+def _absolute(split: Split) -> Split:
+    """Image files by their absolute paths, which hold in whichever folder the process will be."""
+    if split.in_memory:
+        return split
+    return Split(np.array([os.path.abspath(path) for path in split.images.tolist()], str), split.targets)
 
 
 def _rows(split: Split, rows: np.ndarray) -> Split:

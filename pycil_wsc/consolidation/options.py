@@ -173,7 +173,9 @@ class EpochOptions(WSCOptions):
         "how often to reset once the warm-up has ended: `once`, each `epoch` or `iteration`, or every so many epochs",
     )
     average_lr: float | None = option(
-        0.1, "constant learning rate after the reset; null keeps the schedule (see [WSC](wsc.md) for why)", low=0
+        0.1,
+        "constant learning rate after the reset, whatever `lrate` is; null keeps the schedule (why: see [WSC](wsc.md))",
+        low=0,
     )
     average_anneal: int = option(5, "epochs of cosine annealing from the schedule's rate to `average_lr`", low=0)
 

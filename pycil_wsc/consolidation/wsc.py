@@ -36,6 +36,7 @@ class WeightSpaceConsolidation:
     "Forget Forgetting: Continual Learning in a World of Abundant Memory", section 4. One object serves one task. The
     first task of a model that starts from random weights is trained without it: there are no weights to preserve yet.
 
+    >>> import torch
     >>> from torch import nn
     >>> from pycil_wsc.consolidation import WeightSpaceConsolidation, recompute_batch_norm
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
