@@ -342,7 +342,7 @@ def test_a_stopped_run_goes_on_in_its_precision_where_another_one_would_be_selec
     moved = run_of(settings)
     result = moved.execute()
     assert result["precision"] == result["identity"]["shared"]["precision"] == "bf16"
-    assert "goes on in bf16, in which it began" in (moved.folder / "log.txt").read_text()
+    assert "resumes in bf16, as it began" in (moved.folder / "log.txt").read_text()
     whole = run_of(settings, precision="bf16").execute()
     assert result["train_loss"] == whole["train_loss"] and result["curve"] == whole["curve"]
 
@@ -353,8 +353,8 @@ def test_a_run_whose_precision_the_device_lacks_does_not_go_on(settings, monkeyp
     with killed_at(2):
         run_of(settings).execute()
     monkeypatch.setattr("pycil_wsc.engine.precision.computes_bf16_natively", lambda device: False)
-    monkeypatch.setattr("pycil_wsc.engine.precision.computes_bf16", lambda device: False)
-    with pytest.raises(UnusableRun, match=r"checkpoint.pt: was made in bf16 \(.*\); resume it elsewhere, or delete it"):
+    monkeypatch.setattr("pycil_wsc.learners.toolbox.computes_bf16", lambda device: False)
+    with pytest.raises(UnusableRun, match="the run began in bf16, which 'cpu' does not have; resume it elsewhere"):
         run_of(settings).execute()
 
 

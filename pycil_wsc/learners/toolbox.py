@@ -19,12 +19,14 @@ from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.order import batch_slices, epoch_order, mixed_order, num_batches
 from pycil_wsc.data.stored import ExemplarValues
 from pycil_wsc.data.tasks import Task, TaskSequence
+from pycil_wsc.devices import computes_bf16
 from pycil_wsc.engine.batch import Batch
 from pycil_wsc.engine.optimization import parameter_groups, task_schedule
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.precision import resolved_precision, undefined_in_bf16
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.engine.synced_batch_norm import synced_batch_norm
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.spending import Spending
 from pycil_wsc.networks.layers import freeze, mark_frozen
@@ -267,10 +269,14 @@ class Toolbox(nn.Module):
     def keep_precision(self, precision: str) -> None:
         """Compute in ``precision``, in which a stopped run began, where the configuration leaves it open.
 
-        Raises :class:`UserError` if the device does not have it.
+        Raises :class:`UnusableRun` if the device does not have it.
         """
+        if precision == "bf16" and not computes_bf16(self.device):
+            raise UnusableRun(
+                f"precision: the run began in bf16, which '{self.device}' does not have; resume it elsewhere"
+            )
         if self.config.precision == "auto":
-            self.config = replace(self.config, precision=resolved_precision(precision, self.device))
+            self.config = replace(self.config, precision=precision)
 
     @functools.cached_property
     def _needs_fp32(self):

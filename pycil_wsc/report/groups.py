@@ -60,7 +60,9 @@ class Group:
         self.failed: list[Problem] = []
         self.rows = rows_of(comparison.variants)
         self.records: list[Record] = list(self.rows["record"])
-        self.rows["label"] = self._one_label_each()
+        # runs that differ in the seed alone have one label, that of the last seed
+        alike = self.rows.groupby(["learner", "frozen", "memory"])
+        self.rows["label"] = cast(pd.Series, alike["label"].transform("last"))
         self.labels = set(self.rows["label"].dropna())
         of_variant = cast(pd.Series, self.rows.groupby(["learner", "frozen"])["label"].transform("first"))
         self.rows["own"] = self.rows["label"].fillna(of_variant).fillna(self.rows["learner"])
@@ -78,12 +80,6 @@ class Group:
         tasks = Counter(len(record.curve) for record in self.records).most_common(1)[0][0]
         variants_of = [self.shown(method) for method in self.variants_of]
         (self.title,) = texts("title", setting, dataset, model, tasks, self.conditions, variants_of)
-
-    def _one_label_each(self) -> pd.Series:
-        """The label of each row; of runs that differ only in the seed, that of the newest result."""
-        rows = self.rows.assign(written=[_written(record) for record in self.records])
-        alike = rows.sort_values("written", kind="stable").groupby(["learner", "frozen", "memory"])
-        return cast(pd.Series, alike["label"].transform("last"))
 
     def rows_in(self, study: Study) -> pd.DataFrame:
         """The study's runs with their ``entry`` and, as ``corner``, its name, in order; none if all are plain."""
@@ -109,7 +105,8 @@ class Group:
         for record in self.records:
             own = [name for name in STUDIED if name in record.config]
             is_usual = all(record.studied(name) == usual[name] for name in own)
-            found.append(is_usual or not any(study.shows(record) for study in STUDIES if not study.main))
+            shown = [study for study in STUDIES if not study.main and study.row(record) not in (None, *study.plain)]
+            found.append(is_usual or not shown)
         return found
 
     def named(
@@ -177,11 +174,6 @@ class Group:
         if len(slug) > LONGEST_SLUG:
             slug = f"{slug[:LONGEST_SLUG]}-{hashlib.sha256(slug.encode()).hexdigest()[:8]}"
         return slug
-
-
-def _written(record: Record) -> float:
-    """When the result was written: seconds; 0 if it has no file of its own."""
-    return record.path.stat().st_mtime if record.path and record.path.exists() else 0.0
 
 
 def _papers_numbers(setting: Setting) -> dict[str, Any]:

@@ -48,10 +48,6 @@ class Study:
             name += "" if record.studied("wsc.average") else WITHOUT
         return None if name in self.without else name
 
-    def shows(self, record: Record) -> bool:
-        """Whether a run has a row here that makes the study a table."""
-        return self.row(record) not in (None, *self.plain)
-
     def in_order(self, entries: Iterable[str]) -> list[str]:
         """The rows in the table's order; others follow."""
         if self.order or self.rows or self.corner == "method":

@@ -22,14 +22,14 @@ from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device
 from pycil_wsc.engine.environment import deterministic, threads
 from pycil_wsc.engine.phase import Monitor, Phase, Resume
 from pycil_wsc.engine.processes import Processes, backend_of
-from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError
+from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.planning import check_plan, plan_of
 from pycil_wsc.learners.rehearsal import rehearse
 from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.checkpoint import AGAIN, CHECKPOINT, read_checkpoint, save_weights
+from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint, save_weights
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.result import result_of
@@ -246,8 +246,9 @@ class Run(Monitor):
             return 0, None
         if self.start and losses(state["history"])[: len(self.start["history"])] != losses(self.start["history"]):
             raise UnusableRun(f"{path}: was made from another learner; delete it to start this task again")
-        if found:
-            self._keep_precision(found.get("precision"), path)  # missing in checkpoints of earlier versions
+        if found and "precision" in found:  # missing in checkpoints of earlier versions
+            self.learner.keep_precision(found["precision"])
+            self.journal.log.info("resumes in %s, as it began", self.learner.precision)
         # copies: what training changes must not change ``start``
         self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
         self.records.load_state_dict(copy.deepcopy(state["records"]))
@@ -261,17 +262,6 @@ class Run(Monitor):
             return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
         self.learner.load_state_dict(state["learner"])
         return position["task"], None
-
-    def _keep_precision(self, precision, path):
-        """Resume in the ``precision`` in which the run began, whatever this device would select."""
-        here = self.learner.precision
-        if precision is None or precision == here:
-            return
-        try:
-            self.learner.keep_precision(precision)
-        except UserError as error:
-            raise UnusableRun(f"{path}: was made in {precision} ({error}); resume it elsewhere, or {AGAIN}") from None
-        self.journal.log.info("goes on in %s, in which it began; here it would begin in %s", precision, here)
 
 
 def end_of(task: Task) -> dict[str, int]:
