@@ -593,6 +593,54 @@ def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, o
         assert f"adds {(few + all_images) / 2:.2f} on average over the two memory sizes" in page
 
 
+AVERAGES = {  # the rows of docs/wsc.md: `wsc.average_count` and `wsc.average_lr`
+    "late samples weigh more, constant rate": ("late", 0.1),
+    "plain mean every 5 epochs, constant rate": ("since_reset", 0.1),
+    "late samples weigh more, step decay": ("late", None),
+    "the paper's text, step decay": ("absolute", None),
+}
+
+
+def test_the_table_of_averages_is_the_records():
+    """On held-out training images, over five seeds."""
+    found = {}
+    with lzma.open(ROOT / "results/night/averaging.jsonl.xz", "rt") as file:
+        for line in file:
+            result = json.loads(line)["result"]
+            config = result["config"]
+            assert result["tested_on"] == "validation"
+            where = config["epochs"], 4 * config["memory_per_class"]
+            setting = config.get("wsc.average_count"), config.get("wsc.average_lr")
+            found.setdefault((where, setting), {})[config["seed"]] = result["avg_acc"]
+    assert {len(seeds) for seeds in found.values()} == {5}
+
+    def said(where, row, other):
+        if (where, row) not in found:
+            return ""
+        differences = [found[where, row][seed] - average for seed, average in found[where, other].items()]
+        test = stats.ttest_1samp(differences, 0)
+        low, high = test.confidence_interval(0.95)
+        text = f"{np.mean(differences):+.2f} ± {(high - low) / 2:.2f}"
+        return f"**{text}**" if test.pvalue < 0.05 else text
+
+    header, rows = rows_after(ROOT / "docs/wsc.md", "<!-- records: averaging -->")
+    for column, title in enumerate(header[1:], 1):
+        share, epochs = map(int, re.fullmatch(r"(\d+) %, (\d+) epochs", title).groups())
+        for row in rows[:-1]:
+            (setting,) = (setting for text, setting in AVERAGES.items() if row[0].startswith(text))
+            assert row[column] == said((epochs, share), setting, (None, None)), (row[0], title)
+        assert rows[-1][column] == said((epochs, share), ("late", 0.1), ("since_reset", 0.1))
+    assert len(rows) == len(AVERAGES) + 1
+    places = {where for where, _ in found}
+    gains = [
+        np.mean([found[where, ("since_reset", 0.1)][seed] - found[where, ("late", 0.1)][seed] for where in places])
+        for seed in range(1993, 1998)
+    ]
+    low, high = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
+    for page in ("docs/wsc.md", "README.md"):
+        assert f"{np.mean(gains):+.2f} ± {(high - low) / 2:.2f}" in (ROOT / page).read_text(), page
+
+
 # ---- the study for plentiful memory ----------------------------------------------------------------------------------
 
 

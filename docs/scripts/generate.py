@@ -12,10 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, LANGUAGE_MODELS, SPEED, ABUNDANT = "configuration", "language_models", "speed", "abundant"
+WSC = "wsc"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
 RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
-RECORDS |= {"scaling-cpu": SPEED, "image-folder-cpu": SPEED, "abundant": ABUNDANT}
+RECORDS |= {"scaling-cpu": SPEED, "image-folder-cpu": SPEED, "abundant": ABUNDANT, "averaging": WSC}
 GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
 
 
@@ -83,6 +84,7 @@ def page(name):
 def recorded(name):
     """The Markdown table of the record results/``name``.json, or of the runs in the folder of that name."""
     import abundant  # beside this file, as are
+    import averaging
     import speed_tables
     import trace_tables
 
@@ -91,6 +93,9 @@ def recorded(name):
         return f"{rows(lines[0], lines[1:])}\n{abundant.sentences()}\n{abundant.FIGURE}\n" if lines else "None yet.\n"
     if name in speed_tables.TABLES:
         lines = speed_tables.rows(name)
+    elif name == "averaging":
+        lines = averaging.rows()
+        return f"{rows(lines[0], lines[1:])}\n{averaging.sentence()}\n" if lines else "None yet.\n"
     else:
         lines = (trace_tables.choices if name.endswith("_tune") else trace_tables.runs)(name)
     return rows(lines[0], lines[1:]) if lines else "None yet.\n"
