@@ -487,14 +487,16 @@ def test_an_optimiser_whose_moments_have_other_names_is_refused_when_attached():
         start(kind, warmup_steps=3, importance=FROM_ADAM)
 
 
-class Projected(torch.optim.AdamW):
-    """Adam in a subspace of the gradients, as GaLore: moments of another shape than the weights."""
+class Projected(torch.optim.Optimizer):
+    """Has moments of another shape than the weights, as GaLore: of gradients in a subspace."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999)})
 
     def step(self, closure=None):
-        super().step(closure)
-        for state in self.state.values():
-            state["exp_avg"] = state["exp_avg"].reshape(-1)[:1]
-            state["exp_avg_sq"] = state["exp_avg_sq"].reshape(-1)[:1]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"step": 1, "exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)}
 
 
 def test_an_optimiser_whose_moments_have_another_shape_is_refused_at_its_first_step():

@@ -261,7 +261,7 @@ def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
     for text, line in (
         ("WSC is ahead of Replay", "WSC is {ours:.2f} ± {half:.2f} points above Replay (95 % interval)"),
         ("WSC is ahead of averaging alone", "with the reset, WSC is {ours:.2f} ± {half:.2f} points above it"),
-        ("Replay is behind the other methods with a small memory", "Replay is {ours:.2f} ± {half:.2f} points behind the"),
+        ("Replay is behind the other methods with a small memory", "Replay is {ours:.2f} ± {half:.2f} points behind"),
     ):
         (claim,) = (claim for claim in claims.CLAIMS if claim.text == text)
         result = findings.finding(claim, found)

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, write_atomically
 from pycil_wsc.results import finished_result, has_result
 from pycil_wsc.runs.progress import Progress, duration
@@ -58,7 +58,7 @@ def state_of(config: RunConfig) -> State:
     try:
         if finished_result(config):
             return State("done")
-    except UserError as error:  # the run would fail, too
+    except UnusableRun as error:  # the run would fail, too
         return State("failed", str(error))
     record = _read(folder / RECORD)
     position = record.get("position")
