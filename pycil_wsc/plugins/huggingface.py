@@ -142,7 +142,7 @@ class WSCCallback(TrainerCallback):
                 wsc = self._begin(period, model)
                 wsc.load_state_dict(saved)
                 if period.start < state.global_step:
-                    self._attach(wsc, optimizer)
+                    wsc.attach(optimizer)
 
     def _periods(self, state: TrainerState) -> list[Period]:
         return [Period(0, 0, state.max_steps)] if self.periods is None else self.periods
