@@ -195,13 +195,12 @@ class OptimizerMoments(Tracker):
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
         """{name: scores} of the parameters that the optimiser has moments of."""
         self.check(optimizer, steps)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if others := [name for name, p in self.params.items() if p.grad is not None and id(p) not in held]:
+        betas = {id(p): group["betas"] for group in optimizer.param_groups for p in group["params"]}
+        if others := [name for name, p in self.params.items() if p.grad is not None and id(p) not in betas]:
             raise RuntimeError(
                 f"source='optimizer' has no moments of '{others[0]}', which another optimizer trains: use "
                 "source='own', or one WeightSpaceConsolidation for each optimizer"
             )
-        betas = {id(p): group["betas"] for group in optimizer.param_groups for p in group["params"]}
         scores = {}
         for name, state in self._states(optimizer).items():
             if step := float(state["step"]):
@@ -212,10 +211,9 @@ class OptimizerMoments(Tracker):
 
     def _states(self, optimizer):
         states = {name: optimizer.state[param] for name, param in self.params.items() if optimizer.state.get(param)}
-        for state in states.values():
+        for name, state in states.items():
             if missing := {"exp_avg", "exp_avg_sq", "step"} - state.keys():
                 raise RuntimeError(_lacks(optimizer, min(missing)))
-        for name, state in states.items():
             if state["exp_avg"].shape != self.params[name].shape:  # as with GaLore, which projects the gradients
                 raise RuntimeError(
                     f"source='optimizer' reads Adam's moments, but those of {_kind(optimizer)} do not have the shape "
