@@ -2,7 +2,7 @@
 
 Each use of randomness has an address, such as ``(seed, "batches", task, phase, epoch)``, and draws from a generator
 seeded by it. A run can therefore be resumed without saved generator states, and drawing more numbers in one place does
-not affect others.
+not affect others. An address and the same one followed by 0 have equal seeds: use one of the two.
 """
 
 import contextlib

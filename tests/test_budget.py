@@ -59,6 +59,15 @@ def test_each_task_spends_replays_operations(name, settings, replay):
         assert steps[task] < 50 or abs(spent / allowed - 1) < 0.01
 
 
+@pytest.mark.parametrize("name", ["gdumb", "pass", "ssre"])
+def test_smaller_batches_do_not_make_equal_operations_fewer_passes(name):
+    """These have smaller batches than Replay by default, and as many epochs as it has within its operations."""
+    own, replay = (resolve({"model_name": each, "budget": {"flops_like": "replay"}}) for each in (name, "replay"))
+    of_first = getattr(own.options, "init_batch_size", own.batch_size)
+    assert of_first < replay.batch_size
+    assert (own.init_epoch, own.epochs) == (replay.init_epoch, replay.epochs)
+
+
 def test_phases_over_images_chosen_by_features_fit_a_budget(settings, replay):
     """PODNet counts the images of its balanced phase in advance, when there are no features to choose them by."""
     finished = run(settings, model_name="podnet", precision="fp32", batch_size=4, **OPERATIONS)
@@ -186,6 +195,14 @@ def test_each_task_is_trained_for_its_seconds(name, settings, clock):
         epochs = [len(losses) for losses in result["train_loss"]]
         assert epochs[1] == 10, "40 steps of 4 an epoch"
         assert finished.learner.warmups == [1], "of the four epochs of the schedule"
+
+
+def test_a_weight_that_grows_over_a_task_ends_at_its_last_value_however_many_epochs_fit(settings, clock):
+    keys = {"model_name": "coil", "epochs": 2, "class_means": "exemplars", "max_tasks": 2, "budget": {"seconds": 40}}
+    finished = run(settings, **keys)
+    result = finished.execute()
+    assert len(result["train_loss"][1]) > 2
+    assert finished.learner.terms.tolist() == pytest.approx([0, finished.config.options.reg_term])
 
 
 def test_the_schedule_is_stretched_to_the_seconds(settings, clock):

@@ -168,3 +168,18 @@ def test_it_has_a_folder_of_its_own_and_its_options_count():
     assert run_folder(plain).parent.parent.name == "icarl" and run_folder(ours).parent.parent.name == "icarl+wsc"
     assert len({run_folder(config) for config in (plain, ours, other)}) == 3
     assert resolve(other.to_dict()) == other
+
+
+@pytest.mark.parametrize("name", ["gdumb", "gem"])
+def test_a_key_that_has_no_effect_on_the_batches_has_none_on_the_statistics(name, settings):
+    keys = {"model_name": name, "consolidate": True, "max_tasks": 2, "epochs": 2, "memory_per_class": 8}
+    usual, mixed = (run(settings, **keys, replay_ratio=ratio) for ratio in (None, 0.9))
+    assert usual.execute()["curve"] == mixed.execute()["curve"]
+    for one, other in zip(usual.learner.buffers(), mixed.learner.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_units_of_layers_that_cannot_be_replaced_are_one_line(settings):
+    keys = {"model_name": "ssre", "consolidate": True, "wsc.reset": "continual_backprop"}
+    with pytest.raises(UserError, match="wsc.reset: 'continual_backprop' finds no units in this backbone"):
+        run(settings, **keys).execute()

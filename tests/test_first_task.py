@@ -88,6 +88,19 @@ def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings,
     }
 
 
+def test_a_method_that_measures_its_quotas_in_training_mode_leaves_no_first_task_behind(settings, tmp_path):
+    """RMM moves the statistics of batch norm after the training; what it took from another run, it moves, too."""
+    settings |= {"init_epoch": 3, "epochs": 1, "max_tasks": 2, "checkpoint_seconds": 3600, "fixed_memory": True}
+    first, icarl, again = (
+        run(settings, model_name=name, prefix=prefix).execute()
+        for name, prefix in (("rmm-icarl", "first"), ("icarl", "x"), ("rmm-icarl", "again"))
+    )
+    alone = run(settings, model_name="icarl", prefix="x", out=str(tmp_path / "alone")).execute()
+    assert not taken(icarl) and taken(again)
+    assert without_places(icarl) == without_places(alone)
+    assert without_places(again) == without_places(first)
+
+
 def test_the_page_names_the_methods_that_share_it():
     section = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8").split("## The first task is trained once")[1]
     same, _, others = section.partition("Their runs")

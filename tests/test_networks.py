@@ -6,7 +6,7 @@ from torch import nn
 from torchvision.models import resnet18 as torchvision_resnet18
 
 from pycil_wsc.networks.backbones.cifar_resnet import BasicBlock
-from pycil_wsc.networks.heads import IncrementalHead
+from pycil_wsc.networks.heads import CosineHead, IncrementalHead
 from pycil_wsc.networks.nets import IncrementalNet, make_backbone
 from pycil_wsc.registry import backbones
 from pycil_wsc.seeding import seeded
@@ -80,6 +80,15 @@ def test_new_rows_are_the_same_on_every_device():
             head.grow(5, 6)
         heads.append(head.weight.cpu())
     assert torch.equal(*heads)
+
+
+def test_new_rows_of_a_cosine_head_are_uniform_in_every_task():
+    head = CosineHead(64, 2)
+    old = head.weight.detach().clone()
+    head.grow(200)
+    new = head.weight.detach()[2:]
+    assert torch.equal(head.weight[:2], old)
+    assert new.abs().max() <= 1 / 8 and new.std().item() == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
 
 
 def test_head_growth_keeps_old_rows_to_the_bit():

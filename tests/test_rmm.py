@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from reference import rmm as twin
 from small_runs import killed_at, without_measurements
 from test_methods import after, digits, grown, perturb  # noqa: F401
+from torch import nn
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
@@ -79,6 +81,21 @@ def test_after_the_first_task_batch_norm_sees_one_class_after_the_other_unless_t
     learner.measured_quotas(tasks[0])
     for now, then in zip(learner.network.buffers(), expected.buffers(), strict=True):
         assert torch.allclose(now, then)
+
+
+def test_the_losses_need_no_batch_of_one_image_and_draw_from_the_seed_alone(digits, tmp_path):  # noqa: F811
+    """A last single image has no variance of its own where maps are 1 x 1, and dropout draws in training mode."""
+    learner, tasks = grown("rmm-icarl", 1, digits, tmp_path, **RATES, init_epoch=3)
+    count = int((learner.manager.train_targets[tasks[0].train_indices] == 0).sum())
+    learner.config = replace(learner.config, batch_size=count - 1)
+    learner.network.backbone.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(64), nn.Flatten())
+    learner.network.backbone.pool.append(nn.Dropout())
+    start, found = copy.deepcopy(learner.network.state_dict()), []
+    for seed in (0, 1):
+        learner.network.load_state_dict(start)
+        torch.manual_seed(seed)
+        found.append(learner.mean_losses(tasks[0], training=True))
+    assert np.isfinite(found).all() and np.array_equal(*found)
 
 
 def test_fosters_weights_count_the_size_of_the_memory_and_whole_classes(digits, tmp_path):  # noqa: F811

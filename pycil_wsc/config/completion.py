@@ -43,7 +43,7 @@ def complete(flat: Mapping[str, Json]) -> Config:
     budget = _budget_of(flat.get("budget", "pycil"))
     if twice := [name for name in budget.keys if name in given]:
         raise UserError(f"{twice[0]}: is set by 'budget'; leave one of the two out")
-    values = default | given | budget.keys | _schedule(given, default, learner, budget.like, budget.factor)
+    values = default | given | budget.keys | _schedule(given, default, learner, budget)
     if not learner.uses_memory:
         values |= {"memory_per_class": 0, "fixed_memory": True, "memory_bytes": None}
     elif values["memory_bytes"] is not None:
@@ -99,15 +99,16 @@ def _schedule(
     given: Mapping[str, Json],
     default: Mapping[str, Json],
     learner: "type[BaseLearner]",
-    like: str | None,
-    factor: float,
+    budget: "_Budget",
 ) -> dict[str, Json]:
     """Scale the epochs and milestones that are not given to match the given ones and the budget.
 
-    Each method keeps its ``default`` epochs, multiplied by ``factor``. With a budget ``like`` another learner's, a task
-    makes as many optimiser steps as the other learner's, divided among the method's phases (``epoch_keys``) in the same
-    proportions as by default. With batches of half the size it so makes half as many passes over the data.
+    Each method keeps its ``default`` epochs, multiplied by the budget's ``factor``. With a budget ``like`` another
+    learner's, a task has the other learner's epochs, divided among the method's phases (``epoch_keys``) in the same
+    proportions as by default. If the optimiser's steps are to be equal, batches of half the size make half as many
+    passes over the data; if the operations are, as many.
     """
+    like, factor, equal_steps = budget.like, budget.factor, "operations_like" not in budget.keys
     scaled = {}
     of_first = [name for name, key in keys_of(learner).items() if key.like == "batch_size"]
     for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.epoch_keys, "milestones")):
@@ -122,7 +123,8 @@ def _schedule(
             others = defaults(like)
             own = {**default, **given}[of_first[0] if of_first and main == "init_epoch" else "batch_size"]
             requested = given.get(main, sum(others[name] for name in other_keys))
-            requested *= own / given.get("batch_size", others["batch_size"])
+            if equal_steps:
+                requested *= own / given.get("batch_size", others["batch_size"])
             total = sum(default[name] for name in keys)
             if wrong := [name for name in keys[1:] if name in given]:
                 raise UserError(f"{wrong[0]}: is set by 'budget', in proportion to '{main}'; leave it out")

@@ -128,7 +128,7 @@ class COIL(DistillingLearner):
     def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
         self.epoch, self.step, self.due = epoch + 1, 0, task.index > 0
         if self.due:
-            self.terms.copy_(torch.tensor([0.0, self.config.options.reg_term * (self.epoch / phase.epochs) ** 2]))
+            self.terms.copy_(torch.tensor([0.0, self.config.options.reg_term * (phase.reached / phase.epochs) ** 2]))
 
     @torch.no_grad()
     def renew(self) -> None:

@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,6 @@ from typing_extensions import Unpack
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.batch import Batch
-from pycil_wsc.engine.phase import Phase
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import Arguments
 from pycil_wsc.learners.joint import Joint
@@ -49,6 +47,7 @@ class GDumb(Joint):
     plain_first_task = False
     needs_exemplars = True
     chooses_first = True
+    mixes = False
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
@@ -57,11 +56,6 @@ class GDumb(Joint):
 
     def new_samples(self, task: Task) -> np.ndarray:
         return np.empty(0, np.int64)  # those that it trains on are in the memory already
-
-    def phases(self, task: Task) -> Iterator[Phase]:
-        phase = self.main_phase(task)
-        phase.mixed = False
-        yield phase
 
     @classmethod
     def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:

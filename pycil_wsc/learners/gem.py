@@ -25,6 +25,7 @@ class GEM(BaseLearner):
     """
 
     plain_first_task = True
+    mixes = False  # a batch has images of the task alone
 
     def begin_task(self, task: Task) -> None:
         self.first = self.first_class(task)

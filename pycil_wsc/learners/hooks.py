@@ -27,6 +27,7 @@ class Hooks(Toolbox):
     needs_exemplars = False  # without exemplars the method is another one
     chooses_first = False  # the exemplars of a task are chosen before it is trained
     starts_anew = False  # each task begins with new initial weights
+    mixes = True  # its batches follow `replay_ratio`
     needs_new_classes = False  # cannot learn a task that brings only new images of known classes
     averages = False  # averages the weights itself, which consolidation would, too
     one_phase = True  # each task trains one network in one phase, as consolidation requires

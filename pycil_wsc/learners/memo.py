@@ -50,5 +50,4 @@ class MEMO(DER):
     def grow(self, task: Task) -> None:
         super().grow(task)
         self.network.trunk.requires_grad_(self.config.options.train_base or not task.index)
-        self.network.blocks.requires_grad_(True)
         self.network.blocks[:-1].requires_grad_(self.config.options.train_adaptive)

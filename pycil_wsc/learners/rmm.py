@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
 from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.order import batch_slices
 from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.keys import key
 from pycil_wsc.learners.base import BaseLearner
@@ -65,15 +66,21 @@ class RMM(BaseLearner):
         fifth: so its batch norms see the images of one class after the other, and their statistics move.
         """
         self.eval()
-        self.network.train(training)
         targets, means = self.manager.train_targets, torch.zeros(task.num_new, device=self.device)
-        for place, label in enumerate(range(task.num_old, task.num_seen)):
-            indices = task.train_indices[targets[task.train_indices] == label]
-            for images, labels in self.train_source.batches(indices, targets, self.config.batch_size):
-                with self.autocast():
-                    logits = self.network(images).float()
-                means[place] += cross_entropy(logits, labels, reduction="sum") / len(indices)
+        with self.seeded("quotas", task.index, device=self.device):  # dropout draws in training mode
+            for place, label in enumerate(range(task.num_old, task.num_seen)):
+                indices = task.train_indices[targets[task.train_indices] == label]
+                self.network.train(training and len(indices) > 1)  # one image has no variance
+                for part in batch_slices(len(indices), self.config.batch_size, join=True):
+                    means[place] += self._summed_loss(indices[part]) / len(indices)
         return means.cpu().numpy()
+
+    def _summed_loss(self, indices):
+        """The cross-entropy of one batch of samples, summed."""
+        ((images, labels),) = self.train_source.batches(indices, self.manager.train_targets, len(indices))
+        with self.autocast():
+            logits = self.network(images).float()
+        return cross_entropy(logits, labels, reduction="sum")
 
     def new_samples(self, task: Task) -> np.ndarray:
         return drawn(self.config, task, self.manager.train_targets)

@@ -41,6 +41,7 @@ class Toolbox(nn.Module):
     new_samples: Callable[[Task], np.ndarray]
     extract: Callable[[Tensor], Tensor]
     classify: Callable[[Tensor], Tensor]
+    mixes: bool  # a class attribute of the method
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Toolbox(nn.Module):
         indices = self.training_indices(task)
         interval = 1 if c.schedule_unit == "epoch" else 1 / self.num_batches(len(indices))
         lr = task_schedule(c, first, num_epochs, interval)
-        return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network)
+        return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network, mixed=self.mixes)
 
     def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
         """A new optimiser of the trainable ``parameters``; ``fit`` sets its learning rate."""
@@ -245,7 +246,7 @@ class Toolbox(nn.Module):
         """
         address = ("dropout", task.index, "batch norm", self.processes.rank)
         with self.autocast(), synced_batch_norm(self.processes), self.seeded(*address, device=self.device):
-            batches = self.training_batches(self.training_indices(task), task.index, "batch norm")
+            batches = self.training_batches(self.training_indices(task), task.index, "batch norm", mixed=self.mixes)
             recompute_batch_norm(self.network, (batch.images for batch in batches))
 
     # ---- the machine -------------------------------------------------------------------------------------------------

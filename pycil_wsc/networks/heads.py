@@ -48,8 +48,8 @@ class IncrementalHead(nn.Linear):
 class CosineHead(nn.Module):
     """A cosine classifier that grows: ``scale`` times the cosine of the features and each row (Hou et al., 2019).
 
-    The first rows are uniform in +-1 / sqrt(in_features), as in PyCIL. Later ones are 0, and so is their cosine, until
-    a method sets them to the prototypes of its classes.
+    New rows are uniform in +-1 / sqrt(in_features), as PyCIL's first ones are; a method may set later ones to the
+    prototypes of its classes.
     """
 
     def __init__(self, in_features: int, out_features: int = 0):
@@ -70,7 +70,7 @@ class CosineHead(nn.Module):
     def grow(self, num_classes: int) -> None:
         """Grow to ``num_classes`` rows; old ones are kept exactly."""
         rows, columns = self.weight.shape
-        below = torch.zeros(num_classes - rows, columns) if rows else uniform_rows(num_classes, columns)
+        below = uniform_rows(num_classes - rows, columns)
         self.weight = nn.Parameter(torch.cat([self.weight, below.to(self.weight)]))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:

@@ -161,7 +161,7 @@ class Run(Monitor):
             self.journal.tick()
             self.journal.note_memory(self.device)
             learned = self.learner.trained_state()  # all processes call this together
-            if path:
+            if path and not self.learner.measures_quotas:  # whose choice of exemplars has moved batch norm's statistics
                 save_state(path, {**self.journal.state_dict(), "learner": learned})
 
     def first_task_file(self) -> Path:

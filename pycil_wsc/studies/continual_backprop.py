@@ -152,8 +152,8 @@ def continual_backprop(training: Training) -> ContinualBackprop:
 
 
 def _replaceable(network, names):
-    trained = network.get_submodule(names[0]).weight.requires_grad
-    return trained and ContinualBackprop.supports(network, *names)
+    supported = ContinualBackprop.supports(network, *names)
+    return supported and network.get_submodule(names[0]).weight.requires_grad
 
 
 class _Layer:
