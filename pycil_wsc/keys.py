@@ -45,7 +45,7 @@ ROLES = {  # their values
 SAME: Json = object()  # the same as the default
 V = TypeVar("V")
 Type = type | types.UnionType | types.GenericAlias | None  # of a key; None: not checked
-LARGEST_INTEGER, LARGEST_NUMBER = 2**63 - 1, 3.4e38  # what arrays and tensors can hold
+LARGEST_INTEGER, LARGEST_NUMBER = 10**18 - 1, 3.4e38  # what a result and tensors can hold
 
 
 def key(default: Json, doc: str, **declared: Json) -> Any:

@@ -472,6 +472,7 @@ BAD = {
     "seed: 4294967296 is above 4294967295": {"seed": 2**32},
     "seed: 100000000": {"seed": 10**400},
     "epochs: 1000000000000000000000000000000 is too large": {"epochs": 10**30},
+    "memory_per_class: 1000000000000000000 is too large": {"memory_per_class": 10**18},  # for the schema of a result
     "lrate: 100000000": {"lrate": 10**400},
     "scheduler: 'constant' is not one of steplr, cosine": {"scheduler": "constant"},
     "runs[1]: unknown key 'memory_per_clas'; did you mean": {"runs": [{"seed": 1}, {"memory_per_clas": 20}]},

@@ -146,3 +146,23 @@ def test_a_class_may_be_called_train(tmp_path):
         (tmp_path / name).mkdir()
         Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
     assert read_source(f"folder:{tmp_path}").info.classes == ("bus", "train")
+
+
+def test_what_macos_adds_to_a_folder_is_no_image(tmp_path):
+    photos(tmp_path, "a", "b")
+    (tmp_path / "a" / "._0.png").write_bytes(b"\0\5\x16\7")
+    assert len(samples(tmp_path)) == 8
+
+
+def test_a_link_to_itself_is_passed_over(tmp_path):
+    photos(tmp_path, "a", "b")
+    (tmp_path / "a" / "self").symlink_to(tmp_path / "a" / "self")
+    assert len(samples(tmp_path)) == 8
+
+
+def test_a_path_with_dots_names_the_same_data(tmp_path):
+    for part in ("train", "val"):
+        photos(tmp_path / "data" / part, "a", "b")
+    (tmp_path / "scripts").mkdir()
+    plain, dotted = (load_dataset(f"folder:{tmp_path / path}", ".") for path in ("data", "scripts/../data"))
+    assert plain.fingerprint == dotted.fingerprint is not None

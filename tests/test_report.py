@@ -202,6 +202,15 @@ def test_a_memory_of_all_images_has_a_place_of_its_own_beside_the_numbers():
     assert "matrix-mall" in plots
 
 
+def test_a_curve_is_a_mean_over_the_same_seeds_everywhere():
+    """Seeds of a budget in seconds differ in their epochs: the line is where they meet, at the ends of tasks."""
+    short, long = (synthetic.result("replay", 20, seed, classes=20, losses=seed) for seed in (2, 3))
+    (line,) = drawn(short, long)["training-loss"][0].lines
+    assert list(line.get_xdata(orig=False)) == [1, 2]
+    ends = np.mean([[losses[-1] for losses in result["train_loss"]] for result in (short, long)], axis=0)
+    np.testing.assert_allclose(line.get_ydata(orig=False), ends)
+
+
 @pytest.mark.parametrize("slug", ["training-loss", "dormant"])
 def test_the_notes_of_a_figure_count_the_runs_that_recorded_what_it_shows(slug):
     from pycil_wsc.report.figures import figures

@@ -19,7 +19,7 @@ from pycil_wsc.keys import Key, having
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import Options, group_runs
 from pycil_wsc.report.texts import clean, dataset_names, method_name
-from pycil_wsc.report.views import console_text
+from pycil_wsc.report.views import console_text, tables
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
 from pycil_wsc.results.packed import lines
 
@@ -562,3 +562,56 @@ def test_a_run_writes_the_schema_that_the_report_reads(undisturbed):
 def test_a_result_of_a_newer_version_says_so(tmp_path, undrawn):
     synthetic.write(tmp_path, synthetic.result(), synthetic.result(seed=2) | {"schema": 99})
     assert "schema 99, supported: 1 to 2); update pycil_wsc" in report.write_report(tmp_path).read_text()
+
+
+# ---- each run in its place -------------------------------------------------------------------------------------------
+
+
+def rows_of(group, slug):
+    """``{row: mean}`` of a table with one memory size."""
+    (table,) = (table for table in tables(group) if table.name == slug)
+    return dict(zip(table.cells[table.labels[0]], table.cells["mean"]))
+
+
+def test_choices_of_exemplars_of_ones_own_are_rows_and_no_reservoir():
+    runs = [record(seed=seed, exemplars=name) for name in ("herding", "farthest", "reservoir") for seed in (1, 2)]
+    ((group,), _) = group_runs(runs)
+    means = {name: sum(run.average for run in runs[at : at + 2]) / 2 for at, name in ((0, ""), (2, "f"), (4, "r"))}
+    assert rows_of(group, "accuracy") == pytest.approx({"replay": means[""], "replay exemplars=farthest": means["f"]})
+    assert rows_of(group, "reservoir") == pytest.approx({"replay": means["r"]})
+
+
+def test_a_method_whose_runs_all_have_a_key_of_a_study_is_in_the_table_of_all_methods():
+    runs = [record("replay"), record("wsc"), record("derpp", exemplars="reservoir")]
+    ((group,), _) = group_runs(runs)
+    assert len(rows_of(group, "accuracy")) == 3
+
+
+def test_equal_data_under_two_paths_are_one_row_and_a_run_under_both_counts_once():
+    data = {"data": {"train": 9, "test": 3, "sha256": "a" * 64}}
+    made = [
+        Record.of(synthetic.result("replay", 20, seed, losses=1, dataset=f"npz:/home/{name}/flowers.npz") | data)
+        for name, seed in (("ann", 1), ("ann", 2), ("bob", 3))
+    ]
+    ((group,), problems) = group_runs(made)
+    assert len(rows_of(group, "accuracy")) == 1 and len(group.records) == 3 and not problems
+    twice = Record.of(made[0].data | {"config": made[0].config | {"dataset": "npz:/home/bob/flowers.npz"}})
+    ((group,), problems) = group_runs([*made, twice])
+    assert len(group.records) == 3 and len(problems) == 1
+
+
+def test_data_that_changed_under_one_path_have_titles_of_their_own():
+    made = [
+        Record.of(synthetic.result(losses=1) | {"data": {"train": 9, "test": 3, "sha256": content * 64}})
+        for content in "ab"
+    ]
+    groups, _ = group_runs(made)
+    assert [group.title.split(", data ")[1] for group in groups] == ["a" * 8, "b" * 8]
+
+
+def test_a_run_that_two_sections_show_is_one_run(tmp_path, undrawn):
+    synthetic.write(tmp_path, *(synthetic.result(*given, losses=1) for given in (("replay",), ("wsc",))))
+    synthetic.write(tmp_path, synthetic.result("wsc", losses=1, lrate=0.2))
+    groups, _ = group_runs(find_runs([tmp_path]).records)
+    assert sum(len(group.records) for group in groups) > 3, "otherwise this shows nothing"
+    assert "3 finished runs of 2 methods" in report.write_report(tmp_path).read_text()

@@ -287,6 +287,29 @@ def test_a_value_that_only_training_can_refuse_costs_its_run_alone(workers, sett
     assert reason in (failed.parent / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+def test_code_that_ends_the_program_fails_its_run(workers, settings, tmp_path, capsys, monkeypatch, forked):
+    """With code 0, too, as a library may."""
+    learn = Run._learn
+
+    def learn_or_leave(run, task, resume):
+        if run.config.seed == 1:
+            sys.exit(0)
+        learn(run, task, resume)
+
+    monkeypatch.setattr(Run, "_learn", learn_or_leave)
+    settings |= {"max_tasks": 1, "seed": [1, 2], "model_name": "replay"}
+    assert main(["--config", write(tmp_path, settings), *workers]) == 1
+    assert "done 1/2, running 0, waiting 0, failed 1" in capsys.readouterr().out
+
+
+def test_a_process_that_ends_without_a_word_fails_its_run(settings, tmp_path, capsys, monkeypatch, forked):
+    monkeypatch.setattr(Run, "_learn", lambda run, task, resume: os._exit(0))
+    settings |= {"max_tasks": 1, "seed": 1, "model_name": "replay"}
+    assert main(["--config", write(tmp_path, settings), "--workers", "2"]) == 1
+    assert "FAILED: its process died (exit code 0; see log.txt)" in capsys.readouterr().out
+
+
 def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys, monkeypatch, forked):
     """It appears after planning: a file takes the place of the second run's folder. The first would run for long."""
     settings |= {"model_name": "replay", "seed": [1, 2], "init_epoch": 3000}

@@ -71,6 +71,7 @@ def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
 def _listing(paths: np.ndarray, base: str) -> bytes:
     """One line per file: its size and its path relative to ``base``."""
     lines, normalised = [], os.path.abspath if os.path.isabs(base) else os.path.normpath
+    base = normalised(base) if base else ""
     for path in paths.tolist():
         relative = normalised(path).removeprefix(base)
         lines.append(b"%d %s\0" % (image_status(path).st_size, os.fsencode(relative)))

@@ -101,12 +101,12 @@ def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:
         directory = pending.pop()
         real_directory = os.path.realpath(directory)
         for entry in _entries(directory):
-            if entry.is_dir():
+            if os.path.isdir(entry.path):  # False for a link to itself
                 inode = _inode(entry.path)
                 if inode not in entered and inode not in elsewhere:
                     entered.add(inode)
                     pending.append(entry.path)
-            elif entry.name.lower().endswith(IMG_EXTENSIONS):
+            elif entry.name.lower().endswith(IMG_EXTENSIONS) and not entry.name.startswith("._"):  # macOS's, no images
                 real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real_directory, entry.name)
                 found[real] = min(entry.path, found.get(real, entry.path), key=os.path.split)
     return sorted(found.values(), key=os.path.split)

@@ -105,7 +105,7 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
         if isinstance(error, Unwritable) or rank_and_count()[1] > 1:
             return Outcome(error=str(error))
         return Outcome(failure=str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of other packages may end the program
         trace = "".join(traceback.format_exception(error))
         return Outcome(failure=f"{described(error)} (traceback in log.txt)", again=True, trace=trace)
 

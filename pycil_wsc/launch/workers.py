@@ -103,7 +103,8 @@ class RunInProcesses:
 
     def messages(self) -> Iterator[Progress | Outcome]:
         """What the processes have reported since the last call. The last message of all is an :class:`Outcome`."""
-        died = any(process.exitcode for process in self.processes)  # before reading what it may have sent
+        # before reading what it may have sent; the first process ends with an outcome only, whatever its exit code
+        died = any(process.exitcode for process in self.processes) or self.processes[0].exitcode is not None
         message = received(self.pipe)
         while isinstance(message, Progress):
             yield message

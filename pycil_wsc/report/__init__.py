@@ -7,11 +7,9 @@ A number goes from a result to the page in this order:
    (``measures.json``).
 2. A group of :mod:`~pycil_wsc.report.groups` has the rows of comparable runs, and names them by the keys that
    distinguish them (:mod:`~pycil_wsc.report.texts`).
-3. :mod:`~pycil_wsc.report.views` has a function for each table, which chooses rows and columns; ``studies.json`` says
-   which runs belong to the paper's tables. :func:`~pycil_wsc.report.tables.aggregate` averages over the seeds,
-   :mod:`~pycil_wsc.report.stats` decides what is ahead, and ``texts.j2`` says so below.
-4. :mod:`~pycil_wsc.report.figures` and ``maps`` draw the same rows, and the curves that runs recorded.
-5. :mod:`~pycil_wsc.report.page` and the templates beside it write the page, Markdown and LaTeX.
+3. :mod:`~pycil_wsc.report.views` has a function for each table; ``studies.json`` says which runs belong to the paper's.
+   :mod:`~pycil_wsc.report.tables` averages over the seeds, and :mod:`~pycil_wsc.report.stats` decides what is ahead.
+4. :mod:`~pycil_wsc.report.figures` draws the same rows, and :mod:`~pycil_wsc.report.page` writes the page.
 
 matplotlib is imported to draw figures only.
 """

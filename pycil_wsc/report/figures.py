@@ -79,6 +79,9 @@ def draw_curve(series: Series, spec: Spec) -> Iterator[Plot]:
     points = rows.explode("points")
     points["x"] = points["at"] = [x for x, _ in points["points"]]
     points["y"] = [y for _, y in points["points"]]
+    # a mean is over the same seeds everywhere: those of a budget in seconds have different numbers of epochs
+    seeds = points.groupby(["name", "memory"])["seed"].transform("nunique")
+    points = points.loc[points.groupby(["name", "memory", "at"])["seed"].transform("nunique") == seeds]
     thin = {"linewidth": 1, "marker": ""} if points["x"].nunique() > MARKED else {"markersize": 3.5}
     styles = {name: style | thin for name, style in series.styles.items() if name in set(rows["name"])}
     memories = sorted(points["memory"].unique())

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,16 +95,19 @@ class Group:
     def _shown_in_no_study(self) -> list[bool]:
         """Whether no study shows a run, or the run is usual.
 
-        Its studied keys then have the paper's values or, where no run has it, the most frequent one.
+        Its studied keys then have the paper's values or, where no run of the method has it, the most frequent one.
         """
+        values: dict[tuple[str, str], Counter[Any]] = defaultdict(Counter)
+        for record in self.records:
+            for name in STUDIED.keys() & record.config.keys():
+                values[record.method, name][record.studied(name)] += 1
         usual = {}
-        for name, papers in STUDIED.items():
-            values = Counter(record.studied(name) for record in self.records if name in record.config)
-            usual[name] = papers if papers in values or not values else values.most_common(1)[0][0]
+        for (method, name), counts in values.items():
+            usual[method, name] = STUDIED[name] if STUDIED[name] in counts else counts.most_common(1)[0][0]
         found = []
         for record in self.records:
-            own = [name for name in STUDIED if name in record.config]
-            is_usual = all(record.studied(name) == usual[name] for name in own)
+            own = STUDIED.keys() & record.config.keys()
+            is_usual = all(record.studied(name) == usual[record.method, name] for name in own)
             shown = [study for study in STUDIES if not study.main and study.row(record) not in (None, *study.plain)]
             found.append(is_usual or not shown)
         return found
@@ -211,4 +214,8 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
         if slugs[group.slug] > 1:
             group.slug += f"-{slugs[group.slug]}"
         groups.append(group)
+    titles = Counter(group.title for group in groups)
+    for group in groups:
+        if titles[group.title] > 1:  # the files under one path have changed
+            group.title += f", data {group.setting.data[:8]}"
     return groups, problems

@@ -30,7 +30,7 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
     Failed tables and figures are listed on the page. Raises a :class:`UserError` if ``out`` cannot be written.
     """
     sections = [_section(group, groups, out) for group in groups]
-    records = [record for group in groups for record in group.records]
+    records = list(dict.fromkeys(record for group in groups for record in group.records))  # some are in two groups
     keys = ("device", "precision", "torch", "commit")
     origins = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)
     page = HTML.get_template("page.html.j2").render(

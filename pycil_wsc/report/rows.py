@@ -70,12 +70,11 @@ def rows_of(variants: Mapping[Record, Variant]) -> pd.DataFrame:
     """
     lines = []
     for record in sorted(variants, key=lambda record: (method_rank(record.method), record.memory, record.seed)):
-        own = record.config.get("label")
-        label = clean(own) if isinstance(own, str) else ""
+        label = record.config.get("label")
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
         line |= {"variant": variants[record], "frozen": variants[record].frozen, "changed": record.changed}
         line |= {"schedule": (record.config.get("init_epoch"), record.config.get("epochs"))}
-        line |= {"expands": expands(record.method), "label": label or None}
+        line |= {"expands": expands(record.method), "label": clean(label) if label and isinstance(label, str) else None}
         lines.append(line)
     return pd.DataFrame(lines)
 

@@ -21,7 +21,7 @@ class Study:
     methods: Sequence[str] = ()  # that the study compares; empty: all
     main: bool = False  # whether its runs are those of no study, which may change any key
     studied: Sequence[str] = ()  # keys that its runs may change
-    changed: Sequence[str] = ()  # keys that its runs must change
+    changed: Mapping[str, object] = field(default_factory=dict)  # keys that its runs must change, and to what
     most: int = 9  # keys that a run may change at once
     with_memory: bool = True  # whether its runs have exemplars
     options: Sequence[str] = ()  # further keys that apply to some of the rows only
@@ -36,7 +36,9 @@ class Study:
         changed = record.changed
         if self.methods and record.method not in self.methods or bool(record.memory) != self.with_memory:
             return None
-        if not self.main and not set(self.changed) <= changed <= set(self.studied) or len(changed) > self.most:
+        if any(record.studied(key) != value for key, value in self.changed.items()):
+            return None
+        if not self.main and not changed <= set(self.studied) or len(changed) > self.most:
             return None
         if self.rows:
             own = [record.method, {key: record.studied(key) for key in changed}]

@@ -93,10 +93,6 @@ LATEX_ESCAPES = str.maketrans(
 )
 
 
-def _markdown(text: str) -> str:
-    return clean(text).translate(MARKDOWN_ESCAPES)
-
-
 def _latex(text: str) -> str:
     return clean(text).translate(LATEX_ESCAPES)
 
@@ -114,8 +110,8 @@ MARKDOWN = jinja2.Environment(
 )
 LATEX = MARKDOWN.overlay("<%", "%>", "<<", ">>", "<#", "#>")  # braces are LaTeX's own
 HTML = MARKDOWN.overlay(autoescape=True, finalize=lambda text: text if isinstance(text, Markup) else clean(text))
-MARKDOWN.filters |= {"markdown": _markdown, "latex": _latex, "number": _number}  # shared by all environments
-MARKDOWN.filters |= {"clean": clean, "shown": shown, "as_text": as_text}
+MARKDOWN.filters |= {"latex": _latex, "number": _number, "clean": clean, "shown": shown, "as_text": as_text}
+MARKDOWN.filters["markdown"] = lambda text: clean(text).translate(MARKDOWN_ESCAPES)  # all environments share these
 
 
 def texts(macro: str, *facts: object) -> list[str]:

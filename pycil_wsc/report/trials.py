@@ -28,9 +28,8 @@ def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
     found = {}
     for method, own in rows.groupby("learner", sort=False):
         own = own.assign(keys=own["keys"].str.removeprefix(str(method)).str.strip())
-        runs = {}
-        for keys, trial in own.groupby("keys", sort=False):
-            runs[keys] = tuple(sorted(zip(trial["memory"], trial["seed"])))
+        of_trial = own.groupby("keys", sort=False)[["memory", "seed"]]
+        runs = {keys: tuple(sorted(trial.itertuples(index=False, name=None))) for keys, trial in of_trial}
         counts = Counter(runs.values())
         chosen = min(counts, key=lambda each: (-len(each), -counts[each], each))
         own = own.loc[[runs[keys] == chosen for keys in own["keys"]]]

@@ -26,6 +26,8 @@ def variants(records: Iterable[Record]) -> dict[Record, Variant]:
     A memory of all images is part of the variant only if there is also a run whose memory is given as the same number.
     """
     found = {record: Variant(record.identity.variant) for record in records}
+    for variant in found.values():
+        variant.pop("dataset", None)  # part of the setting, in which equal data are equal under any path
     places = {(record.method, record.memory) for record in found if record.identity.keeps_all}
     counted = {
         (record.method, record.memory, record.identity.frozen)
