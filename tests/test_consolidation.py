@@ -988,3 +988,17 @@ def test_example_in_the_docstring_runs():
     assert doctest.DocTestRunner().run(example, clear_globs=False).failed == 0
     wsc = example.globs["wsc"]
     assert (wsc.phase, wsc.resets, wsc.averaged) == ("finished", 1, 151)  # the reset weights and 150 steps
+
+
+def test_a_state_is_refused_where_other_elements_are_eligible():
+    def made(mask):
+        weights = nn.Parameter(torch.ones(4))
+        return WeightSpaceConsolidation([("w", weights)], warmup_steps=2, reset=Revert(), eligible=mask)
+
+    mask = torch.tensor([True, True, False, False])
+    state = made({"w": mask}).state_dict()
+    made({"w": mask}).load_state_dict(state)
+    for other in (None, {"w": torch.ones(4, dtype=torch.bool)}):
+        with pytest.raises(ValueError, match="saved with eligible={'w': 2}, this object has eligible="):
+            made(other).load_state_dict(state)
+    made(None).load_state_dict({name: value for name, value in state.items() if name != "eligible"})  # of before

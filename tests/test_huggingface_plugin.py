@@ -1,6 +1,7 @@
 """The consolidation in a Hugging Face Trainer: a tiny language model learns two tasks, and is stopped and resumed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("accelerate")
 from safetensors.torch import load_file  # noqa: E402
 
 from pycil_wsc.consolidation import Average, Blend, Revert, moment_score  # noqa: E402
-from pycil_wsc.plugins.huggingface import WSCCallback  # noqa: E402
+from pycil_wsc.plugins.huggingface import Period, WSCCallback  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("collected")
 
@@ -210,11 +211,41 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
         (dict(warmup=1.0), "warmup=1.0 is a share"),
         (dict(retain=2), "retain=2 is a share"),
         (dict(reset="revert"), "reset='revert': give Blend"),
+        (dict(periods=[Period(0, 0, 10), Period(5, 10, 20)], importance=moment_score()), r"Period\(before=5.*overlap"),
+        (dict(periods=[Period(10, 5, 20)], importance=moment_score()), r"Period\(before=10.*give before <= start"),
+        (dict(periods=[Period(0, 0, 5), Period(5, 5, 9)]), r"periods: .*source='carried'"),
     ],
 )
 def test_bad_options_are_refused_at_once(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         WSCCallback(**{"reset": Blend()} | options)
+
+
+def test_a_period_beyond_the_training_is_refused(tmp_path):
+    callback = WSCCallback(periods=[Period(0, 10, 40)], importance=moment_score(), reset=Blend())
+    with pytest.raises(ValueError, match="the training has 20 steps"):
+        trainer_for(tiny_model(), tmp_path, callback).train()
+
+
+def test_options_of_a_reset_that_no_training_has_shown_too_long_warn_of_nothing(recwarn):
+    WSCCallback(reset=Blend(min_warmup=2000))
+    assert not [each for each in recwarn if "min_warmup" in str(each.message)]
+
+
+def test_a_warm_up_of_unknown_length_that_never_ended_is_told(tmp_path, caplog):
+    trainer_for(tiny_model(), tmp_path, WSCCallback(warmup_steps=None, reset=Blend())).train()
+    assert "ended in the warm-up, after 20 of None steps" in caplog.text
+
+
+def test_a_model_that_saves_itself_in_its_own_way_is_saved(tmp_path):
+    model = tiny_model()
+    save = model.save_pretrained
+    model.save_pretrained = lambda path: save(path)  # as sentence-transformers: without `state_dict`
+    callback = WSCCallback(average=Average(every=3), reset=Blend())
+    trainer = trainer_for(model, tmp_path, callback, save_strategy="steps", save_steps=20)
+    trainer._save = lambda folder, **others: Path(folder).mkdir(parents=True)  # the checkpoint is the Trainer's affair
+    trainer.train()
+    assert list((tmp_path / "checkpoint-20" / "average").glob("*.safetensors"))
 
 
 def test_a_training_too_short_for_a_sample_is_refused_before_its_first_step(tmp_path):
@@ -391,3 +422,23 @@ def test_of_a_peft_model_the_adapters_alone_are_consolidated_and_their_average_i
         torch.testing.assert_close(tensor.detach(), mean)
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20" / "average")
     torch.testing.assert_close(weights(loaded), weights(model))
+
+
+def test_a_resumed_peft_model_has_one_adapter(tmp_path):
+    """The Trainer takes every folder with an adapter in a checkpoint for one of the model's."""
+    peft = pytest.importorskip("peft")
+
+    def trainer(folder, *callbacks):
+        model = peft.get_peft_model(tiny_model(), peft.LoraConfig(r=2, target_modules=["c_attn"]))
+        callback = WSCCallback(warmup=0.25, reset=Blend(), average=Average(every=3))
+        return trainer_for(model, folder, callback, *callbacks, save_strategy="steps", save_steps=10)
+
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    trainer(tmp_path / "stopped").train()
+    shutil.rmtree(tmp_path / "stopped" / "checkpoint-20")
+    again = trainer(tmp_path / "stopped")
+    again.train(resume_from_checkpoint=True)
+    assert list(again.model.peft_config) == ["default"]
+    assert_same(weights(whole.model), weights(again.model))
+    assert not list((tmp_path / "stopped" / "checkpoint-20" / "average").glob("*/"))

@@ -256,6 +256,17 @@ def test_the_majority_is_the_best_constant():
     assert trivial_scores(*task("choice", ("1", "A\nx"), ("2", "B\ny"), ("3", "B\nz")), "fixed") == {
         "majority": pytest.approx(2 / 3)
     }
+    assert trivial_scores(*task("choice", ("1", "(B)"), ("2", "(A)"), ("3", "(B)")), "fixed") == {
+        "majority": pytest.approx(2 / 3)
+    }
+    answers = [("1", "Yes"), ("2", "Yes."), ("3", "Yes!"), ("4", "no"), ("5", "no")]
+    assert trivial_scores(*task("exact_match", *answers), "fixed") == {"majority": pytest.approx(3 / 5)}
+
+
+@pytest.mark.parametrize("answers", [["A", "(B)", "c."], ["1", "(2)", "3: three"]])
+def test_the_right_choice_is_right_whether_letters_or_digits(answers):
+    assert score("choice", answers, answers, ["?"] * 3, "fixed") == 1
+    assert score("choice", answers[1:] + answers[:1], answers, ["?"] * 3, "fixed") == 0
 
 
 def test_the_lead_is_five_hundred_characters_of_the_transcript():

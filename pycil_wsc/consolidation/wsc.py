@@ -130,6 +130,7 @@ class WeightSpaceConsolidation:
             raise ValueError("named_parameters has no parameter that requires a gradient")
         eligible = {plain_name(name): mask for name, mask in (eligible or {}).items()}
         check_eligible(eligible, self._params)
+        self._marked = {name: int(mask.sum()) for name, mask in eligible.items()}  # of whole tensors
         self.peers = peers or peers_of(self._params)
         self._eligible = {
             name: part_of(mask.to(self._params[name].device), self._params[name]) for name, mask in eligible.items()
@@ -279,6 +280,7 @@ class WeightSpaceConsolidation:
             "options": self._options(),
             "warmup_steps": self.warmup_steps,
             "shapes": self._shapes(),
+            "eligible": self._marked,
             "steps": self.steps,
             "averaged": self._averaged,
             "resets": self._resets,
@@ -299,6 +301,7 @@ class WeightSpaceConsolidation:
                 "resume with the version that saved it, or start the task again"
             )
         check_saved(state["options"], self._options())
+        check_saved({"eligible": state.get("eligible", self._marked)}, {"eligible": self._marked})
         if self.warmup_steps is None:  # end_warmup() may have been called before saving
             self.warmup_steps = state["warmup_steps"]
         check_saved({"warmup_steps": state["warmup_steps"]}, {"warmup_steps": self.warmup_steps})

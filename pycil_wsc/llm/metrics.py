@@ -61,7 +61,7 @@ def _bare(text: str) -> str:
 
 
 def _choice(prediction: str, answer: str, prompt: str) -> bool:
-    ours, right = (re.match(r"\W*([A-Za-z])\b", text) for text in (prediction, answer))
+    ours, right = (re.match(r"\W*([A-Za-z0-9])\b", text) for text in (prediction, answer))
     return ours is not None and right is not None and ours[1].upper() == right[1].upper()
 
 
@@ -208,15 +208,15 @@ def trivial_scores(
 ) -> dict[str, float]:
     """Scores on test items of answers that need no model, by name: baselines that a result must beat.
 
-    ``majority``: the commonest test answer (for ``choice``: its first character), the best that a constant can do.
+    ``majority``: the best that one of the answers, given each time, can do: the commonest one.
     ``lead``: the first 500 characters of the text to summarise. ``shuffled``: the answers of other test items, the mean
     over ten shifts of the list. ``empty``: nothing. ``source``: the text to simplify.
     """
     answers = list(answers)
     if metric in ("exact_match", "choice"):
-        labels = Counter(answer[:1] if metric == "choice" else answer for answer in answers)
-        guesses = {"majority": [[labels.most_common(1)[0][0]] * len(answers)]}
-    elif metric == "rouge_l":
+        constants = [[each] * len(answers) for each in sorted(set(answers))]
+        return {"majority": max(score(metric, texts, answers, prompts, version) for texts in constants)}
+    if metric == "rouge_l":
         guesses = {"lead": [[_text(prompt)[:LEAD] for prompt in prompts]]}
     elif metric == "edit_similarity":
         shifts = range(1, min(len(answers), SHIFTS + 1))

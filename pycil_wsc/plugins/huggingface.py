@@ -100,12 +100,25 @@ class WSCCallback(TrainerCallback):
         self.wsc: WeightSpaceConsolidation | None = None
         self.evaluate_average, self.save_average = evaluate_average, save_average
         self.periods = None if periods is None else list(periods)
+        self._check_periods()
         self._evaluation: contextlib.ExitStack | None = None  # while the average is evaluated
         self._hook: RemovableHandle | None = None  # on the model
         # Bad options raise here, not when training begins; those about the parameters of the model need it.
         general = {name: value for name, value in self.options.items() if name not in OF_THE_MODEL}
         layer = torch.nn.BatchNorm1d(1)
-        self._built(10**9, layer, general | {"warmup_steps": 1000})
+        self._built(10**9, layer, general | {"warmup_steps": None})  # of unknown length, so never too short
+
+    def _check_periods(self) -> None:
+        last = 0
+        for period in self.periods or ():
+            if not last <= period.before <= period.start < period.end:
+                raise ValueError(f"{period}: give before <= start < end, in order and without overlap")
+            if period.start and getattr(self.options["importance"], "source", "") == "optimizer":
+                raise ValueError(
+                    "periods: the moments of the Trainer's Adam go on from task to task; "
+                    "use importance=moment_score(source='carried')"
+                )
+            last = period.end
 
     def on_train_begin(
         self,
@@ -118,7 +131,9 @@ class WSCCallback(TrainerCallback):
         **others: object,
     ) -> None:
         self._end_evaluation(loaded=model if state.global_step else None)  # of interrupted training
-        _check(args, model)
+        _check(args, state, model)
+        if self.periods and self.periods[-1].end > state.max_steps:
+            raise ValueError(f"{self.periods[-1]}: the training has {state.max_steps} steps")
         if self._hook:
             self._hook.remove()
         self._hook = model.register_state_dict_pre_hook(lambda *_: self._end_evaluation())  # a checkpoint follows
@@ -135,6 +150,9 @@ class WSCCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, model: PreTrainedModel, optimizer: Optimizer
     ) -> None:
         """Continue the period that the step to resume from lies in, as the checkpoint has it."""
+        # the Trainer takes the folder of the average for that of another adapter of a PEFT model
+        if AVERAGE in getattr(model, "peft_config", {}) and model.active_adapter != AVERAGE:
+            model.delete_adapter(AVERAGE)
         saved = _saved(args, state)
         for period in self._periods(state):
             last = period.end if self.periods is None else period.end - 1  # a period of several has ended by its save
@@ -238,9 +256,9 @@ class WSCCallback(TrainerCallback):
         if not self.save_average or not self._averaging() or not hasattr(model, "save_pretrained"):
             return
         with self._applied(model):
-            weights = _whole_weights(model) if sharded else None
+            weights = {"state_dict": _whole_weights(model)} if sharded else {}
             if first:
-                model.save_pretrained(folder / AVERAGE, state_dict=weights)
+                model.save_pretrained(folder / AVERAGE, **weights)
         if first and processing_class is not None:
             processing_class.save_pretrained(folder / AVERAGE)
 
@@ -251,7 +269,7 @@ class WSCCallback(TrainerCallback):
         weights = []
         if loaded is not None:
             drop_gathered(loaded)
-            weights = [(weight, weight.detach().clone()) for weight in loaded.parameters()]
+            weights = [(each, each.detach().clone()) for each in (*loaded.parameters(), *loaded.buffers())]
         self._evaluation.close()
         self._evaluation = None
         with torch.no_grad():
@@ -291,7 +309,7 @@ class WSCCallback(TrainerCallback):
         self.wsc.detach()
         if self.wsc.phase == "warm-up":
             logger.warning(
-                "WSC: training ended in the warm-up, after %d of %d steps: the weights stay as they are",
+                "WSC: training ended in the warm-up, after %d of %s steps: the weights stay as they are",
                 self.wsc.steps,
                 self.wsc.warmup_steps,
             )
@@ -300,7 +318,9 @@ class WSCCallback(TrainerCallback):
             self.wsc.finish()
 
 
-def _check(args, model):
+def _check(args, state, model):
+    if state.is_hyper_param_search and args.save_strategy != "no":
+        raise ValueError("WSCCallback saves no state in a hyper-parameter search: set save_strategy='no'")
     if args.load_best_model_at_end:
         raise ValueError("load_best_model_at_end=True would replace the average by a checkpoint: leave it out")
     if args.deepspeed or getattr(args, "deepspeed_plugin", None):
