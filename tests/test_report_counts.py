@@ -615,3 +615,13 @@ def test_a_run_that_two_sections_show_is_one_run(tmp_path, undrawn):
     groups, _ = group_runs(find_runs([tmp_path]).records)
     assert sum(len(group.records) for group in groups) > 3, "otherwise this shows nothing"
     assert "3 finished runs of 2 methods" in report.write_report(tmp_path).read_text()
+
+
+def test_runs_behind_a_link_are_found_once(tmp_path):
+    """A folder that was moved to a larger disk; a link may lead back, too."""
+    synthetic.write(tmp_path / "disk" / "m20", synthetic.result(losses=1))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "m20").symlink_to(tmp_path / "disk" / "m20")
+    (tmp_path / "disk" / "m20" / "up").symlink_to(tmp_path)
+    found = find_runs([tmp_path / "runs"])
+    assert len(found.records) == 1 and not found.problems

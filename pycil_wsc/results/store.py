@@ -220,7 +220,13 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
         if place.is_file():
             yield place
             continue
-        for parent, folders, names in os.walk(place, onerror=unreadable):
+        entered: set[tuple[int, int]] = set()  # folders may be links, which may lead back
+        for parent, folders, names in os.walk(place, onerror=unreadable, followlinks=True):
+            status = os.stat(parent)
+            if (status.st_dev, status.st_ino) in entered:
+                folders.clear()
+                continue
+            entered.add((status.st_dev, status.st_ino))
             folders.sort()
             present = set(names)
             for name in sorted(present - {REPLACED}):
