@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from reference import merging as twins
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-pytest.importorskip("transformers")
-
 from pycil_wsc.consolidation.merging import (
     MagMax,
     ModelSoup,
@@ -21,7 +19,6 @@ from pycil_wsc.consolidation.merging import (
     fisher_mean,
     slerp,
 )
-from pycil_wsc.llm.result import models_resident
 
 MERGES = {
     "avg_offline": ModelSoup,
@@ -337,8 +334,16 @@ def test_options_out_of_range_are_refused(name, options):
         MERGES[name](state(0), **options)
 
 
+@pytest.fixture
+def models_resident():
+    pytest.importorskip("transformers")
+    from pycil_wsc.llm.result import models_resident
+
+    return models_resident
+
+
 @pytest.mark.parametrize("name, options", BY_TENSOR)
-def test_the_streamed_count_is_what_a_merge_holds_and_the_model_in_training(name, options):
+def test_the_streamed_count_is_what_a_merge_holds_and_the_model_in_training(name, options, models_resident):
     weight = torch.zeros(50)
     merge = MERGES[name]({"w": weight}, **options)
     for t in range(1, 5):
@@ -353,7 +358,7 @@ def test_the_streamed_count_is_what_a_merge_holds_and_the_model_in_training(name
     assert 1 + len(held) == models_resident(merge, 8)[1]
 
 
-def test_the_papers_count_is_t_for_offline_methods_and_two_for_online_ones():
+def test_the_papers_count_is_t_for_offline_methods_and_two_for_online_ones(models_resident):
     assert models_resident(None, 8) == (1, 1) and models_resident(None, 8, copied=0.2) == (1.2, 1.2)
     counts = {name: models_resident(MERGES[name]({}, **OPTIONS[name][0]), 8)[0] for name in MERGES}
     assert counts == {"avg_offline": 8, "avg_online": 2, "slerp": 2, "task_arithmetic": 8, "magmax": 8}

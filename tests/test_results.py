@@ -11,8 +11,6 @@ from pycil_wsc.launch.command import main
 from pycil_wsc.results import SCHEMA, Record, find_runs, read_result
 from pycil_wsc.results.earlier import LANGUAGE_INCIDENTAL
 
-pytest.importorskip("transformers")
-
 
 def as_in_schema_1(contents):
     return {name: value for name, value in contents.items() if name not in ("schema", "identity")}
