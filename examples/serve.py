@@ -1,6 +1,6 @@
 """Serves a saved learner over HTTP, and each new version as soon as it is saved.
 
-SHELF=shelf uvicorn --app-dir examples serve:app --workers 2
+SHELF=shelf python -m uvicorn --app-dir examples serve:app --workers 2
 curl --data-binary @photo.jpg localhost:8000/predict
 """
 

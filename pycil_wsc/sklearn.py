@@ -123,7 +123,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             self._check_form(form)
             images, labels = self._validated(X, y, anew)
             known = np.empty(0, labels.dtype) if anew else self.classes_
-            labels = in_common(labels, known.dtype)
+            labels = spelled_alike(in_common(labels, known.dtype), known)
             check_labels(labels, known, allowed)
             names = np.array([name_of(label) for label in labels.tolist()])
             learner = Learner(self.method, quiet=self.quiet, **self._keys(images, form)) if anew else self.learner_
@@ -162,6 +162,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """The configuration's keys."""
         if not isinstance(self.keys, Mapping | None):
             raise UserError(f"keys: {self.keys!r} are not keys with their values; give {{'lrate': 0.05}}")
+        of_arguments = {name: name for name in self.get_params(deep=False)} | {"name": "method", "model_name": "method"}
+        if self.random_state is not None:
+            of_arguments["seed"] = "random_state"
+        if twice := sorted(of_arguments.keys() & (self.keys or {}).keys()):
+            own = of_arguments[twice[0]]
+            raise UserError(f"keys: '{twice[0]}' has an argument of its own; give {own}=... instead")
         keys: dict[str, Any] = (AS_THEY_ARE if form == "rows" else {}) | dict(self.keys or {})
         keys |= {name: getattr(self, name) for name in ("epochs", "memory_per_class", "convnet_type", "batch_size")}
         keys["device"] = self.device
@@ -187,8 +193,14 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             self._check_form(form_of(X))
             images = self._images(X, reset=False)
             learned = self.learner_.predict_proba(images)
-        place = {name: column for column, name in enumerate(self.learner_.classes)}
-        return learned[:, [place[name_of(label)] for label in self.classes_.tolist()]]
+            place = {name: column for column, name in enumerate(self.learner_.classes)}
+            names = [name_of(label) for label in self.classes_.tolist()]
+            if place.keys() != set(names):
+                raise UserError(
+                    "learner_: has learned or gone back by itself, so that its classes are not those of classes_; save "
+                    "it, and load the classifier from there"
+                )
+        return learned[:, [place[name] for name in names]]
 
     # ---- saving ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +214,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             "format": FORMAT,
             "parameters": from_python(self.get_params(deep=False) | {"random_state": self.learner_.config.seed}),
             "fitted": from_python(self._form()),
-            "labels": {"dtype": self.classes_.dtype.str},
+            "labels": {"dtype": self.classes_.dtype.str, "values": self.classes_.tolist()},
             "first": first_task(self.learner_),
         }
         path = folder_of("folder", folder) / FILE
@@ -238,7 +250,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         first = first_task(learner)
         if content.get("first", first) != first:  # missing in earlier versions
             return None
-        classifier.classes_ = labels_of(learner.classes, np.dtype(content["labels"]["dtype"]))
+        labels = labels_of(learner.classes, np.dtype(content["labels"]["dtype"]))
+        classifier.classes_ = np.unique(spelled_alike(labels, np.array(content["labels"].get("values", []))))
         classifier.learner_ = learner
         return classifier
 
@@ -340,12 +353,22 @@ def shape_of(pixels: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def plain_labels(labels: np.ndarray) -> np.ndarray:
-    """Labels as an array of booleans, numbers or strings; strings in the Unicode form of class names."""
+    """Labels as an array of booleans, numbers or strings."""
     if labels.dtype.kind == "O":
         labels = np.array(labels.tolist())
     if labels.dtype.kind not in LABELS:
         raise UserError(f"y: labels of the type {labels.dtype}; give whole numbers or strings")
-    return np.array([normal(label) for label in labels.tolist()]) if labels.dtype.kind == "U" else labels
+    return labels
+
+
+def spelled_alike(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Strings that are one name in other Unicode forms as the first of them, a known one if any; others as they are."""
+    if labels.dtype.kind != "U":
+        return labels
+    forms: dict[str, str] = {}
+    for label in [*known.tolist(), *labels.tolist()]:
+        forms.setdefault(normal(str(label)), label)
+    return np.array([forms[normal(label)] for label in labels.tolist()])
 
 
 def check_labels(labels: np.ndarray, known: np.ndarray, allowed: ArrayLike | None) -> None:
@@ -353,7 +376,9 @@ def check_labels(labels: np.ndarray, known: np.ndarray, allowed: ArrayLike | Non
     new, old = LABELS[labels.dtype.kind], LABELS[known.dtype.kind]
     if new != old:
         raise UserError(f"y: the labels are {new}, and earlier ones were {old}; give labels of one type")
-    if allowed is not None and (others := sorted(set(labels.tolist()) - set(np.ravel(allowed).tolist()))):
+    if allowed is not None:
+        allowed = spelled_alike(np.ravel(allowed), labels)
+    if allowed is not None and (others := sorted(set(labels.tolist()) - set(allowed.tolist()))):
         raise UserError(f"classes: {others[0]!r} is in y, but not in classes; add it, or leave out classes")
 
 

@@ -2,6 +2,7 @@
 
 import io
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,13 @@ def test_the_top_classes_are_those_of_the_greatest_probabilities(of_arrays):
     assert np.array_equal(values, np.take_along_axis(rows, order, 1)) and names.shape == (len(images), 3)
 
 
+def test_the_top_classes_are_five_or_all_that_there_are(of_arrays):
+    learner, images = of_arrays
+    assert learner.top(images)[0].shape == (len(images), 4)
+    more = learned((images[:12], list("abcdef") * 2), **QUICK)
+    assert more.top(images)[1].shape == (len(images), 5)
+
+
 # ---- images in any form ----------------------------------------------------------------------------------------------
 
 
@@ -124,6 +132,34 @@ def test_images_are_read_as_they_are_needed_and_then_forgotten(of_files, workers
     next(answers)
     assert len(most) <= 3 * 8 + 1, "the first answer does not wait for the last image"
     assert len(list(answers)) == 199 and len(most) == 200 and max(most) <= 3 * 8 + 1
+
+
+def test_few_whole_images_wait_for_the_threads_that_read_them(of_files, monkeypatch):
+    """With batches of 100 and two threads. Names of files, which are small, may all wait."""
+    learner, _ = of_files
+    classifier = learner.answers.classifier
+    monkeypatch.setattr(classifier, "workers", 2)
+    monkeypatch.setattr(classifier.learner, "config", replace(classifier.learner.config, batch_size=100))
+    alive, most = weakref.WeakSet(), []
+
+    class Picture(np.ndarray):
+        __hash__ = object.__hash__
+
+    def pictures():
+        for number in range(250):
+            picture = np.full((20, 20, 3), number, np.uint8).view(Picture)
+            alive.add(picture)
+            most.append(len(alive))
+            yield picture
+
+    assert len(learner.predict(pictures())) == 250 and max(most) <= 2 * 2 + 4
+
+
+def test_arrays_that_cannot_be_written_are_taken_without_a_warning(of_arrays, recwarn):
+    learner, images = of_arrays
+    images.setflags(write=False)
+    learner.predict(images)
+    assert not recwarn.list
 
 
 def test_whatever_a_decoder_raises_is_one_line(of_files, monkeypatch):

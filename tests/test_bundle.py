@@ -3,6 +3,7 @@
 That every learner predicts the same from its folder is tested in ``test_export.py``, where each is trained once.
 """
 
+import hashlib
 import json
 import shutil
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from small_learners import FILES, QUICK, arrays, learned, months
 from test_task_lists import MONTHS, month, photos
 
@@ -158,6 +159,28 @@ def test_the_licence_is_left_to_the_owner_and_stays(exported, folder):
     learner.export(folder)
     assert "\nlicense: mit\n---\n" in card.read_text() and "# license" not in card.read_text()
     assert (folder / "notes.txt").read_text() == "the owner's"
+
+
+@pytest.mark.parametrize("name, text", [("README.md", "# Years of work\n"), ("config.json", '{"mine": 1}')])
+def test_files_that_are_not_of_an_export_are_not_replaced(name, text, exported, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=f"{name}: is not of an export, which would replace it; move it, or choose"):
+        exported[0].export(tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == [text]
+
+
+def test_a_folder_that_an_earlier_version_exported_with_the_sums_is_loaded(months, tmp_path):
+    learner, folder = learned(*months, name="slda", **QUICK), tmp_path / "exported"
+    learner.export(folder)
+    weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    (head,) = [name.removesuffix("weight") for name in weights if name.endswith("head.weight")]
+    width = weights[head + "weight"].shape[1]
+    weights |= {head + "sums.gram": torch.zeros(width, width), head + "sums.products": torch.zeros(width, 4)}
+    content = save(weights)
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_text(json.dumps(config | {"sha256": hashlib.sha256(content).hexdigest()}))
+    images = arrays(months[-1], "test")[0]
+    assert torch.equal(pycil_wsc.load_exported(folder).logits(images), learner.logits(images))
 
 
 def test_names_of_classes_are_text_in_the_card(tmp_path):

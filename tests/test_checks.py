@@ -89,6 +89,27 @@ def test_images_that_a_task_was_learned_from_are_recognised_as_a_whole(learner):
     assert len(found.duplicates) == 8 + 40, "the exemplars and the held-out images"
 
 
+def test_images_that_a_method_learns_once_are_duplicates_of_learned_ones():
+    learner = learned(noisy(10, 0), name="ncm", adapt=False)
+    images, labels = noisy(12, 0)
+    twins = dict(learner.check((images, labels)).duplicates)
+    known = [
+        number for number, image in enumerate(images) if any(np.array_equal(image, old) for old in noisy(10, 0)[0])
+    ]
+    assert list(twins) == known and set(twins.values()) <= {"a learned image of 'ant'", "a learned image of 'cat'"}
+
+
+def test_what_learn_takes_is_checked_and_what_it_refuses_is_refused(tmp_path):
+    """``val`` of a new task also has the classes of earlier ones."""
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES)
+    photos(tmp_path / "february/train", ["bee"], 2)
+    photos(tmp_path / "february/val", ["bee", "cat"], 3)
+    source = f"folder:{tmp_path / 'february'}"
+    assert learner.check(source).classes["bee"] and learner.learn(source)["classes"] == ["bee"]
+    with pytest.raises(UserError, match="has arrays, earlier tasks had image files"):
+        learner.check(noisy(4, 0))
+
+
 # ---- how often the test errs -----------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,55 @@ def test_an_image_with_another_class_than_before_is_learned_again(months, tmp_pa
     assert learner.classes[-1] == "another" and names[0] != "another"
 
 
+def test_a_held_out_image_that_comes_again_with_another_class_is_held_out_no_longer(months):
+    """Its label was corrected: it is trained on with the new one."""
+    learner = learned(months[0], held_out=2, **QUICK)
+    held_out = learner._saved.ledger.held_out
+    other = learner.classes[1 - held_out.targets[0]]
+    learner.learn((held_out.images[:1], [other]))
+    left = learner._saved.ledger.held_out
+    assert np.array_equal(left.images, held_out.images[1:]) and np.array_equal(left.targets, held_out.targets[1:])
+
+
+def test_an_update_that_gives_the_held_out_images_other_classes_is_judged_on_those_of_before(months, january):
+    learner = again(january)
+    before = len(learner._saved.ledger.held_out)
+    found = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0.02))
+    assert found["gate"]["on"] == "held-out images" and found["gate"]["old"]["images"] == before == 4
+
+
+def test_images_learned_before_any_was_held_out_are_not_held_out_later(months, tmp_path):
+    learned(months[0], **QUICK).save(tmp_path / "shelf")
+    learner = Learner.load(tmp_path / "shelf", quiet=True, held_out=4)
+    images, names = (np.concatenate(pair) for pair in zip(arrays(months[0]), more_of(tmp_path)))
+    learner.learn((images, names))
+    held_out = contents(learner._saved.ledger.held_out)
+    assert held_out and not held_out & contents_of(months[0])
+
+
+def test_a_method_that_learns_each_image_once_counts_those_of_a_grown_folder_once(months, tmp_path):
+    first, more = arrays(months[0]), more_of(tmp_path)
+    learner = learned(first, tuple(np.concatenate(pair) for pair in zip(first, more)), name="ncm", adapt=False)
+    assert learner._state["learner"]["network.head.counts"].tolist() == [15, 15]
+    with pytest.raises(UserError, match="the learner has all of its images already; there is nothing to learn"):
+        learner.learn(more)
+    learner.learn((more[0][:1], ["another"]))
+    assert learner._state["learner"]["network.head.counts"].tolist() == [15, 15, 1]
+
+
+def test_a_held_out_file_that_cannot_be_read_is_refused_before_anything_is_trained(tmp_path):
+    source = photos(tmp_path / "january", ["cat", "ant"], 1, 10)
+    path = Path(learned(source, held_out=2, **FILES)._saved.ledger.held_out.images[0])
+    path.write_bytes(b"no image")
+    seen = []
+    keys = {"held_out": 2, "out": tmp_path / "work", "on_progress": seen.append} | FILES
+    with pytest.raises(UserError, match=f"{path.name}: not a readable image"):
+        learned(source, **keys)
+    assert not seen
+    path.unlink()
+    assert learned(source, **keys).classes == ["ant", "cat"]
+
+
 def test_what_is_held_out_is_saved_with_the_learner_and_copied(tmp_path):
     learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1, 10), held_out=2, **FILES)
     learner.save(tmp_path / "shelf", copy_images=True)
@@ -309,6 +358,20 @@ def test_what_is_accepted_and_why_not(keys, before, after, new, accepted, reason
     assert gate["old"]["drop"] == before - after and (gate["new"] is None) == (new[1] == 0)
 
 
+@pytest.mark.parametrize("classes, fewest", [(2, 3), (5, 4), (30, 5)])
+def test_new_classes_are_not_judged_on_images_that_a_good_model_may_miss(classes, fewest):
+    """One halfway between guessing and always right misses all of so many with a probability of at most 5 %."""
+    none = np.zeros(0, bool)
+    for count in range(1, 9):
+        found = decided(pycil_wsc.Accept(), (none, none), np.zeros(count, bool), classes)
+        assert found["accepted"] == (count < fewest) == ((0.5 - 0.5 / classes) ** count >= 0.05)
+
+
+def test_limits_may_be_numpys_numbers(january, months):
+    accept = pycil_wsc.Accept(max_drop=np.float32(0.5), min_new=np.int64(0))
+    assert "accepted" in again(january).learn(months[1], accept=accept)
+
+
 # ---- the gate --------------------------------------------------------------------------------------------------------
 
 
@@ -373,7 +436,7 @@ def test_without_an_image_of_a_known_class_there_is_no_gate(months):
     with pytest.raises(UserError, match="accept: there is no image of a known class to compare on: 'ncm' keeps no"):
         learner.learn(months[1], accept=pycil_wsc.Accept())
     learner.learn(months[1])
-    assert learner.learn(months[1], accept=pycil_wsc.Accept(on=arrays(months[0], "test")))["gate"]["old"]["images"]
+    assert learner.learn(months[2], accept=pycil_wsc.Accept(on=arrays(months[0], "test")))["gate"]["old"]["images"]
 
 
 def test_a_script_that_is_started_again_repeats_no_rejected_update(months, tmp_path):

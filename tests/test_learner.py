@@ -489,6 +489,7 @@ REFUSED = {
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),
     "no saved learner there": lambda: Learner.load("nowhere"),
+    f"{Path.home()}/nowhere: cannot be read": lambda: pycil_wsc.load("~/nowhere"),
     "folder: 'a\\x00b' has a zero byte": lambda: Learner.load("a\0b"),
     "folder: None is not the name of a folder": lambda: Learner.load(None),
     "folder: 3 is not the name of a folder": lambda: Learner().save(3),

@@ -53,6 +53,15 @@ def test_a_method_that_predicts_in_its_own_way_does_so_in_its_model(months, monk
     torch.testing.assert_close(logits, learner.answers.classifier.logits(images), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["ranpac", "slda", "ds-al"])
+def test_the_sums_over_the_images_are_not_in_the_model_but_the_learner_goes_on(name, months):
+    learner = learned(months[0], name=name, **QUICK)
+    sums = {key for key in learner._state["learner"] if key.endswith((".gram", ".products"))}
+    assert sums and not [key for key in learner.model.state_dict() if key.endswith((".gram", ".products"))]
+    learner.learn(months[1])
+    assert "bee" in learner.classes
+
+
 # ---- the transform ---------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +97,26 @@ def test_arrays_of_the_size_of_training_are_only_normalised_and_others_are_fitte
     wide = Image.fromarray(np.random.default_rng(2).integers(0, 256, (20, 30, 3), np.uint8))
     fitted = functional.center_crop(functional.resize(wide, [8], antialias=True), [8])
     np.testing.assert_allclose(Transform(info)(wide), normalised(np.asarray(fitted), info.mean, info.std), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (3, 151)])
+def test_of_a_very_long_image_the_middle_is_resized(size, monkeypatch):
+    """A file of 85 bytes would take a gigabyte. The pixels are those of the image resized whole."""
+    info = replace(of_arrays(), crop="resized", image_size=16, stored_size=None)
+    long = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
+    found = Transform(info).fitted(long)
+    monkeypatch.setattr("pycil_wsc.classifier.model.LONGEST", 10_000)
+    np.testing.assert_allclose(found.astype(int), Transform(info).fitted(long), atol=1)
+
+
+def test_a_very_long_image_is_not_resized_whole(monkeypatch):
+    seen = []
+    transform = Transform(replace(of_arrays(), crop="resized", image_size=16, stored_size=None))
+    fit = transform._fit
+    monkeypatch.setattr(transform, "_fit", lambda image: seen.append(image.size) or fit(image))
+    for size in ((1, 4000), (30, 20)):
+        transform.fitted(Image.new("RGB", size))
+    assert seen == [(1, 50), (30, 20)]
 
 
 def test_greyscale_is_three_equal_channels():

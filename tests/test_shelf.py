@@ -11,7 +11,7 @@ import pytest
 import torch
 from damage import each_part_forged, each_with_a_bit_flipped, forged
 from PIL import Image
-from small_learners import assert_same, dies_at, january, learned, shelf
+from small_learners import FILES, assert_same, dies_at, january, learned, shelf
 from test_learner import months
 from test_task_lists import photos
 
@@ -294,6 +294,32 @@ FORGED = [
     (["ledger", "entries"], [{}, {}]),
     (["ledger", "held_out"], {"labels": torch.tensor([2]), "pixels": torch.zeros(1, 8, 8, 3, dtype=torch.uint8)}),
 ]
+
+
+# ---- where it is saved -----------------------------------------------------------------------------------------------
+
+
+def test_a_learner_of_a_relative_folder_goes_on_in_another_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES).save("shelf", copy_images=True)
+    shutil.rmtree("january")
+    learner = Learner.load("shelf", quiet=True, out="work")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir("other")
+    assert not learner.reload()
+    learner.learn(photos(tmp_path / "february", ["bee"], 2))
+    learner.save(tmp_path / "backup")
+    assert labelled(Learner.load(tmp_path / "backup")) == labelled(learner)
+    assert os.listdir() == [] and (tmp_path / "work/task2").is_dir()
+
+
+def test_what_another_folder_has_copies_of_is_copied_as_it_may_remove_them(tmp_path):
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES)
+    learner.save(tmp_path / "shelf", copy_images=True)
+    other = Learner.load(tmp_path / "shelf", quiet=True)
+    other.save(tmp_path / "backup")
+    shutil.rmtree(tmp_path / "shelf")
+    assert labelled(Learner.load(tmp_path / "backup")) == labelled(learner)
 
 
 # ---- earlier versions ------------------------------------------------------------------------------------------------

@@ -131,6 +131,19 @@ def test_it_works_in_pipelines_and_grid_searches(fitted):
     assert search.best_estimator_[-1].learner_.config.epochs == search.best_params_["continualclassifier__epochs"]
 
 
+def test_labels_in_any_unicode_form_are_predicted_as_they_were_given(months, tmp_path):
+    """Names of classes are in NFC; a second form of a name is the same label."""
+    images, names = months[0]
+    labels = np.where(names == "ant", "cafe\u0301", "the")
+    classifier = small().fit(images, labels)
+    assert set(classifier.predict(images)) <= set(labels) == set(classifier.classes_)
+    assert classifier.score(images, labels) == np.mean(classifier.predict(images) == labels) > 0.5
+    classifier.partial_fit(images[:2], ["caf\u00e9"] * 2, classes=["caf\u00e9", "the"])
+    classifier.save(tmp_path)
+    for each in (classifier, ContinualClassifier.load(tmp_path)):
+        assert each.classes_.tolist() == ["cafe\u0301", "the"] and each.predict_proba(images).shape[1] == 2
+
+
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +252,15 @@ REFUSED = {
     "^unknown model_name 'wcs'": lambda: ContinualClassifier("wcs").fit(IMAGES, [0, 1, 0, 1]),
     "^unknown key 'epoch'": lambda: small(keys={"epoch": 3}).fit(IMAGES, [0, 1, 0, 1]),
     "^keys: 3 are not keys with their values; give": lambda: ContinualClassifier(keys=3).fit(IMAGES, [0, 1, 0, 1]),
+    "^keys: 'epochs' has an argument of its own; give epochs=... instead": lambda: small(keys={"epochs": 3}).fit(
+        IMAGES, [0, 1, 0, 1]
+    ),
+    "^keys: 'model_name' has an argument of its own; give method=... instead": lambda: small(
+        keys={"model_name": "wsc"}
+    ).fit(IMAGES, [0, 1, 0, 1]),
+    "^keys: 'seed' has an argument of its own; give random_state=": lambda: small(random_state=1, keys={"seed": 2}).fit(
+        IMAGES, [0, 1, 0, 1]
+    ),
     "^image_shape: 3 is not .side, side. or": lambda: small(image_shape=3).fit(np.eye(9), np.arange(9) % 2),
     "^value_range: 3 is not .black, white., two numbers": lambda: small(value_range=3).fit(np.eye(4), [0, 1, 0, 1]),
     "^value_range: .'a', 1. is not .black": lambda: small(value_range=("a", 1)).fit(np.eye(4), [0, 1, 0, 1]),
@@ -305,6 +327,17 @@ def test_black_may_be_the_greater_value(months):
     inverted = small(1, value_range=(255, 0)).fit(255.0 - rows, labels)
     plain = small(1, value_range=(0, 255)).fit(1.0 * rows, labels)
     assert np.array_equal(inverted.predict_proba(255.0 - rows), plain.predict_proba(1.0 * rows))
+
+
+def test_a_learner_that_goes_back_by_itself_is_one_line_until_it_is_loaded_again(months, tmp_path):
+    classifier = small(1)
+    for images, names in months[:2]:
+        classifier.partial_fit(images, names)
+        classifier.save(tmp_path)
+    classifier.learner_.rollback()
+    with pytest.raises(ValueError, match="^learner_: has learned or gone back by itself, .* load the classifier"):
+        classifier.predict(images)
+    assert ContinualClassifier.load(tmp_path).classes_.tolist() == ["ant", "cat"]
 
 
 def test_what_is_not_fitted_is_not_saved(tmp_path):

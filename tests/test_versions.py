@@ -243,6 +243,13 @@ def test_reload_loads_another_version_if_there_is_one_with_the_keys_of_load(lear
     assert before.classes == learners[2].classes, "answers that were taken before stay"
 
 
+def test_the_present_version_loaded_by_its_number_is_not_loaded_again(learners, shelf, tmp_path):
+    learner = Learner.load(shelf, quiet=True, version=3)
+    learner.learn(month(tmp_path / "more.npz", ["bee"], 9))
+    assert not learner.reload() and len(learner.history) == 4
+    assert Learner.load(shelf, quiet=True, version=2).reload()
+
+
 def test_threads_that_ask_while_the_learner_changes_get_whole_answers_of_one_version(learners, shelf):
     """No answer mixes the classes of one version with the logits of another."""
     images = arrays_of(learners)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from pycil_wsc.classifier.answers import UNKNOWN, Answer, Answers, Tested
+from pycil_wsc.classifier.answers import UNKNOWN, Answer, Answers, Tested, numbers_of
 from pycil_wsc.classifier.model import Model, Transform
 from pycil_wsc.classifier.streams import Images
 from pycil_wsc.config.options import Config
@@ -83,8 +83,8 @@ class Answering:
         """The logits before they are calibrated, float32 (B, classes), on the device."""
         return self.answers.logits(images)
 
-    def top(self, images: Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The ``k`` most likely classes of each image, best first: names (B, k) and probabilities (B, k)."""
+    def top(self, images: Images, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The ``k`` most likely classes (None: up to five), best first: names (B, k) and probabilities (B, k)."""
         return self.answers.top(images, k)
 
     def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
@@ -103,8 +103,7 @@ class Answering:
         answers = self.answers
         data = read_source(source, self.config.data_root)
         split = data.test if len(data.test) else data.train
-        number = {name: label for label, name in enumerate(answers.classes)}
-        labels = np.array([number.get(data.info.classes[label], -1) for label in split.targets])
+        labels = numbers_of(split.targets, data.info.classes, answers.classes)
         known = labels >= 0
         if not known.any():
             raise UserError(f"{data.info.name}: has no image of a learned class")

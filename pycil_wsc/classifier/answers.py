@@ -41,6 +41,12 @@ class Tested(TypedDict):
     temperature: float
 
 
+def numbers_of(labels: np.ndarray, names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """Labels of classes with these ``names`` as numbers of the ``classes``; -1 for one that is not among them."""
+    number = {name: label for label, name in enumerate(classes)}
+    return np.array([number.get(names[int(label)], -1) for label in labels], np.int64)
+
+
 class Answers:
     """Answers by one state of a learner, which does not change: a later task makes another object.
 
@@ -93,8 +99,13 @@ class Answers:
             parts.append(names[best.numpy()])
         return np.concatenate(parts)
 
-    def top(self, images: Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The ``k`` most likely classes of each image, best first: names (B, k) and probabilities (B, k)."""
+    def top(self, images: Images, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The ``k`` most likely classes of each image, best first: names (B, k) and probabilities (B, k).
+
+        None: five, or all if there are fewer.
+        """
+        if k is None:
+            k = min(5, len(self.classes))
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self.classes):
             raise UserError(f"k: {k!r} is not a whole number from 1 to the {len(self.classes)} learned classes")
         names = np.array(self.classes)
@@ -107,7 +118,7 @@ class Answers:
         return np.concatenate(found), np.concatenate(values)
 
     def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
-        """The :class:`Answer` about each image, as soon as there is one. One that cannot be read stops nothing."""
+        """The :class:`Answer` about each image, once its batch is classified. One that cannot be read stops nothing."""
         self._check(threshold, otherwise)
         return self._each(images, threshold, otherwise)
 

@@ -7,7 +7,8 @@
 ``MLmodel``            what MLflow reads: its flavour ``python_function``
 =====================  =============================================================================================
 
-No image, no path and no training state is in it, and nothing in it is executed when it is loaded.
+No image, no path and no state of the training is in it, but for the sums by class of NCM and FeCAM. Nothing in it is
+executed when it is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pycil_wsc.classifier.answers import Answers, Tested
 from pycil_wsc.classifier.card import Told, accuracy_matrix, card
 from pycil_wsc.classifier.export import check_logits, portable
 from pycil_wsc.classifier.inference import Classifier, Reached, checked_info, grown
-from pycil_wsc.classifier.model import Model, opened
+from pycil_wsc.classifier.model import Model, for_prediction, opened
 from pycil_wsc.classifier.settings import OF_EXPERIMENTS, configured, folder_of, refusing
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.options import Config
@@ -72,9 +73,10 @@ def write_bundle(
 
     Raises:
         UserError: if the evaluations do not fit, the method keeps what it predicts with elsewhere, or the files cannot
-            be written. What was there before is then intact.
+            be written or would replace those of others. What was there before is then intact.
     """
     assert held.arrivals is not None
+    _refuse_files_of_others(folder)
     seen = held.arrivals.seen
     matrix = None if evaluations is None else accuracy_matrix(evaluations, answers.classes, seen)
     model = portable(Model(answers.classifier.learner, answers.classes))
@@ -90,6 +92,14 @@ def write_bundle(
     write_json(folder / CONFIG, described)  # later, as it has the checksum of the weights
     write_atomically(folder / MLMODEL, MLFLOW.format(python=platform.python_version()))
     write_atomically(folder / CARD, text)
+
+
+def _refuse_files_of_others(folder: Path) -> None:
+    """Raise a :class:`UserError` if a file that would be replaced is not of an export."""
+    for name, ours in ((CONFIG, '"library": "pycil_wsc"'), (CARD, "library_name: pycil_wsc")):
+        path = folder / name
+        if path.is_file() and ours not in path.read_text(encoding="utf-8", errors="replace"):
+            raise UserError(f"{path}: is not of an export, which would replace it; move it, or choose another folder")
 
 
 def tensors_of(model: Model) -> tuple[dict[str, Tensor], State]:
@@ -153,9 +163,12 @@ def _answers(described: State, content: bytes, device: str) -> Answers:
     config = configured(values, tuple(f"task {number + 1}" for number in range(len(seen))))
     reached = Reached.of_stream(seen)
     learner = grown(config, info, reached)
+    sums = Model(learner, classes).state_dict().keys()
+    model = Model(for_prediction(learner), classes)
+    sums -= model.state_dict().keys()
     tensors = safetensors.torch.load(content)
     extra = unpacked(described["extra"], tensors.pop)
-    Model(learner, classes).load_state_dict(tensors | extra)
+    model.load_state_dict({name: value for name, value in (tensors | extra).items() if name not in sums})
     return Answers(Classifier(learner, info, reached.classes), classes, temperature)
 
 

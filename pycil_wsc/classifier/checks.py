@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pycil_wsc.classifier.answers import Answers
+from pycil_wsc.classifier.answers import Answers, numbers_of
+from pycil_wsc.classifier.copies import as_digests, file_hash, learns_once, pixel_hash, with_classes
 from pycil_wsc.classifier.drift import Shift, compared
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import Key
+from pycil_wsc.config.options import Config
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.stream import extended
 from pycil_wsc.data.types import Dataset, Split
@@ -29,8 +29,8 @@ class Findings:
         images: how many there are.
         classes: the number of readable images of each class.
         unreadable: (file, why it cannot be read).
-        duplicates: (image, the image that it equals): among them, or one that the learner keeps. Images are called by
-            their files, or by their numbers.
+        duplicates: (image, the image that it equals): among them, or one that the learner keeps or has learned.
+            Images are called by their files, or by their numbers.
         near_empty: the classes with few readable images, and how many.
         learned_before: the task that was learned from the very same images, counted from 1, or None.
         shift: how unlike the held-out images of the same classes those of known classes are; None if that was not
@@ -69,26 +69,30 @@ class Findings:
 
 
 def checked(
-    part: Dataset, present: SavedLearner | None, answers: Answers | None, fewest: int, level: float, seed: int
+    part: Dataset, present: SavedLearner | None, answers: Answers | None, config: Config, fewest: int, level: float
 ) -> Findings:
     """Look at the images of a task before it is learned; see :meth:`pycil_wsc.Learner.check`."""
     split = part.train
+    learned_before = _learned_before(part, present)  # first, as it refuses what cannot be learned
     hashes, unreadable = _hashes(split)
+    known = _known(present)
+    if present and learns_once(config.model_name):
+        known = _learned(part, hashes, present.ledger.learned) | known
     keys: list[Key] = list(range(len(split))) if split.in_memory else split.images.tolist()
-    duplicates = _duplicates(keys, hashes, _known(present))
+    duplicates = _duplicates(keys, hashes, known)
     readable = np.array([digest is not None for digest in hashes])
     counts = np.bincount(split.targets[readable], minlength=len(part.info.classes)).tolist()
     classes = dict(zip(part.info.classes, counts, strict=True))
     twice = {image for image, _ in duplicates}
     once = readable & np.array([key not in twice for key in keys])
-    shift, untested = _shift(part, once, present, answers, level, seed)
+    shift, untested = _shift(part, once, present, answers, level, config.seed)
     return Findings(
         len(split),
         classes,
         unreadable,
         duplicates,
         {name: count for name, count in classes.items() if count < fewest},
-        _learned_before(part, present),
+        learned_before,
         shift,
         untested,
     )
@@ -97,14 +101,14 @@ def checked(
 def _hashes(split: Split) -> tuple[list[str | None], list[tuple[str, str]]]:
     """The hash of each image, None if it cannot be read, and why these cannot."""
     if split.in_memory:
-        return [hashlib.sha256(image.tobytes()).hexdigest() for image in split.images], []
+        return [pixel_hash(image) for image in split.images], []
     found: list[str | None] = []
     unreadable = []
     for path in split.images.tolist():
         try:
             decode(path)
-            found.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
-        except (UserError, OSError) as error:
+            found.append(file_hash(path))
+        except UserError as error:
             found.append(None)
             unreadable.append((path, str(error)))
     return found, unreadable
@@ -119,10 +123,19 @@ def _known(present: SavedLearner | None) -> dict[str, str]:
     parts = (present.held.train, "an exemplar"), (present.ledger.held_out, "a held-out image")
     for split, what in parts:
         for image, label in zip(split.images, split.targets):
-            digest = hashlib.sha256(image.tobytes()).hexdigest() if split.in_memory else present.hashes.get(str(image))
+            digest = pixel_hash(image) if split.in_memory else present.hashes.get(str(image))
             if digest is not None:
                 known[digest] = f"{what} of '{names[label]}'"
     return known
+
+
+def _learned(part: Dataset, hashes: list[str | None], learned: np.ndarray) -> dict[str, str]:
+    """hash -> what it is, of the images that tasks have learned with the same class; ``learned``: as in the ledger."""
+    found = [(digest, label) for digest, label in zip(hashes, part.train.targets, strict=True) if digest]
+    labels = np.array([label for _, label in found], np.int64)
+    mixed = with_classes(as_digests([digest for digest, _ in found]), labels, part.info.classes)
+    pairs = zip(found, np.isin(mixed, learned), strict=True)
+    return {digest: f"a learned image of '{part.info.classes[label]}'" for (digest, label), again in pairs if again}
 
 
 def _duplicates(keys: list[Key], hashes: list[str | None], known: dict[str, str]) -> list[tuple[Key, Key]]:
@@ -139,11 +152,13 @@ def _duplicates(keys: list[Key], hashes: list[str | None], known: dict[str, str]
 
 
 def _learned_before(part: Dataset, present: SavedLearner | None) -> int | None:
-    """The task with the same images and class names, counted from 1."""
-    if present is None:
-        return None
-    own = (extended(None, part).fingerprint or {})["tasks"][0]["sha256"]
-    hashes = [task["sha256"] for task in (present.held.fingerprint or {})["tasks"]]
+    """The task with the same images and class names, counted from 1.
+
+    Raises a :class:`UserError` for images of another form or size than those of earlier tasks.
+    """
+    none = Split(part.test.images[:0], part.test.targets[:0])
+    stream = extended(present.held if present else None, replace(part, test=none))
+    *hashes, own = [task["sha256"] for task in (stream.fingerprint or {})["tasks"]]
     return hashes.index(own) + 1 if own in hashes else None
 
 
@@ -162,8 +177,7 @@ def _shift(
     if not len(held_out):
         return None, "the learner holds out no images; start it with held_out=20"
     rng = np.random.default_rng(derived_seed(seed, "check"))
-    number = {name: label for label, name in enumerate(answers.classes)}
-    labels = np.array([number.get(part.info.classes[label], -1) for label in part.train.targets])
+    labels = numbers_of(part.train.targets, part.info.classes, answers.classes)
     rows = np.flatnonzero(usable & (labels >= 0))
     rows = np.sort(rng.permutation(rows)[:MOST])
     others = np.sort(rng.permutation(len(held_out))[:MOST])

@@ -4,14 +4,16 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from pycil_wsc import registry
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
+from pycil_wsc.learners.closed_form import ClosedForm
 
 COPIES = "exemplars"
 
@@ -21,7 +23,7 @@ def name_of(path: str, folder: Path, sha256: str | None, copy: bool) -> str:
     inside = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
     if not inside.startswith(os.pardir):
         return inside
-    if not copy:
+    if not copy and not _is_anothers_copy(path):
         return os.path.abspath(path)
     content = _content(path)
     if sha256 not in (None, found := _sha256(content)):
@@ -50,13 +52,18 @@ def _is_copy(path: Path) -> bool:
     return bool(named) and path.is_file() and _sha256(path.read_bytes())[:32] == path.stem
 
 
+def _is_anothers_copy(path: str) -> bool:
+    """Whether a file is a copy in another saved learner's folder, which may remove it when it is saved again."""
+    return Path(path).parent.name == COPIES and bool(re.fullmatch(r"[0-9a-f]{32}", Path(path).stem))
+
+
 def _is_unfinished_copy(path: Path) -> bool:
     return bool(re.fullmatch(r"\.[0-9a-f]{32}(\.\w+)?\.partial", path.name))
 
 
 def hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
     """The SHA-256 of each image file: the ``known`` one, or that of its present content."""
-    return {path: known.get(path) or _sha256(_content(path)) for path in _files(splits)}
+    return {path: known.get(path) or file_hash(path) for path in _files(splits)}
 
 
 def digests_of(split: Split, known: Mapping[str, str]) -> np.ndarray:
@@ -65,11 +72,35 @@ def digests_of(split: Split, known: Mapping[str, str]) -> np.ndarray:
     ``known``: the SHA-256 of files, which are then not read.
     """
     if split.in_memory:
-        hashes = [_sha256(image.tobytes()) for image in split.images]
-    else:
-        of_files = hashes_of((split,), known)
-        hashes = [of_files[path] for path in split.images.tolist()]
+        return as_digests([pixel_hash(image) for image in split.images])
+    of_files = hashes_of((split,), known)
+    return as_digests([of_files[path] for path in split.images.tolist()])
+
+
+def as_digests(hashes: Iterable[str]) -> np.ndarray:
+    """The first 8 bytes of each SHA-256: int64 (N,)."""
     return np.array([int(each[:16], 16) for each in hashes], np.uint64).view(np.int64)
+
+
+def pixel_hash(image: np.ndarray) -> str:
+    """The SHA-256 of an image's pixels."""
+    return _sha256(image.tobytes())
+
+
+def file_hash(path: str) -> str:
+    """The SHA-256 of a file's content."""
+    return _sha256(_content(path))
+
+
+def with_classes(digests: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The ``digests`` of images, each mixed with the name of its class: int64 (N,)."""
+    of_names = as_digests([_sha256(name.encode(errors="surrogatepass")) for name in names])
+    return digests ^ of_names[labels]
+
+
+def learns_once(method: str) -> bool:
+    """Whether the ``method`` adds each image to sums, so that an image that comes again would count twice."""
+    return issubclass(registry.learners[method], ClosedForm)
 
 
 def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:
@@ -81,7 +112,7 @@ def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:
             "save the learner with copy_images=True before the images are removed"
         )
     for path in paths:
-        if path in hashes and _sha256(_content(path)) != hashes[path]:
+        if path in hashes and file_hash(path) != hashes[path]:
             raise UserError(f"{path}: is another image than the exemplar that was learned; restore the exemplar's file")
 
 
@@ -93,7 +124,7 @@ def _content(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); restore the exemplar's file") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); make the image readable, or restore it") from None
 
 
 def _sha256(content: bytes) -> str:

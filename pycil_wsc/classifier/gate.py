@@ -8,9 +8,9 @@ from typing import TypedDict
 
 import numpy as np
 from scipy.optimize import root_scalar
-from scipy.special import ndtr, ndtri  # scipy.stats takes a second to import
+from scipy.special import bdtr, ndtr, ndtri  # scipy.stats takes a second to import
 
-from pycil_wsc.classifier.settings import is_number
+from pycil_wsc.classifier.settings import from_python, is_number
 from pycil_wsc.data.sources import Source
 from pycil_wsc.errors import UserError
 
@@ -56,8 +56,8 @@ class Accept:
     It is rejected if the accuracy on the classes known before has dropped by more than ``max_drop``: if a one-sided
     test at ``confidence`` says that chance does not explain the rest. Both models answer about the same images, so the
     test is that of Tango (1998) for paired proportions, which with ``max_drop=0`` is McNemar's. It is also rejected if
-    the new classes are not recognised: if their accuracy is no better than guessing, or below ``min_new`` beyond
-    chance.
+    the new classes are not recognised: if their accuracy is below ``min_new`` beyond chance, or no better than guessing
+    on images enough to tell that from a good model, one that is halfway between guessing and always right.
 
     Args:
         max_drop: the drop that is accepted, as a share: 0.02 are two percentage points.
@@ -87,10 +87,10 @@ class Accept:
         if not isinstance(self.strict, bool):
             raise UserError(f"accept: strict is {self.strict!r}, not True or False")
 
-    def settings(self) -> dict[str, float]:
+    def settings(self) -> dict[str, object]:
         """The numbers, as JSON values."""
         names = ("max_drop", "min_new", "confidence", "strict")
-        return {name: getattr(self, name) for name in names}
+        return {name: from_python(getattr(self, name)) for name in names}
 
 
 def decided(
@@ -157,7 +157,10 @@ def _not_learned(accept: Accept, new: Accuracy | None, classes: int) -> str:
     if new is None:
         return ""
     measured = f"accuracy on {_images(new, 'new')}: {new['after']:.1f}"
-    if classes > 1 and new["after"] <= 100 / classes:
+    right = round(new["images"] * new["after"] / 100)
+    good = (1 + 1 / classes) / 2  # the accuracy of a model halfway between guessing and always right
+    chance = float(bdtr(right, new["images"], good))  # that this model has so few right
+    if classes > 1 and new["after"] <= 100 / classes and chance < 1 - accept.confidence:
         return f"{measured}, no better than guessing one of {classes}"
     if new["interval"][1] < 100 * accept.min_new:
         return f"{measured}, at most {new['interval'][1]:.1f}, below {100 * accept.min_new:g}"

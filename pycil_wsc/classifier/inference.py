@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode
 
 from pycil_wsc.classifier.model import Transform
-from pycil_wsc.classifier.settings import refusing
+from pycil_wsc.classifier.settings import folder_of, refusing
 from pycil_wsc.classifier.streams import Chunk, Images, chunks
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
@@ -49,7 +49,7 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
     Raises:
         UserError: if there are no weights, or they cannot be used.
     """
-    path = weights_of(Path(run_folder), task)
+    path = weights_of(folder_of("run_folder", run_folder), task)
     again = "repeat the run with --redo"
     try:
         state = load_state(path)
@@ -173,7 +173,8 @@ class Classifier(nn.Module):
         for chunk in self.chunks(images):
             for error in chunk.refused.values():
                 raise error
-            pixels = torch.from_numpy(np.ascontiguousarray(chunk.pixels)).to(device)
+            writable = np.require(chunk.pixels, requirements=["C", "W"])  # torch warns of others
+            pixels = torch.from_numpy(writable).to(device)
             if pixels.shape[1] != info.image_size:
                 pixels = augment.resize(pixels, info.image_size, info.interpolation)
             with torch.inference_mode():

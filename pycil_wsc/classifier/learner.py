@@ -119,9 +119,9 @@ class Learner(Answering):
     def history(self) -> list[dict[str, Any]]:
         """One entry per task, counted from 1.
 
-        ``when`` it was learned, ``data`` (name, number of images and their fingerprint), the new ``classes``, the
-        ``accuracies`` on the held-out images in percent, ``seconds``, and the gate's decision if there was one. Further
-        entries are those of a line of ``metrics.jsonl``.
+        ``when`` it was learned, ``data`` (name, number of images and their fingerprint, those held out included), the
+        new ``classes``, the ``accuracies`` on the held-out images in percent, ``seconds``, and the gate's decision if
+        there was one. Further entries are those of a line of ``metrics.jsonl``.
         """
         if self._saved is None:
             return []
@@ -174,9 +174,10 @@ class Learner(Answering):
     def check(self, source: Source, fewest: int = 5, level: float = 0.01) -> Findings:
         """Look at images before they are learned: files that cannot be read, duplicates, near-empty classes, and shift.
 
-        Duplicates are images with the same content, among them or among those that the learner keeps. The images of
-        known classes are compared with the held-out images (``held_out=20``) of the same classes by a two-sample test
-        in feature space (:mod:`pycil_wsc.classifier.drift`).
+        Duplicates are images with the same content: among them, among those that the learner keeps, or among those that
+        it has learned, if its method learns each image once, such as RanPAC. The images of known classes are compared
+        with the held-out images (``held_out=20``) of the same classes by a two-sample test in feature space
+        (:mod:`pycil_wsc.classifier.drift`).
 
         Args:
             source: as for :meth:`learn`. If it has a test part, that is not looked at.
@@ -184,12 +185,12 @@ class Learner(Answering):
             level: the probability of an alarm of the test without a shift.
 
         Raises:
-            UserError: if there are no images.
+            UserError: if there are no images, or they have another form or size than those of earlier tasks.
         """
         fewest, level = whole_number("fewest", fewest), probability("level", level)
         present, answers, config = self._saved, self._answers, self.config
         part = as_configured(read_source(source, config.data_root), config)
-        return checked(part, present, answers, fewest, level, config.seed)
+        return checked(part, present, answers, config, fewest, level)
 
     def _advice(self) -> str:
         """After the first task, what is missing if no image is held out; "" otherwise."""
@@ -234,7 +235,7 @@ class Learner(Answering):
         MLflow take as it is, and :func:`pycil_wsc.load_exported` loads. No image and no path is in it.
 
         Args:
-            path: the file or folder; what it has of an earlier export is replaced.
+            path: the file or folder; what it has of an earlier export is replaced, but for the licence in the card.
             opset: the version of ONNX's operators; None: the one that torch chooses.
             evaluations: for the accuracies in the model card: what :meth:`evaluate` returned after each task, None for
                 a task that was not tested.
@@ -391,8 +392,10 @@ class Learner(Answering):
         """
         folder = folder_of("folder", folder)
         given = of_learner(keys)
-        at = signature(folder) if version is None else None  # before the file is read
+        at = signature(folder)  # before the file is read
         found, number = shelf.read(folder, None if version is None else whole_number("version", version))
+        if version is not None and number != number_of(folder / FILE):
+            at = None
         try:
             saved = configured(found.config, tasks=())
         except UserError as error:

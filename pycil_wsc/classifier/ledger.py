@@ -49,7 +49,9 @@ class Ledger:
         temperature: by which the logits are divided before they become probabilities.
         entries: what was noted about each task, in order; the tasks that an earlier version learned have none.
         learned: the digests of the images that tasks have trained on, which are not held out when they come again
-            (:func:`~pycil_wsc.classifier.copies.digests_of`): int64 (N,). Only those of tasks with ``per_class``.
+            (:func:`~pycil_wsc.classifier.copies.digests_of`): int64 (N,). With a method that learns each image once,
+            also those with its class (:func:`~pycil_wsc.classifier.copies.with_classes`). Earlier versions noted only
+            those of tasks with ``per_class``.
     """
 
     held_out: Split = NO_IMAGES

@@ -33,11 +33,14 @@ def of_learner(keys: Mapping[str, object]) -> dict[str, object]:
 
 
 def folder_of(name: str, path: object) -> Path:
-    """``path`` as the path of a folder; raises a :class:`UserError`, which begins with ``name``, if it is none."""
+    """``path`` as the path of a folder; raises a :class:`UserError`, which begins with ``name``, if it is none.
+
+    It is absolute, so that it holds in whichever folder the process will be.
+    """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise UserError(f"{name}: {path!r} is not the name of a folder; give a string or a path")
-    return path_of(name, text)
+    return path_of(name, text).absolute()
 
 
 def whole_number(name: str, value: object) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -143,13 +144,27 @@ def _read(items: Iterable[tuple[Key, Picture]], transform: Transform) -> Iterato
 def _read_by_threads(
     items: Iterable[tuple[Key, Picture]], transform: Transform, size: int, threads: int
 ) -> Iterator[tuple[Key, np.ndarray | UserError]]:
-    """Like :func:`_read`; while a chunk is classified, the next one is read."""
+    """Like :func:`_read`; while a chunk is classified, the next one is read.
+
+    Whole images, unlike names of files, take memory before they are fitted: only some of them wait for a thread.
+    """
     ahead: collections.deque[tuple[Key, Future[np.ndarray | UserError]]] = collections.deque()
+    room = threading.Semaphore(2 * threads)
+
+    def fit(image: Picture, whole: bool) -> np.ndarray | UserError:
+        found = _pixels(transform.fitted, image)
+        if whole:
+            room.release()
+        return found
+
     with ThreadPoolExecutor(threads) as pool:
         try:
             for key, image in items:
-                ahead.append((key, pool.submit(_pixels, transform.fitted, image)))
-                if len(ahead) > 2 * size:
+                whole = not isinstance(image, (str, os.PathLike))
+                if whole:
+                    room.acquire()
+                ahead.append((key, pool.submit(fit, image, whole)))
+                if len(ahead) > size:
                     first, future = ahead.popleft()
                     yield first, future.result()
             for first, future in ahead:

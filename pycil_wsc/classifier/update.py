@@ -20,14 +20,14 @@ import numpy as np
 from filelock import Timeout
 
 from pycil_wsc.classifier import shelf
-from pycil_wsc.classifier.answers import Answers
+from pycil_wsc.classifier.answers import Answers, numbers_of
 from pycil_wsc.classifier.bar import Bar
 from pycil_wsc.classifier.calibration import fitted_temperature
-from pycil_wsc.classifier.copies import check_exemplars, digests_of, hashes_of
+from pycil_wsc.classifier.copies import check_exemplars, digests_of, hashes_of, learns_once, with_classes
 from pycil_wsc.classifier.gate import EXEMPLARS, Accept, Decision, decided
 from pycil_wsc.classifier.inference import Classifier, Reached, rebuilt
 from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
-from pycil_wsc.classifier.model import Transform
+from pycil_wsc.classifier.model import Transform, for_prediction
 from pycil_wsc.classifier.settings import configured, refusing, values_of
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import chunks
@@ -38,8 +38,9 @@ from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.sources import Source, read_source
 from pycil_wsc.data.stored import renumbered
 from pycil_wsc.data.stream import extended, kept
-from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.engine.environment import threads
+from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, read_json, write_json
 from pycil_wsc.learners.consolidating import configured_learner
@@ -93,6 +94,7 @@ class Update:
         self.base = config
         self.config = config  # with the task of this update, once that is known
         self.held = present.held if present else None
+        self.hashes = dict(present.hashes) if present else {}  # of image files that have been read
         self.ledger = dataclasses.replace(present.ledger if present else Ledger(), per_class=per_class)
         self.known = list(self.held.info.classes) if self.held else []
         self.out = out
@@ -141,24 +143,23 @@ class Update:
         config = self.config
         part = as_configured(read_source(source, config.data_root), config)
         part = dataclasses.replace(part, train=_absolute(part.train), test=_rows(part.test, np.empty(0, np.int64)))
-        per_class = self.ledger.per_class
-        digests = np.empty(0, np.int64)
-        unseen = np.ones(len(part.train), bool)
-        if per_class or self.held:
-            digests = digests_of(part.train, {})
-            part, digests = self._without_kept(part, digests)
-            _, place, times = np.unique(digests, return_inverse=True, return_counts=True)
-            unseen = (times[place] == 1) & ~np.isin(digests, self.ledger.learned)
+        self.hashes |= hashes_of((part.train,), self.hashes)
+        digests = digests_of(part.train, self.hashes)
+        part, digests = self._without_kept(part, digests)
+        relabelled = np.isin(digests, digests_of(self.ledger.held_out, self.hashes))  # held out with another class
+        _, place, times = np.unique(digests, return_inverse=True, return_counts=True)
+        unseen = (times[place] == 1) & ~np.isin(digests, self.ledger.learned) & ~relabelled
         counts = self.ledger.counts(self.known)
-        aside = set_aside(part, unseen, counts, per_class, config.seed, len(config.tasks))
+        aside = set_aside(part, unseen, counts, self.ledger.per_class, config.seed, len(config.tasks))
         stream = extended(self.held, dataclasses.replace(part, train=_rows(part.train, ~aside)))
-        number = {name: label for label, name in enumerate(stream.info.classes)}
         held_out = _rows(part.train, aside)
-        labels = [number[part.info.classes[label]] for label in held_out.targets]
-        self.ledger = self.ledger.with_images(held_out.images, np.array(labels, np.int64))
-        if per_class:
-            learned = np.union1d(self.ledger.learned, digests[~aside])
-            self.ledger = dataclasses.replace(self.ledger, learned=learned)
+        check_usable(held_out, stream.info)
+        labels = numbers_of(held_out.targets, part.info.classes, stream.info.classes)
+        self.ledger = self.ledger.with_images(held_out.images, labels)
+        learned = digests[~aside]
+        if learns_once(config.model_name):
+            learned = np.concatenate([learned, with_classes(digests, part.train.targets, part.info.classes)[~aside]])
+        self.ledger = dataclasses.replace(self.ledger, learned=np.union1d(self.ledger.learned, learned))
         config = dataclasses.replace(config, tasks=(*config.tasks, part.info.name))
         self.config = with_memory_size(config, stream.train.images)
         self._check_memory(len(stream.info.classes))
@@ -168,7 +169,8 @@ class Update:
         """``part`` without images that the learner keeps with the same class, and the ``digests`` of the others.
 
         A folder that has grown since the last task brings its old images again: those that are exemplars would be
-        trained on twice, and held-out ones once. Raises a :class:`UserError` if nothing is left.
+        trained on twice, and held-out ones once. A method that learns each image once is spared all that it has
+        learned. Raises a :class:`UserError` if nothing is left.
         """
         if self.present is None:
             return part, digests
@@ -179,10 +181,17 @@ class Update:
                 if name in self.known:
                     same = theirs[split.targets == self.known.index(name)]
                     kept_already |= (part.train.targets == label) & np.isin(digests, same)
+        verb, participle = "keeps", "kept"
+        if learns_once(self.config.model_name):
+            mixed = with_classes(digests, part.train.targets, part.info.classes)
+            kept_already |= np.isin(mixed, self.ledger.learned)
+            verb, participle = "has", "known"
         if len(digests) and kept_already.all():
-            raise UserError(f"{part.info.name}: the learner keeps all of its images already; there is nothing to learn")
+            raise UserError(
+                f"{part.info.name}: the learner {verb} all of its images already; there is nothing to learn"
+            )
         if number := int(kept_already.sum()):
-            self.bar.say(f"{number} of {len(digests)} images are kept from earlier tasks and are left out")
+            self.bar.say(f"{number} of {len(digests)} images are {participle} from earlier tasks and are left out")
         return dataclasses.replace(part, train=_rows(part.train, ~kept_already)), digests[~kept_already]
 
     def _check_memory(self, classes: int) -> None:
@@ -207,17 +216,12 @@ class Update:
             return None
         data = read_source(self.accept.on, self.config.data_root)
         split = data.test if len(data.test) else data.train
-        number = {name: label for label, name in enumerate(stream.info.classes)}
-        labels = np.array([number.get(data.info.classes[label], -1) for label in split.targets])
+        labels = numbers_of(split.targets, data.info.classes, stream.info.classes)
         known = labels >= 0
         if self.known and not (known & (labels < len(self.known))).any():
             raise UserError(f"accept: {data.info.name} has no image of a class that was learned before; add some")
         tests = Split(split.images[known], labels[known])
-        if tests.in_memory:  # what cannot be used is refused now, rather than after the training
-            list(chunks(tests.images[:1], Transform(stream.info), 1))
-        else:
-            for path in tests.images:
-                decode(path)
+        check_usable(tests, stream.info)
         return tests
 
     @property
@@ -285,7 +289,7 @@ class Update:
         classes = run.learner.memory.classes
         extra["memory"]["classes"] = {c: numbers[indices].tolist() for c, indices in classes.items()}
         extra["stored"] = renumbered(extra["stored"], numbers)
-        hashes = hashes_of((held.train, self.ledger.held_out), self.present.hashes if self.present else {})
+        hashes = hashes_of((held.train, self.ledger.held_out), self.hashes)
         return SavedLearner(values_of(self.base, self.config.tasks), held, state, hashes)
 
     def _restored(self, saved: Path, stream: Dataset, tests: Split | None) -> Outcome:
@@ -308,7 +312,7 @@ class Update:
         answers = answers_of(config, learned)
         if not self.accept:
             return Outcome(learned, answers, None)
-        decision = self._decided(self.accept, answers, learned, tests)
+        decision = self._decided(self.accept, answers, learned, tests, right(answers, self.ledger.held_out))
         if not decision["accepted"]:
             return Outcome(None, None, decision)
         *others, entry = learned.ledger.entries or (Entry(),)
@@ -320,23 +324,33 @@ class Update:
     def _judged(
         self, learned: SavedLearner, tests: Split | None, started: float
     ) -> tuple[SavedLearner, Answers, Decision | None]:
-        """Calibrate the learner, compare it with the present one, and note the task."""
+        """Compare the learner with the present one, calibrate it, and note the task.
+
+        Held-out images that were trained on, as they came again with another class, are compared on with the class of
+        before, and then held out no longer.
+        """
         answers = answers_of(self.config, learned)
         held_out = self.ledger.held_out
+        logits = answers.logits(held_out.images).cpu()
+        correct = best_classes(logits)[:, 0].numpy() == held_out.targets
+        decision = self._decided(self.accept, answers, learned, tests, correct) if self.accept else None
+        unseen = ~np.isin(digests_of(held_out, self.hashes), self.ledger.learned)
+        held_out = _rows(held_out, unseen)
+        self.ledger = dataclasses.replace(self.ledger, held_out=held_out)
         if len(held_out):
-            logits = answers.logits(held_out.images).cpu().numpy()
-            temperature = fitted_temperature(logits, held_out.targets)
+            temperature = fitted_temperature(logits.numpy()[unseen], held_out.targets)
             answers = Answers(answers.classifier, answers.classes, temperature)
-        decision = self._decided(self.accept, answers, learned, tests) if self.accept else None
-        entry = self._noted(learned, answers)
+        entry = self._noted(learned, answers, correct[unseen])
         entry["seconds"] = time.perf_counter() - started
         if decision:
             entry = {**entry, **decision}
         ledger = dataclasses.replace(self.ledger, temperature=answers.temperature, entries=(*self._entries(), entry))
         return learned._replace(ledger=ledger), answers, decision
 
-    def _decided(self, accept: Accept, answers: Answers, learned: SavedLearner, tests: Split | None) -> Decision:
-        """The gate's decision between the present answers and the new ones."""
+    def _decided(
+        self, accept: Accept, answers: Answers, learned: SavedLearner, tests: Split | None, correct: np.ndarray
+    ) -> Decision:
+        """The gate's decision between the present answers and the new ones, ``correct`` about the held-out images."""
         count = len(self.known)
         if tests is not None:
             on, old, new = "images of your own", tests, tests
@@ -345,14 +359,16 @@ class Update:
         else:  # old exemplars: both models were trained on them
             on, new = "exemplars, which were trained on", learned.held.train
             old = self.held.train if self.held else new
-        old = Split(old.images[old.targets < count], old.targets[old.targets < count])
-        new = Split(new.images[new.targets >= count], new.targets[new.targets >= count])
-        before = right(self.answers, old) if self.answers else np.empty(0, bool)
-        after = right(answers, old), right(answers, new)
+        is_old, is_new = old.targets < count, new.targets >= count
+        if new is self.ledger.held_out:
+            after = correct[is_old], correct[is_new]
+        else:
+            after = right(answers, _rows(old, is_old)), right(answers, _rows(new, is_new))
+        before = right(self.answers, _rows(old, is_old)) if self.answers else np.empty(0, bool)
         return decided(accept, (before, after[0]), after[1], len(answers.classes), on)
 
-    def _noted(self, learned: SavedLearner, answers: Answers) -> Entry:
-        """What the history tells of the task."""
+    def _noted(self, learned: SavedLearner, answers: Answers, correct: np.ndarray) -> Entry:
+        """What the history tells of the task; ``correct``: whether each held-out image is classified correctly."""
         fingerprint = learned.held.fingerprint or {}
         own = fingerprint["tasks"][-1]
         entry: Entry = {
@@ -361,7 +377,6 @@ class Update:
             "classes": answers.classes[len(self.known) :],
         }
         if len(self.ledger.held_out):
-            correct = right(answers, self.ledger.held_out)
             old = self.ledger.held_out.targets < len(self.known)
             parts = {"known": correct[old], "new": correct[~old], "all": correct}
             entry["accuracies"] = {name: 100 * float(part.mean()) for name, part in parts.items() if len(part)}
@@ -386,6 +401,15 @@ def _rows(split: Split, rows: np.ndarray) -> Split:
     return Split(split.images[rows], split.targets[rows])
 
 
+def check_usable(split: Split, info: DatasetInfo) -> None:
+    """Raise a :class:`UserError` for images that cannot be classified: now, rather than after the training."""
+    if split.in_memory:
+        list(chunks(split.images[:1], Transform(info), 1))  # all have one size
+        return
+    for path in split.images.tolist():
+        decode(path)
+
+
 def read_rejection(record: Path) -> Decision:
     """The gate's decision in the ``record`` of a rejected update. Raises a :class:`UserError` if it is damaged."""
     with refusing(record, "the record of a rejected update", "remove it to try the update again"):
@@ -401,7 +425,7 @@ def answers_of(config: Config, learned: SavedLearner) -> Answers:
     info, seen = learned.held.info, learned.held.arrivals.seen
     reached = Reached.of_stream(seen)
     config = dataclasses.replace(config, tasks=tuple(learned.config["tasks"]), pretrained=False)
-    learner = rebuilt(config, info, reached, learned.state["learner"])
+    learner = for_prediction(rebuilt(config, info, reached, learned.state["learner"]))
     classifier = Classifier(learner, info, reached.classes, config.num_workers)
     return Answers(classifier, info.classes, learned.ledger.temperature)
 

@@ -48,6 +48,12 @@ class ComputedHead(nn.Module):
         """Compute weight and bias from all parts so far."""
         raise NotImplementedError(f"{type(self).__name__} has no solve")
 
+    def for_prediction(self) -> None:
+        """Drop the :class:`Sums`: it predicts as before, and learns nothing more."""
+        for name, module in list(self.named_children()):
+            if isinstance(module, Sums):
+                delattr(self, name)
+
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) -> (B, classes) logits."""
         return linear(features.float(), self.weight, self.bias)
