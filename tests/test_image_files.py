@@ -166,3 +166,12 @@ def test_a_path_with_dots_names_the_same_data(tmp_path):
     (tmp_path / "scripts").mkdir()
     plain, dotted = (load_dataset(f"folder:{tmp_path / path}", ".") for path in ("data", "scripts/../data"))
     assert plain.fingerprint == dotted.fingerprint is not None
+
+
+def test_of_a_very_long_image_the_middle_is_decoded(tmp_path):
+    pixels = np.zeros((2, 1000, 3), np.uint8)
+    pixels[:, 450:550] = 7
+    Image.fromarray(pixels).save(tmp_path / "long.png")
+    Image.fromarray(pixels[:, :100]).save(tmp_path / "short.png")
+    assert np.array_equal(decode(str(tmp_path / "long.png")), pixels[:, 450:550])
+    assert decode(str(tmp_path / "short.png")).size == (100, 2)

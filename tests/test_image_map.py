@@ -116,6 +116,16 @@ def test_images_are_those_of_the_test_transform(dataset, tmp_path):
         assert type(source) is kind and all(map(torch.equal, collected(source, split), plain))
 
 
+def test_of_a_very_long_image_the_middle_is_cached(folder, tmp_path):
+    stripes = np.arange(4 * 3000 * 3, dtype=np.uint8).reshape(4, 3000, 3)
+    Image.fromarray(stripes).save(folder / "val" / "b" / "0.png")
+    dataset = load_dataset(f"folder:{folder}", ".", 32)
+    whole = decoded(dataset, tmp_path, 0, on_device=False)
+    found = collected(open_source(dataset.info, whole.test, CPU, 0), dataset.test)
+    expected = collected(FolderSource(dataset.info, dataset.test, CPU, 0), dataset.test)
+    assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_reading_images_draws_no_random_number_of_the_network(workers, dataset):
     """Else a resumed run, which starts its workers again, would have other dropout."""

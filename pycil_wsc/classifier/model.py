@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from pycil_wsc.data import augment
-from pycil_wsc.data.image_files import DECODING, decode
+from pycil_wsc.data.image_files import DECODING, decode, middle
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.networks.closed_form import ComputedHead
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor  # one image
-LONGEST = 50  # an image is cut to this many times its shorter side before it is resized
 FORMS = "give a PIL image, a file name, or uint8 (H, W, 3), (H, W) or, as a tensor, (3, H, W)"
 
 
@@ -93,7 +92,7 @@ class Transform:
 
     def fitted(self, image: Picture) -> np.ndarray:
         """The pixels of an image, resized and cropped: uint8 (crop, crop, 3)."""
-        picture = _middle(as_picture(image))
+        picture = middle(as_picture(image))
         if not self.arrays or picture.size != (self.crop, self.crop):
             picture = self._fit(picture)
         return np.array(picture)
@@ -122,15 +121,6 @@ def as_picture(image: Picture) -> Image.Image:
     if image.dtype != np.uint8 or not (len(shape) == 2 or len(shape) == 3 and shape[2] in (1, 3)) or 0 in shape:
         raise UserError(f"image: {image.dtype} of shape {shape}; {FORMS}")
     return Image.fromarray(image[..., 0] if shape[2:] == (1,) else image).convert("RGB")
-
-
-def _middle(image: Image.Image) -> Image.Image:
-    """The middle of a very long image, of which the crop leaves even less. Resized whole, it may take gigabytes."""
-    longest = LONGEST * min(image.size)
-    if max(image.size) <= longest:
-        return image
-    left, top = (max(0, side - longest) // 2 for side in image.size)
-    return image.crop((left, top, image.width - left, image.height - top))
 
 
 def _in_colour(image: Image.Image) -> Image.Image:

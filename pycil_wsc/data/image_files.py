@@ -189,18 +189,32 @@ def image_status(path: str) -> os.stat_result:
     return status
 
 
+LONGEST = 50  # times its shorter side: to this an image is cut when it is decoded
 # by which decoders of damaged images fail; RuntimeError: that of AVIF
 DECODING = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, zlib.error, Image.DecompressionBombError)
 
 
 def decode(path: str) -> Image.Image:
-    """Decode an image file as RGB."""
+    """Decode an image file as RGB, the :func:`middle` of it if it is very long."""
     image_status(path)
     try:
         with Image.open(str(path)) as image:  # a name out of an array would be quoted as such in the error
             if not image.mode.startswith(("I", "F")):
-                return image.convert("RGB")
+                return middle(image.convert("RGB"))
             problem = f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
     except DECODING as error:
         problem = f"not a readable image ({reason(error)}); replace or remove the file"
     raise UserError(f"{path}: {problem}")
+
+
+def middle(image: Image.Image) -> Image.Image:
+    """The middle of a very long image, of which crops leave even less. Resized whole, it may take gigabytes."""
+    box = middle_box(*image.size)
+    return image if box == (0, 0, *image.size) else image.crop(box)
+
+
+def middle_box(width: int, height: int) -> tuple[int, int, int, int]:
+    """Left, upper, right and lower edge of the :func:`middle` of an image of this size."""
+    longest = LONGEST * min(width, height)
+    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
+    return left, top, width - left, height - top

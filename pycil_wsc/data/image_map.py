@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import v2
 
-from pycil_wsc.data.image_files import common_folder, decode, image_status
+from pycil_wsc.data.image_files import common_folder, decode, image_status, middle_box
 from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import UserError
@@ -190,10 +190,11 @@ def _sizes_of(paths: np.ndarray, side: int) -> list[tuple[int, int]]:
 
 
 def _size(path: str) -> tuple[int, int]:
-    """Width and height of an image file; the whole file is read only if its header cannot be."""
+    """Width and height of an image file, decoded; the whole file is read only if its header cannot be."""
     try:
         with Image.open(path) as image:
-            return image.size
+            left, top, right, bottom = middle_box(*image.size)
+            return right - left, bottom - top
     except Exception:
         return decode(path).size
 
