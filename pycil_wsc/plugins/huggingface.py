@@ -256,7 +256,7 @@ class WSCCallback(TrainerCallback):
         if not self.save_average or not self._averaging() or not hasattr(model, "save_pretrained"):
             return
         with self._applied(model):
-            weights = {"state_dict": _whole_weights(model)} if sharded else {}
+            weights: dict[str, Any] = {"state_dict": _whole_weights(model)} if sharded else {}
             if first:
                 model.save_pretrained(folder / AVERAGE, **weights)
         if first and processing_class is not None:
