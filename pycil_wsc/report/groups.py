@@ -216,6 +216,6 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
         groups.append(group)
     titles = Counter(group.title for group in groups)
     for group in groups:
-        if titles[group.title] > 1:  # the files under one path have changed
+        if titles[group.title] > 1 and group.setting.data:  # the files under one path have changed
             group.title += f", data {group.setting.data[:8]}"
     return groups, problems
