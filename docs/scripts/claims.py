@@ -142,7 +142,7 @@ adds.
 
 - *Memory*: the share of each class's images that is kept. In "4 against 100" the difference is that of the first size
   less that of the second.
-- *The paper*: the paper's difference; "figure" where the paper has no numbers.
+- *The paper*: the paper's difference; "figure" where it has only a figure, "no number" where it has neither.
 - *Ours*: the mean difference between runs of the same seed, and the half-width of its 95 % interval (Student's t). The
   half-width is also the smallest difference that these seeds could have told from 0.
 - *Verdict*: *seen* if this interval is within the limits, *the opposite* if it is outside, and *not seen* if it is

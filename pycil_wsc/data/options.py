@@ -183,8 +183,8 @@ class ImageOptions:
     )
     cache_images: bool | str = key(
         False,
-        "decode image files once, to the test transform's short side, into a file in `data_root`/resized, which is "
-        "mapped into memory (`memory`; `true` is the same) or held on the GPU if it fits (`device`)",
+        "decode and resize image files once, into a file in `data_root`/resized: `memory` (or `true`) maps it into "
+        "memory, `device` copies it to the GPU if it fits",
         choices=(False, True, "memory", "device"),
     )
     num_workers: int = key(

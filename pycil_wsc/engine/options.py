@@ -44,7 +44,7 @@ class ScheduleOptions:
     scheduler: str = key(
         "steplr",
         "learning-rate schedule within a task: `steplr` decays at the milestones, `cosine` anneals to `min_lr`, "
-        "`restarts` does so again and again, over 1, 2, 4, ... epochs, after one at a tenth of the rate",
+        "`restarts` trains an epoch at a tenth of the rate, then anneals over 1, 2, 4, ... epochs, with warm restarts",
         choices=("steplr", "cosine", "restarts"),
         affects="accuracy",
         by_method=True,
@@ -64,8 +64,8 @@ class BudgetOptions:
 
     operations_like: str | None = key(
         None,
-        "a task spends as many floating-point operations as this method would in the same epochs; null: the epochs "
-        "count. Set by `budget`",
+        "end each task at the floating-point operations that this method would use; null: after its epochs. Set by "
+        "`budget`",
         choices=(None, "replay"),
     )
     task_seconds: float | None = key(

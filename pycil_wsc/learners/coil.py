@@ -39,7 +39,7 @@ class COIL(DistillingLearner):
     @dataclass(frozen=True)
     class Options:
         sinkhorn: float = key(0.464, "entropic regularisation of the transport", above=0, decides="later tasks")
-        norm_term: float = key(3.0, "the distance of two classes is this norm", low=1, decides="later tasks")
+        norm_term: float = key(3.0, "p of the p-norm that is the distance of two classes", low=1, decides="later tasks")
         init_term: float = key(1e-3, "first epoch: weight of new rows' distillation", low=0, decides="later tasks")
         reg_term: float = key(1e-3, "later epochs: last weight of old rows' distillation", low=0, decides="later tasks")
         transport_steps: int = key(30, "steps between renewals of old rows", low=1, decides="later tasks")

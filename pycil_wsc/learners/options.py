@@ -19,7 +19,7 @@ class LearnerOptions:
     )  # see `plain_first_task`
     consolidate: bool = key(
         False,
-        "add Weight Space Consolidation (`wsc.*`) to a learner that trains one network in one phase per task",
+        "add Weight Space Consolidation (`wsc.*`) to a learner that trains in one phase per task",
         decides="later tasks",
         names="folder",
         identifies="method",
