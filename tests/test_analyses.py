@@ -97,8 +97,10 @@ def raw_gradient(run, network, indices):
 
 
 def test_without_anything_to_train_there_is_no_gradient(settings):
-    run = run_of(settings, model_name="ncm", analyse=["gradients"], freeze=["backbone"], max_tasks=2)
+    run = run_of(settings, model_name="ncm", analyse=["gradients", "flatness"], freeze=["backbone"], max_tasks=2)
     run.execute()
+    for line in recorded(run):
+        assert {loss for losses in line["flatness"]["loss"] for loss in losses} == {line["flatness"]["loss"][0][0]}
     nothing = {"cosine": None, "norm_new": 0.0, "norm_past": None, "norm": 0.0}
     assert [line["gradients"] for line in recorded(run)] == [nothing, nothing]
 
@@ -418,10 +420,16 @@ def test_a_finished_run_without_the_record_is_named_and_not_done_again(settings,
     path = write(tmp_path, settings)
     assert main(["--config", path]) == 0
     capsys.readouterr()
-    assert main(["--config", path]) == 0 and "without the record" not in capsys.readouterr().out
+    assert main(["--config", path]) == 0 and "without recording" not in capsys.readouterr().out
     assert main(["--config", path, "--set", 'analyse=["gradients","drift"]']) == 0
     assert "finished without recording drift; --redo runs it again" in capsys.readouterr().out
-    assert len(results(settings)) == 1
+    for weights in ("true", '"every"'):
+        assert main(["--config", path, "--set", f"save_weights={weights}"]) == 0
+        assert "finished without recording save_weights; --redo runs it again" in capsys.readouterr().out
+    for _ in range(2):
+        assert main(["--config", path, "--set", "save_weights=true", "--set", "prefix=other"]) == 0
+        assert "without recording" not in capsys.readouterr().out
+    assert len(results(settings)) == 2
 
 
 def test_analyses_that_lack_a_task_are_named(tmp_path):

@@ -17,7 +17,7 @@ from small_runs import ROOT, command, killed_at, results, wait_until, without_me
 
 pytest.importorskip("transformers")
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main import main
@@ -254,6 +254,22 @@ def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm
         assert main(["--config", path]) == 0
 
 
+def test_a_run_does_not_resume_with_other_weights_of_the_model(llm_settings, tmp_path, capsys):
+    config, corpus = configured(llm_settings | {"save_weights": True, "prefix": "before"})
+    LanguageRun(config, corpus).execute()
+    model = run_folder(config) / "models" / "after-2"
+    path = write(tmp_path, llm_settings | {"llm.model": str(model)})
+    with killed_at(1, LanguageRun):
+        LanguageRun(*configured(llm_settings | {"llm.model": str(model)})).execute()
+    weights = model / "model.safetensors"
+    own = load_file(weights)
+    save_file({name: tensor + 1e-3 for name, tensor in own.items()}, weights, {"format": "pt"})
+    assert main(["--config", path]) == 1
+    assert "checkpoint.json: the weights of llm.model" in capsys.readouterr().err
+    save_file(own, weights, {"format": "pt"})
+    assert main(["--config", path]) == 0
+
+
 def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
     config, corpus = configured(llm_settings | {"llm.method": "magmax", "save_weights": True})
     LanguageRun(config, corpus).execute()
@@ -291,6 +307,7 @@ WRONG = [
     ({"llm.packing": True}, "llm.packing: is no longer a key; use llm.padding"),
     ({"llm.replay_choice": "random"}, "llm.replay_choice: is no longer a key; use a train.json"),
     ({"wsc.warmup": 1}, "wsc.warmup: 1 leaves no step"),
+    ({"llm.method": "wsc", "wsc.warmup": 1, "wsc.reset": "none"}, "wsc.warmup: 1 leaves no step to average"),
     ({"llm.tasks": [["colours", "shape"]]}, "did you mean 'shapes'"),
     ({"llm.tasks": [["../small/colours", "shapes"]]}, "llm.tasks: '../small/colours' is not a name"),
     ({"llm.tasks": [[os.path.abspath("colours"), "shapes"]]}, "colours' is not a name; give that of a folder"),
@@ -314,6 +331,27 @@ def test_wsc_without_a_replay_epoch_is_refused_before_training(llm_settings, tmp
         assert "wsc.covers: no task has a replay epoch for WSC to cover" in capsys.readouterr().err
     assert not results(llm_settings)
     assert main(["--config", write(tmp_path, llm_settings | keys | {"wsc.covers": "all"})]) == 0
+
+
+def test_a_first_task_without_a_replay_epoch_cannot_be_consolidated(llm_settings, tmp_path, capsys):
+    keys = {"llm.method": "wsc", "wsc.first_task": True}
+    assert main(["--config", write(tmp_path, llm_settings | keys | {"llm.pool": None})]) == 2
+    assert "wsc.first_task: the first task has no replay epoch for WSC to cover" in capsys.readouterr().err
+    for more in ({"wsc.covers": "all", "llm.pool": None}, {}):
+        assert main(["--config", write(tmp_path, llm_settings | keys | more), "--dry-run"]) == 0
+
+
+def test_finetuning_has_no_replay_epochs_to_vary(llm_settings):
+    runs = [run_folder(resolve(llm_settings | {"llm.method": "finetune", "llm.replay_epochs": n})) for n in (1, 2)]
+    assert runs[0] == runs[1]
+
+
+def test_a_finished_run_without_the_weights_asked_for_is_named(llm_settings, tmp_path, capsys):
+    said = "finished without recording save_weights; --redo runs it again"
+    path = write(tmp_path, llm_settings)
+    for weights, named in (("true", False), ("true", False), ('"every"', True)):
+        assert main(["--config", path, "--set", f"save_weights={weights}"]) == 0
+        assert (said in capsys.readouterr().out) == named
 
 
 def test_a_row_without_an_answer_is_named(llm_settings, tmp_path, capsys):

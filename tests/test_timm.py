@@ -213,6 +213,10 @@ def test_stages_are_frozen_by_timms_names(settings):
             {"batch_norm_parts": 2, "grad_checkpointing": True},
             "batch_norm_parts: does not work with grad_checkpointing",
         ),
+        (
+            {"model_name": "ewc", "fisher": "samples", "grad_checkpointing": True},
+            "fisher: 'samples' does not work with grad_checkpointing",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line_before_anything_is_trained(more, line, settings):

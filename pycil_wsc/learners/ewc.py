@@ -6,6 +6,7 @@ from torch import Tensor
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.learners.fisher import fisher_of_batches
+from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.penalising import PenalisingLearner, Weights
 from pycil_wsc.registry import register_learner
 from pycil_wsc.studies.diagonals import fisher_diagonal
@@ -31,6 +32,12 @@ class EWC(PenalisingLearner):
         )
 
     plain_first_task = False  # the pass after it moves the statistics of batch norm
+
+    @classmethod
+    def check(cls, config: LearnerConfig) -> str | None:
+        if config.options.fisher == "samples" and config.grad_checkpointing:
+            return "fisher: 'samples' does not work with grad_checkpointing; leave one of the two out"
+        return super().check(config)
 
     @property
     def strength(self) -> float:

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import write_json
@@ -30,10 +33,11 @@ def record(run: Path, checkpoint: Path, state: Mapping[str, object]) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def recorded(config: LLMConfig, data: dict[str, int | str]) -> dict[str, Any] | None:
+def recorded(config: LLMConfig, data: dict[str, int | str], model: str) -> dict[str, Any] | None:
     """What :func:`record` wrote, if anything.
 
-    Raises :class:`UnusableRun` if the checkpoint was damaged since, or made with another configuration or other data.
+    Raises :class:`UnusableRun` if the checkpoint was damaged since, or made with another configuration, other data or
+    another model; ``model``: the :func:`digest` of its weights before training.
     """
     run, state = run_folder(config), None
     path = run / CHECKPOINT
@@ -42,6 +46,11 @@ def recorded(config: LLMConfig, data: dict[str, int | str]) -> dict[str, Any] | 
     with contextlib.suppress(ValueError):
         state = json.loads(path.read_text("utf-8"))
     state = checked(state, path, PARTS, config, data)
+    if state.get("model", model) != model:  # which earlier versions did not save
+        raise UnusableRun(
+            f"{path}: the weights of llm.model '{config.model}' are not those with which this run began; put them "
+            "back, or delete the file to start this run again"
+        )
     folder = run / CHECKPOINTS / state["checkpoint"]
     if _digests(folder) != state["files"]:
         raise UnusableRun(f"{folder}: is damaged (a checksum is wrong); delete {path} to start this run again")
@@ -52,6 +61,15 @@ def remove(run: Path) -> None:
     """Remove the checkpoints of a finished run."""
     shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
     (run / CHECKPOINT).unlink(missing_ok=True)
+
+
+def digest(model: nn.Module) -> str:
+    """A hash of the weights of ``model``, which are on the CPU."""
+    found = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        found.update(name.encode())
+        found.update(weight.contiguous().view(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:16]
 
 
 def _digests(folder: Path) -> dict[str, str]:

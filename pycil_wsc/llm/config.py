@@ -231,7 +231,7 @@ def resolve(flat: Mapping[str, object]) -> LLMConfig:
     if values["llm.model"] != TINY:
         values |= {name: KEYS[name].default for name in (*declared(TinyModel, "llm."), "llm.vocab_size")}
     if values["llm.method"] in ("zero_shot", "finetune"):
-        values |= {"llm.replay_ratio": 0.0, "llm.pool": None}
+        values |= {"llm.replay_ratio": 0.0, "llm.pool": None, "llm.replay_epochs": KEYS["llm.replay_epochs"].default}
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     try:
         consolidation = Consolidation(**wsc)
@@ -278,6 +278,8 @@ def _check_together(config: LLMConfig) -> None:
         )
     if config.lora_rank and config.method in MERGES:
         raise UserError(f"llm.lora_rank: '{config.method}' merges whole weights; use 0, or a method without merging")
+    if config.method == "wsc" and config.wsc.warmup >= 1:
+        raise UserError("wsc.warmup: 1 leaves no step to average; give a share below 1")
     if len(config.betas) != 2:
         raise UserError(f"llm.betas: expected two numbers, got {list(config.betas)}")
     check_device_and_paths(config)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pycil_wsc.config.forms import run_folder
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm import config as options
 from pycil_wsc.llm.config import LLMConfig
@@ -36,13 +37,25 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
         return sum(len(example) for step in data.steps(config) for example in step.examples)
 
     def check_model(self, config: LLMConfig, data: "Corpus") -> None:
-        later = [epoch for index in range(1, len(data.tasks)) for epoch in data.epochs(config, index)]
-        covered = any(epoch.replay for epoch in later) or config.wsc.covers == "all"
-        if config.method == "wsc" and later and not covered:
+        if config.method != "wsc" or config.wsc.covers == "all":
+            return
+        replays = [any(epoch.replay for epoch in data.epochs(config, index)) for index in range(len(data.tasks))]
+        if len(replays) > 1 and not any(replays[1:]):
             raise UserError(
                 "wsc.covers: no task has a replay epoch for WSC to cover; set llm.pool, raise llm.replay_ratio, or set "
                 "wsc.covers to 'all'"
             )
+        if config.wsc.first_task and not replays[0]:
+            raise UserError(
+                "wsc.first_task: the first task has no replay epoch for WSC to cover; set llm.pool, or set wsc.covers "
+                "to 'all'"
+            )
+
+    def unrecorded(self, config: LLMConfig) -> list[str]:
+        tasks = range(1, len(config.tasks) + 1)
+        wanted = {False: [], True: [tasks[-1]], "every": tasks}[config.save_weights]
+        models = run_folder(config) / "models"
+        return [] if all((models / f"after-{task}").exists() for task in wanted) else ["save_weights"]
 
     def execute(self, config: LLMConfig, data: "Corpus", on_progress: Callable[[Progress], None]) -> dict[str, object]:
         from pycil_wsc.llm.trainer import LanguageRun

@@ -66,7 +66,10 @@ class Merging:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if self.merge:
-            own = {name: part_of(value, self._merged(name, value)) for name, value in state.items()}
+            own = {}
+            for name, value in state.items():
+                parameter = self._merged(name, value)
+                own[name] = part_of(value, parameter).to(parameter.device)
             self.merge.load_state_dict(own)
 
     def _merged(self, name: str, otherwise: Tensor) -> Tensor:

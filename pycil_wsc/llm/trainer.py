@@ -87,6 +87,7 @@ class LanguageRun(TrainerCallback):
         reset_peak_memory(self.device)
         # reading the weights may take longer than the timeout
         model = self.processes.in_all(lambda: load_model(config, self.corpus.tokenizer))
+        self.model = checkpoint.digest(model) if self.processes.first else ""
         stops_alone(model, self.corpus.tokenizer, self.corpus.frame.end)
         layers = sorted(getattr(model, "_no_split_modules", None) or ())
         arguments = training_arguments(config, len(self.steps), self.device, self.processes, layers)
@@ -115,7 +116,7 @@ class LanguageRun(TrainerCallback):
 
     def _restore(self) -> str | None:
         """Restore the state of the last checkpoint, if any; returns the folder in which the Trainer saved its part."""
-        found = self.processes.from_first(lambda: checkpoint.recorded(self.config, self.corpus.fingerprint))
+        found = self.processes.from_first(lambda: checkpoint.recorded(self.config, self.corpus.fingerprint, self.model))
         path = self.folder / CHECKPOINT
         if not self.processes.agree(path.exists()):
             raise UnusableRun(
@@ -210,6 +211,7 @@ class LanguageRun(TrainerCallback):
             "sharded": self.trainer.sharded,
             "identity": self.config.identity(),
             "data": self.corpus.fingerprint,
+            "model": self.model,
         }
         if self.processes.first:
             if merge:

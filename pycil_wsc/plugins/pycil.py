@@ -279,9 +279,10 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
     inner = raw.pop("wsc", {})
     if not isinstance(inner, dict):
         raise BadInput(f'--config {path}: "wsc" must be an object of options, such as {{"retain": 0.2}}')
-    given = {
-        name: raw.pop(f"wsc.{name}") for name in [key.removeprefix("wsc.") for key in raw if key.startswith("wsc.")]
-    } | inner
+    dotted = {name.removeprefix("wsc."): raw.pop(name) for name in list(raw) if name.startswith("wsc.")}
+    if twice := dotted.keys() & inner.keys():
+        raise BadInput(f"--config {path}: wsc.{min(twice)}: is given twice, in a group and with a dot; keep one")
+    given = dotted | inner
     if given and not re.match("wsc(_|$)", raw["model_name"].lower()):
         raise BadInput(
             f"--config {path}: wsc: has no effect on '{raw['model_name']}'; use wsc or wsc_{raw['model_name']}, or "

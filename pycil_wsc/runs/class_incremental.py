@@ -97,7 +97,9 @@ class ClassIncremental(Kind[Config, Dataset]):
         return () if config.tasks else super().leftovers(config)  # a longer list resumes from the checkpoint
 
     def unrecorded(self, config: Config) -> list[str]:
-        return unrecorded(config.analyse, run_folder(config))
+        folder = run_folder(config)
+        first = {False: "", True: "weights.pt", "every": "weights-task0.pt"}[config.save_weights]
+        return unrecorded(config.analyse, folder) + ([] if (folder / first).exists() else ["save_weights"])
 
 
 def measured(config: Config, data: Dataset) -> Stopwatch:

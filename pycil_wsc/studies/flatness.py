@@ -48,7 +48,7 @@ class Flatness(Observer):
         distance: float,
         indices: np.ndarray,
     ) -> float | None:
-        move(parameters, torch._foreach_add(solution, direction, alpha=distance))
+        move(parameters, [weight.add(step, alpha=distance) for weight, step in zip(solution, direction)])
         return finite(self.mean_loss(indices))
 
 
