@@ -153,7 +153,7 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ({"wsc.retain": 1.5}, "wsc: retain: 1.5 is above 1"),
         ({"wsc.retain": "most"}, "wsc: retain: expected float, got 'most'"),
         ({"wsc.warmup": 1}, "wsc: warmup: 1 leaves no step"),
-        ({"wsc": {"retain": 0.1}, "wsc.retain": 0.2}, "wsc.retain: is given twice, in a group and with a dot; keep one"),
+        ({"wsc": {"retain": 0.1}, "wsc.retain": 0.2}, "wsc.retain: is given twice, in a group and with a dot"),
         ({"wsc.reset": "soft"}, "wsc: reset: 'soft' is not one of blend, revert, none"),
         ({"wsc.reset": "random"}, "wsc: reset: 'random' is not one of blend"),
         (
