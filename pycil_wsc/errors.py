@@ -19,6 +19,10 @@ class UnusableRun(UserError):
     """A run cannot be trained as configured, or its folder cannot be used. Other runs continue."""
 
 
+class OtherSettings(UnusableRun):
+    """The folder of a run has another run's result, whose settings give the same folder name."""
+
+
 class Unwritable(UserError):
     """A file cannot be written, as on a full disk: no run can go on."""
 

@@ -446,6 +446,8 @@ BAD = {
     "save_weights: 'last' is not one of false, true, every": {"save_weights": "last"},
     "save_weights: expected true or false or a string, got 1": {"save_weights": 1},
     "seed: an empty list has no runs": {"seed": []},
+    "task_seconds: cannot be combined with operations_like": {"task_seconds": 4, "operations_like": "replay"},
+    "timeout_minutes: 3e+38 is above 10080": {"timeout_minutes": 3e38},
     "unknown analysis 'drifts'; did you mean 'drift'?": {"analyse": ["drifts"]},
     'analyse: expected a list of strings, got "drift"': {"analyse": "drift"},
     "device: 'cuda 0' is not": {"device": "cuda 0"},

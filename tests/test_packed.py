@@ -2,13 +2,17 @@
 
 import json
 import lzma
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 from small_runs import results, undrawn, without_measurements, write
 
 from main import main
+from pycil_wsc.files import locked
 from pycil_wsc.results.__main__ import main as packing
+from pycil_wsc.results.packed import lines, pack
 
 
 def learned(settings, **keys):
@@ -126,6 +130,44 @@ def test_folders_outside_the_sweep_are_refused(settings, tmp_path, capsys):
         assert packing(["unpack", str(file), str(tmp_path / "runs" / "sweep")]) == 2
         assert "names a folder outside the sweep's" in capsys.readouterr().err
     assert not (tmp_path / "runs" / "other").exists()
+    for folder in ("a\0b", "x" * 300, "caf\ud800"):
+        file.write_text(json.dumps(run) + "\n" + json.dumps(run | {"folder": folder}) + "\n")
+        assert packing(["unpack", str(file), str(tmp_path / "runs" / "sweep")]) == 2
+        assert "line 2 names a folder that cannot exist" in capsys.readouterr().err
+
+
+def test_runs_of_another_sweep_are_not_replaced(settings, tmp_path, capsys):
+    here, _ = learned(settings | {"prefix": "sweep"}, seed=1)
+    there, _ = learned(settings | {"prefix": "other", "out": str(tmp_path / "elsewhere")}, seed=1)
+    file = tmp_path / "runs.jsonl"
+    packing(["pack", str(here), str(file)])
+    before = file.read_bytes()
+    capsys.readouterr()
+    assert packing(["pack", str(there), str(file)]) == 2 and file.read_bytes() == before
+    assert f"{file}: has runs of the sweep 'sweep'" in capsys.readouterr().err
+
+
+def test_two_that_pack_into_one_file_lose_no_run(settings, tmp_path):
+    """The second finds the file locked, and adds to what the first has written."""
+    here, _ = learned(settings | {"prefix": "sweep"}, seed=1)
+    there, _ = learned(settings | {"prefix": "sweep", "out": str(tmp_path / "elsewhere")}, seed=2)
+    first, file = tmp_path / "first" / "runs.jsonl", tmp_path / "runs.jsonl"
+    pack(here, first)
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path):
+            second = pool.submit(pack, there, file)
+            wait([second], timeout=0.5)
+            assert not second.done()
+            file.write_bytes(first.read_bytes())
+        assert second.result()[0] == 2
+    assert {run.result["config"]["seed"] for run in lines(file)} == {1, 2}
+
+
+def test_results_under_other_names_are_nothing_to_pack(settings, tmp_path, capsys):
+    here, (folder, *_) = learned(settings | {"prefix": "sweep"}, seed=1)
+    os.rename(here / folder / "result.json", here / folder / "run.json")
+    assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 2
+    assert "no finished run found" in capsys.readouterr().err and not (tmp_path / "runs.jsonl").exists()
 
 
 def test_nothing_to_pack_is_one_line(tmp_path, capsys):

@@ -13,6 +13,7 @@ from torch import nn
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.mixing import MixingSource
+from pycil_wsc.errors import UserError
 from pycil_wsc.learners.predicting import predictions
 from pycil_wsc.networks.adapters import AdaptedConv2d, adapt, adapters_of
 from pycil_wsc.networks.nets import make_backbone
@@ -229,3 +230,6 @@ def test_one_schedule_of_pycils_file_is_that_of_the_first_task_and_of_later_ones
     assert config.init_lr_decay == config.lrate_decay == 0.2 and config.optimizer == "adam"
     path.write_text(f'{{"model_name": "{name}", "lr": 0.01, "step_size": 45}}')
     assert load(path, {"epochs": 2, "init_epoch": 2})[0].milestones == (1,)
+    path.write_text(f'{{"model_name": "{name}", "lr": 0.01, "step_size": 1, "epochs": {10**9}}}')
+    with pytest.raises(UserError, match="step_size: needs one whole number above 0"):  # not a list of 10**9 milestones
+        load(path)

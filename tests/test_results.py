@@ -42,6 +42,13 @@ def test_what_did_not_decide_an_earlier_language_models_result_does_not_now():
     assert LANGUAGE_INCIDENTAL - {"label", *DROPPED} == decided_nothing
 
 
+@pytest.mark.parametrize("schema", [2.0, True, "2", None, SCHEMA + 1])
+def test_another_schema_is_one_line(schema, undisturbed):
+    _, result = undisturbed(model_name="replay")
+    with pytest.raises(UnusableRun, match="is a result of another version"):
+        Record.of(result | {"schema": schema})
+
+
 def test_a_result_of_the_present_schema_without_an_identity_is_refused(undisturbed):
     _, result = undisturbed(model_name="replay")
     with pytest.raises(UnusableRun, match="'identity' is missing"):

@@ -125,3 +125,10 @@ def test_where_we_may_not_lock_a_run_that_recorded_its_progress_lately_runs(sett
         record = {"position": "task 1/2", "seconds_left": 60, "time": now - age}
         (run_folder(config) / "progress.json").write_text(json.dumps(record))
         assert status.state_of(config).name == name
+
+
+def test_status_is_not_combined_with_a_dry_run(settings, tmp_path, capsys):
+    for other in ("--dry-run", "--redo"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["--config", write(tmp_path, settings), "--status", other])
+        assert capsys.readouterr().err.count("\n") == 1

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -491,6 +492,25 @@ def test_a_redo_that_cannot_begin_changes_nothing(obstacle, settings, tmp_path, 
     assert main([*arguments, "--redo"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert {path: path.read_bytes() for path in files_of(settings)} == before
+
+
+def test_a_redo_leaves_another_runs_folder_as_it_is(settings, tmp_path, capsys):
+    """Two data sets whose paths end alike have one folder."""
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1, "save_weights": True}
+    paths = [tmp_path / name / ("flowers" * 9) / "data.npz" for name in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        shutil.copy(tmp_path / "data.npz", path)
+    common = ["--config", write(tmp_path, settings), "--set"]
+    first, second = ([*common, f"dataset=npz:{path}"] for path in paths)
+    assert main(first) == 0
+    before = {path: path.read_bytes() for path in files_of(settings)}
+    capsys.readouterr()
+    for _ in range(2):
+        assert main([*second, "--redo"]) == 2
+        assert "result.json: was made with other settings; move it away" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in files_of(settings)} == before
+    assert main([*first, "--redo"]) == 0
 
 
 def unbuildable(config, image_size):

@@ -136,8 +136,11 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
             changed |= dict.fromkeys((ours for ours in both if ours not in changed), file[name])
     step, epochs = file.get("step_size"), file.get("epochs", usual["epochs"])
     if step is not None:
-        if type(step) is not int or type(epochs) is not int or step < 1:
-            raise UserError("step_size: needs one whole number above 0, and one number of epochs; or give milestones")
+        if type(step) is not int or type(epochs) is not int or step < 1 or epochs > 10_000 * step:
+            raise UserError(
+                "step_size: needs one whole number above 0, and one number of epochs, at most 10,000 times as large; "
+                "or give milestones"
+            )
         if (milestones := list(range(step, epochs, step))) != usual["milestones"]:
             changed |= {"init_milestones": milestones, "milestones": milestones}
     return changed

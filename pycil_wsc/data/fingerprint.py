@@ -61,7 +61,7 @@ def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
 
     Empty if they are equal, if ``now`` is that of the same stream with more tasks, or if one of them is unknown.
     """
-    if not before or not now or before == now:
+    if not isinstance(before, dict) or not before or not now or before == now:
         return ""
     if "tasks" in before and before["tasks"] == now.get("tasks", [])[: len(before["tasks"])]:
         return ""

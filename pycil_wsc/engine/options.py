@@ -133,7 +133,7 @@ class DeviceOptions:
         high=1024,
     )
     timeout_minutes: float = key(
-        30.0, "`torchrun`: how long a process waits for the others within a run", low=0.01, decides="speed"
+        30.0, "`torchrun`: how long a process waits for the others within a run", low=0.01, high=10_080, decides="speed"
     )
 
 

@@ -77,6 +77,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.redo and (args.dry_run or args.status):
         parser.error("--redo cannot be combined with --dry-run or --status, which train nothing")
+    if args.status and args.dry_run:
+        parser.error("--status cannot be combined with --dry-run; give one of the two")
     if args.measure and not args.dry_run:
         parser.error("--measure needs --dry-run")
     if args.measure and args.ray is not None:

@@ -11,12 +11,12 @@ from filelock import Timeout
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
 from pycil_wsc.files import locked
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, record_failure
 from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
-from pycil_wsc.results import has_result, is_finished, set_result_aside
+from pycil_wsc.results import finished_result, has_result, is_finished, set_result_aside
 from pycil_wsc.runs.progress import Progress
 
 FRESH, AGAIN, ELSEWHERE = range(3)  # places in the queue
@@ -146,12 +146,13 @@ def set_aside(configs: Sequence[RunConfig]) -> None:
     Its other records are removed, which would be taken for those of the new run. A shared first task stays: all that
     decides it, the code included, is part of its name. A run that another process is working on is left alone.
 
-    Raises a :class:`UserError` if a folder is write-protected, before any is changed.
+    Raises a :class:`UserError` if a folder is write-protected or has another run's result, before any is changed.
     """
     folders = {run_folder(config): config for config in configs}
     for folder in folders:
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"--redo: {folder} is write-protected; make it writable")
+        _check_whose_result(folders[folder])
     for folder, config in folders.items():
         try:
             with contextlib.suppress(Timeout), locked(folder, wait=False):
@@ -159,3 +160,13 @@ def set_aside(configs: Sequence[RunConfig]) -> None:
                     set_result_aside(folder, kind_of(config).records)
         except OSError as error:
             raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None
+
+
+def _check_whose_result(config: RunConfig) -> None:
+    """Raise a :class:`UserError` if the run's folder has another run's result. One that cannot be read is its own."""
+    try:
+        finished_result(config)
+    except OtherSettings as error:
+        raise UserError(f"--redo: {error}") from None
+    except UnusableRun:
+        pass

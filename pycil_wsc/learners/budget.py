@@ -10,7 +10,6 @@ from pycil_wsc.data.features import FeatureSource
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Phase
 from pycil_wsc.engine.step_cost import StepCost
-from pycil_wsc.errors import UserError
 from pycil_wsc.learners.backward import Backward, epoch_of
 from pycil_wsc.learners.hooks import Hooks
 from pycil_wsc.networks.layers import freeze
@@ -59,8 +58,6 @@ def _fit_operations(learner: Hooks, task: Task, number: int, phase: Phase) -> No
 
 
 def _fit_seconds(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
-    if learner.processes.count > 1:
-        raise UserError("budget: 'seconds' needs one process, not torchrun; use 'flops_like' or 'updates_like'")
     assert learner.config.task_seconds is not None
     left = learner.config.task_seconds - learner.spending.begun[number]["seconds"]
     phase.seconds = left * _share(learner, task, number)

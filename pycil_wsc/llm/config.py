@@ -178,7 +178,11 @@ class LLMOptions:
         decides="rounding",
     )
     timeout_minutes: float = key(
-        30.0, "several processes: how long each waits for the others within a run", low=0.01, decides="speed"
+        30.0,
+        "several processes: how long each waits for the others within a run",
+        low=0.01,
+        high=10_080,
+        decides="speed",
     )
     checkpoint_minutes: float = key(10.0, "time between checkpoints within a task", low=0, decides="speed")
 

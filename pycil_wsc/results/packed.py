@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.files import write_atomically, write_json
+from pycil_wsc.files import locked, write_atomically, write_json
 from pycil_wsc.results.store import ANALYSES, RESULT, Problem, Record, find_runs
 
 COMPRESSED = ".xz"
@@ -29,6 +30,10 @@ class PackedRun(BaseModel):
     result: dict[str, Any]
     analyses: list[dict[str, Any]] = []
 
+    @property
+    def prefix(self) -> object:
+        return self.result["config"].get("prefix")
+
 
 def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
     """Write the finished runs below the folder ``runs`` into ``file``, beside those that it has.
@@ -36,23 +41,36 @@ def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
     Returns the number of runs in ``file``, and the results that could not be read.
 
     A run that ``file`` has and that is below ``runs`` too is replaced. Raises a :class:`UserError` if there is nothing
-    to pack, or if ``file`` is not of this kind.
+    to pack, if ``file`` is not of this kind, or if it has another sweep's run in a folder of the same name.
     """
-    packed = {run.folder: run for run in lines(file)} if file.exists() else {}
     if not runs.is_dir():
         raise UserError(f"{runs}: is not a folder; give that of a sweep, runs/<prefix>")
     found = find_runs([runs])
-    for record in [*found.records, *found.language]:
-        if record.path is not None and record.path.name == RESULT:
-            folder = record.path.parent.relative_to(runs).as_posix()
-            result = json.loads(record.path.read_bytes())
-            packed[folder] = PackedRun(folder=folder, result=result, analyses=record.analyses)
-    if not (found.records or found.language):
+    own = [each for each in (*found.records, *found.language) if each.path is not None and each.path.name == RESULT]
+    if not own:
         raise UserError(f"{runs}: no finished run found; give the folder of a sweep, runs/<prefix>")
-    kept = [packed[folder].model_dump(exclude_defaults=True) for folder in sorted(packed)]
-    text = "".join(json.dumps(run) + "\n" for run in kept)
-    write_atomically(file, lzma.compress(text.encode()) if file.suffix == COMPRESSED else text)
+    with locked(file.parent):
+        packed = {run.folder: run for run in lines(file)} if file.exists() else {}
+        for record in own:
+            assert record.path
+            folder = record.path.parent.relative_to(runs).as_posix()
+            run = PackedRun(folder=folder, result=json.loads(record.path.read_bytes()), analyses=record.analyses)
+            other = packed.get(folder, run).prefix
+            if run.prefix != other:
+                raise UserError(f"{file}: has runs of the sweep '{other}'; give each sweep a file of its own")
+            packed[folder] = run
+        kept = [packed[folder].model_dump(exclude_defaults=True) for folder in sorted(packed)]
+        text = "".join(json.dumps(run) + "\n" for run in kept)
+        write_atomically(file, lzma.compress(text.encode()) if file.suffix == COMPRESSED else text)
     return len(packed), found.problems
+
+
+def _can_be_a_path(folder: str) -> bool:
+    try:
+        parts = os.fsencode(folder).split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return b"\0" not in folder.encode(errors="replace") and max(map(len, parts)) < 256
 
 
 def unpack(file: Path, runs: Path) -> tuple[int, int]:
@@ -88,4 +106,6 @@ def lines(file: Path) -> Iterator[PackedRun]:
             raise UserError(f"{file}: line {number} is not a finished run; restore the file") from None
         if Path(run.folder).is_absolute() or ".." in Path(run.folder).parts:
             raise UserError(f"{file}: line {number} names a folder outside the sweep's ({run.folder})")
+        if not _can_be_a_path(run.folder):
+            raise UserError(f"{file}: line {number} names a folder that cannot exist; restore the file")
         yield run

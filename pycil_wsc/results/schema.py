@@ -223,7 +223,7 @@ def parse(contents: Json, path: Path | str = "result.json") -> tuple[Result, lis
     if not isinstance(contents, dict) or not isinstance(contents.get("config"), dict):
         raise UnusableRun(f"{path}: is not a complete result; delete it to run this again")
     schema = contents.get("schema", 1)
-    if schema not in range(1, SCHEMA + 1):
+    if type(schema) is not int or schema not in range(1, SCHEMA + 1):
         raise UnusableRun(
             f"{path}: is a result of another version (schema {one_line(str(schema))}, supported: 1 to {SCHEMA}); "
             "update pycil_wsc"

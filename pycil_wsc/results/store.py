@@ -18,7 +18,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.results.identity import NAMED, STUDIED, Identity
 from pycil_wsc.results.schema import HUGE, LanguageResult, Numbers, Result, parse
@@ -161,7 +161,7 @@ def is_finished(config: RunConfig) -> bool:
 def finished_result(config: RunConfig) -> dict[str, Json] | None:
     """The result of a finished run, or None if there is none, or only that of the same run with fewer tasks.
 
-    Raises :class:`UnusableRun` if it has other settings, or is incomplete.
+    Raises :class:`OtherSettings` if it is of another run, and :class:`UnusableRun` if it is incomplete.
     """
     folder = run_folder(config)
     if not has_result(folder):
@@ -173,7 +173,7 @@ def finished_result(config: RunConfig) -> dict[str, Json] | None:
         return result
     if config.continues(recorded):
         return None
-    raise UnusableRun(f"{path}: was made with other settings; move it away to run this again")
+    raise OtherSettings(f"{path}: was made with other settings; move it away, or choose another prefix")
 
 
 def set_result_aside(folder: Path, records: Iterable[str]) -> None:

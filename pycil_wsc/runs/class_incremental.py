@@ -78,6 +78,10 @@ class ClassIncremental(Kind[Config, Dataset]):
                 f"batch_size: {config.batch_size} images are too few for the {count} processes that share them; "
                 "start fewer processes, or raise batch_size"
             )
+        if count > 1 and config.task_seconds:
+            raise UserError(
+                "budget: 'seconds' needs one process, not several for a run; use 'flops_like' or 'updates_like'"
+            )
         if count > 1 and config.batch_norm_parts not in (1, count):
             raise UserError(
                 f"batch_norm_parts: {count} processes have {count} parts of a batch, not {config.batch_norm_parts}; "
