@@ -342,7 +342,7 @@ def test_operations_on_images_are_those_of_the_cpu_and_no_batch_waits(augmentati
     sizes = np.full((200, 2), 16)
     pixels = np.random.default_rng(0).integers(0, 255, (200, 16, 16, 3), np.uint8)
     pixels.tofile(tmp_path / "pixels")
-    decoded = ImageMap(tmp_path / "pixels", 256 * np.arange(200), sizes)
+    decoded = ImageMap(tmp_path / "pixels", 256 * np.arange(200), sizes, (tmp_path / "pixels").stat().st_mtime_ns)
     split = Split(pixels, np.zeros(200, int)) if kind is ArraySource else decoded
     grey = (0.5,) * 3
     info = DatasetInfo("noise", ("a",), 16, grey, grey, "pad", 0, True, 0.0, augmentation=augmentation)

@@ -23,7 +23,7 @@ from torchvision.datasets import ImageFolder
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import fingerprint as fingerprints
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.datasets import load_dataset, sized
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.npz import mean_and_std
@@ -270,6 +270,7 @@ DEFECTS = {  # changed arrays -> parts of the message
     "a named class without images": ({"classes": np.array(["a", "b", "c", "dodo"])}, ["'train_y'", "class 'dodo'"]),
     "a class without a name": ({"classes": np.array(["a", "b"])}, ["'train_y'", "label 2", "0..1"]),
     "classes that are numbers": ({"classes": np.arange(3)}, ["'classes'", "int64"]),
+    "no class names": ({"classes": np.array([], dtype=str)}, ["'classes' is", "or be omitted"]),
 }
 
 
@@ -436,7 +437,7 @@ def test_a_damaged_cifar_file_is_not_replaced_behind_the_users_back(tmp_path, mo
 
 def test_images_in_memory_stay_as_they_are_and_tell_both_sizes(tmp_path):
     np.savez(tmp_path / "cifar100.npz", **FakeCifar.arrays)
-    same, larger = (load_dataset("cifar100", tmp_path, side) for side in (32, 64))
+    same, larger = (sized(load_dataset("cifar100", tmp_path), side) for side in (32, 64))
     assert (same.info.image_size, same.info.stored_size) == (32, None)
     assert (larger.info.image_size, larger.info.stored_size) == (64, 32)
     assert larger.train.images.shape[1:] == (32, 32, 3) and larger.fingerprint == same.fingerprint
@@ -631,7 +632,7 @@ def test_the_facts_of_folders(tmp_path):
     assert (info.name, info.classes, info.image_size) == (f"folder:{tmp_path}", ("C", "a", "b"), 224)
     assert (info.crop, info.padding, info.flip, info.brightness) == ("resized", 0, True, 0)
     assert (info.mean, info.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert load_dataset(f"folder:{tmp_path}", ".", 64).info == dataclasses.replace(info, image_size=64)
+    assert sized(load_dataset(f"folder:{tmp_path}", "."), 64).info == dataclasses.replace(info, image_size=64)
 
 
 @pytest.mark.parametrize("key", ["padding", "brightness"])

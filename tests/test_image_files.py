@@ -154,6 +154,12 @@ def test_what_macos_adds_to_a_folder_is_no_image(tmp_path):
     assert len(samples(tmp_path)) == 8
 
 
+def test_folders_that_programs_add_are_no_classes_and_their_images_no_samples(tmp_path):
+    photos(tmp_path, "a", "b", ".ipynb_checkpoints", "@eaDir", "a/@eaDir", "b/.thumbnails", "__MACOSX")
+    assert len(samples(tmp_path)) == 8
+    assert read_source(f"folder:{tmp_path}").info.classes == ("a", "b")
+
+
 def test_a_link_to_itself_is_passed_over(tmp_path):
     photos(tmp_path, "a", "b")
     (tmp_path / "a" / "self").symlink_to(tmp_path / "a" / "self")

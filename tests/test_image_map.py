@@ -21,7 +21,7 @@ from main import main
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data import augment, crops, image_map, parallel
 from pycil_wsc.data.configured import for_training
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.datasets import load_dataset, sized
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.image_map import decoded
 from pycil_wsc.data.loader import DeviceSource, FolderSource, open_source
@@ -52,7 +52,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def dataset(folder):
-    return load_dataset(f"folder:{folder}", ".", 32)
+    return sized(load_dataset(f"folder:{folder}", "."), 32)
 
 
 def collected(source, split, train=False, share=None):
@@ -119,7 +119,7 @@ def test_images_are_those_of_the_test_transform(dataset, tmp_path):
 def test_of_a_very_long_image_the_middle_is_cached(folder, tmp_path):
     stripes = np.arange(4 * 3000 * 3, dtype=np.uint8).reshape(4, 3000, 3)
     Image.fromarray(stripes).save(folder / "val" / "b" / "0.png")
-    dataset = load_dataset(f"folder:{folder}", ".", 32)
+    dataset = sized(load_dataset(f"folder:{folder}", "."), 32)
     whole = decoded(dataset, tmp_path, 0, on_device=False)
     found = collected(open_source(dataset.info, whole.test, CPU, 0), dataset.test)
     expected = collected(FolderSource(dataset.info, dataset.test, CPU, 0), dataset.test)
@@ -207,6 +207,17 @@ def test_an_interrupted_file_is_not_taken_for_a_whole_one(dataset, tmp_path, mon
     assert (decoded(dataset, tmp_path, 0, False).train.decoded.image(0) == [255, 0, 0]).all(), "a file has changed"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_another_command_has_replaced_is_not_read_with_the_old_places(workers, dataset, tmp_path):
+    """Loader processes may map the file long after the index was read."""
+    before = decoded(dataset, tmp_path, 0, False)
+    Image.new("RGB", (300, 60), "red").save(dataset.train.images[0])
+    decoded(dataset, tmp_path, 0, False)
+    source = FolderSource(before.info, before.train, torch.device("cpu"), workers)
+    with pytest.raises(UserError, match="another command has decoded the images anew; start this one again"):
+        list(source.batches(np.arange(2), before.train.targets, 2))
+
+
 @pytest.mark.parametrize(
     "damaged, left", [("*.npz", 0.5), ("*.npz", 0), ("*.uint8", 0.5), ("*.uint8", 0), ("*.uint8", None)]
 )
@@ -231,7 +242,15 @@ def test_a_full_disk_and_a_broken_file_are_one_line(dataset, tmp_path, monkeypat
         file.truncate(os.stat(path).st_size // 2)
     with pytest.raises(UserError, match="3.png: not a readable image"):
         decoded(dataset, tmp_path, 0, False)
-    assert not list(tmp_path.rglob("decoded-*.npz"))
+    # cut within the pixels, or within the header, which is found before any image is decoded
+    for place, share, named in ((4, 0.5, 3), (6, 0.01, 6), (7, 0.01, 6)):
+        path = dataset.train.images[place]
+        os.truncate(path, int(share * os.stat(path).st_size))
+        with pytest.raises(UserError) as error:
+            decoded(dataset, tmp_path, 0, False)
+        assert str(error.value).startswith(f"{dataset.train.images[named]}: not a readable image")
+        assert str(error.value).endswith("; 1 other image(s) cannot be read either") == (place != 6)
+    assert not [path for path in tmp_path.rglob("*decoded-*") if path.is_file()]
 
 
 @pytest.mark.parametrize("kind", ["uint8", "npz"])
@@ -302,7 +321,7 @@ def test_each_interpolation_has_its_own_file(dataset, tmp_path):
 
 def test_names_that_are_relative_or_not_normalised_are_the_same_images(folder, tmp_path, monkeypatch, read):
     monkeypatch.chdir(tmp_path)
-    info = load_dataset(f"folder:{folder}", ".", 32).info
+    info = sized(load_dataset(f"folder:{folder}", "."), 32).info
     names = [f"{folder}/train/a/0.png", f"{folder}/train/b/1.png"]
     for given in (names, [f"{folder}/./train/a/0.png", f"{folder}//train/b/1.png"], [*map(os.path.relpath, names)]):
         found = decoded(replace(read_source((given, ["a", "b"])), info=info), tmp_path, 0, False).train

@@ -267,6 +267,11 @@ def test_pil_images_of_other_colours_are_converted(mode):
     assert np.unique(read_source(([red], ["red"])).train.images.reshape(-1, 3), axis=0).tolist() == [[255, 0, 0]]
 
 
+def test_grey_and_coloured_pil_images_may_be_mixed():
+    mixed = [Image.new("L", (8, 8), 7), Image.new("RGB", (8, 8), (7, 7, 7))]
+    assert np.unique(read_source((mixed, ["a", "b"])).train.images).tolist() == [7]
+
+
 def test_a_folder_is_learned_as_its_files_with_labels(tmp_path):
     source = photos(tmp_path / "january", ["cat", "ant"], 1)
     files = sorted(Path(tmp_path, "january").rglob("*.png"))
@@ -467,6 +472,18 @@ class Numbered(Few):
     classes: Any = 3
 
 
+class NumberedNames(Few):
+    classes: Any = (1,)
+
+
+class Streamed(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        yield COLOUR, 0
+
+
 REFUSED = {
     "tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner("wsc", tasks=["npz:a.npz"]),
     "unknown key 'epoch'; did you mean 'epochs'?": lambda: Learner("wsc", epoch=3),
@@ -502,10 +519,18 @@ REFUSED = {
         (torch.ones(2, device="meta"), [0, 1])
     ),
     "Numbered: its 'classes' are 3, not a list of names": lambda: Learner().learn(Numbered([(COLOUR, 0)])),
+    "NumberedNames: its 'classes' are (1,), not a list of names": lambda: Learner().learn(NumberedNames([(COLOUR, 0)])),
+    "Streamed: has no length; give a map-style Dataset": lambda: Learner().learn(Streamed()),
+    "memory_bytes: 100 bytes are less than an image takes (192)": lambda: Learner("replay", memory_bytes=100).learn(
+        (np.stack([COLOUR, COLOUR]), [0, 1])
+    ),
     "did you mean 'folder:/'?": lambda: Learner().learn("/"),
     f"did you mean 'npz:{__file__}'?": lambda: Learner().learn(__file__),
     "convnet_options of 'resnet8': ": lambda: Learner(
         convnet_type="resnet8", convnet_options={"width": 10**12}, device="cpu", quiet=True
+    ).learn((np.stack([COLOUR, COLOUR]), [0, 1])),
+    "choose a smaller network": lambda: Learner(
+        convnet_type="resnet8", convnet_options={"width": 10**21}, device="cpu", quiet=True
     ).learn((np.stack([COLOUR, COLOUR]), [0, 1])),
     "batch_size: batch norm cannot train on a single image": lambda: Learner(
         convnet_type="resnet18", device="cpu", quiet=True

@@ -1,5 +1,6 @@
 """Batches hold every sample once, with its label, and random numbers depend on the seed only."""
 
+import multiprocessing
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from torchvision.transforms import v2
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import augment
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.datasets import load_dataset, sized
 from pycil_wsc.data.loader import ArraySource, FolderSource, open_source
 from pycil_wsc.data.order import Share, batch_slices, mixed_order
 from pycil_wsc.errors import UserError
@@ -95,7 +96,7 @@ def folder(tmp_path):
                 Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(
                     tmp_path / part / name / f"{i}.png"
                 )
-    return load_dataset(f"folder:{tmp_path}", ".", image_size=16)
+    return sized(load_dataset(f"folder:{tmp_path}", "."), 16)
 
 
 def test_the_test_transform_of_files_is_torchvisions(folder):
@@ -147,6 +148,14 @@ def test_workers_live_from_epoch_to_epoch(folder):
         collect(source.batches(np.arange(10), folder.train.targets, 4, train=True, seed=seed))
         workers.append([worker.pid for worker in source.loader._iterator._workers])
     assert len(workers[0]) == 2 and workers[0] == workers[1]
+
+
+def test_a_run_leaves_no_worker_processes(settings, folder):
+    keys = {"dataset": folder.info.name, "image_size": 16, "num_workers": 1, "init_cls": 1, "increment": 1}
+    run = Run(resolve(settings | keys | {"model_name": "finetune", "epochs": 1, "init_epoch": 1}), folder)
+    alive = set(multiprocessing.active_children())
+    run.execute()
+    assert set(multiprocessing.active_children()) == alive and run.train_source.started
 
 
 def test_two_views_of_an_epoch_leave_the_workers_to_the_next_one(folder):

@@ -22,6 +22,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.runs.class_incremental import as_configured
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import load_state, save_state
 
@@ -59,7 +60,7 @@ SETTINGS = {
 def made(folder, **keys):
     """A run over three tasks of two classes; ``folder`` has its data."""
     config = resolve(SETTINGS | {"dataset": f"npz:{folder / 'data.npz'}", "out": str(folder / "runs")} | keys)
-    return Run(config, load_dataset(config.dataset, ".", config.image_size))
+    return Run(config, as_configured(load_dataset(config.dataset, "."), config))
 
 
 @pytest.fixture

@@ -78,6 +78,11 @@ def with_memory_size(options: D, images: np.ndarray) -> D:
         size = math.prod(images.shape[1:])
     else:
         size = sum(image_status(path).st_size for path in images.tolist()) / len(images)
+    if 0 < options.memory_bytes < size:
+        raise UserError(
+            f"memory_bytes: {options.memory_bytes} bytes are less than an image takes ({math.ceil(size)}); give a "
+            "larger number, or 0 to keep none"
+        )
     return dataclasses.replace(options, memory_size=int(options.memory_bytes // size))
 
 

@@ -31,13 +31,12 @@ DOWNLOAD_ERRORS = (OSError, RuntimeError, ValueError, EOFError)
 DOWNLOAD_ERRORS += (http.client.HTTPException, tarfile.TarError, zlib.error)
 
 
-def load_dataset(name: str, data_root: str | Path, image_size: int | None = None) -> Dataset:
+def load_dataset(name: str, data_root: str | Path) -> Dataset:
     """Load the data set ``name``: a registered one, ``npz:PATH`` or ``folder:PATH``.
 
     Args:
         name: the data set.
         data_root: folder of the registered data sets.
-        image_size: side of the images; None keeps the data set's own.
 
     Raises:
         UserError: if the data are missing or invalid; names the file and the remedy.
@@ -52,9 +51,7 @@ def load_dataset(name: str, data_root: str | Path, image_size: int | None = None
         dataset = datasets[name](path_of("data_root", str(data_root)))
     if dataset.fingerprint is None:
         dataset = replace(dataset, fingerprint=fingerprint(dataset.train, dataset.test))
-    if image_size in (None, dataset.info.image_size):
-        return dataset
-    return sized(dataset, image_size)
+    return dataset
 
 
 def sized(dataset: Dataset, side: int) -> Dataset:

@@ -102,6 +102,8 @@ def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:
         real_directory = os.path.realpath(directory)
         for entry in _entries(directory):
             if os.path.isdir(entry.path):  # False for a link to itself
+                if _of_a_system(entry.name):
+                    continue
                 inode = _inode(entry.path)
                 if inode not in entered and inode not in elsewhere:
                     entered.add(inode)
@@ -119,6 +121,11 @@ def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"{directory}: cannot be read ({reason(error)}); make it readable, or remove it") from None
+
+
+def _of_a_system(folder: str) -> bool:
+    """Whether a folder has this name because a program keeps its own files there: Jupyter, Synology, macOS, ..."""
+    return folder.startswith(".") or folder in ("@eaDir", "__MACOSX")
 
 
 def _inode(path: str | Path) -> tuple[int, int]:
@@ -170,7 +177,7 @@ def _split(part: Path, classes: Mapping[str, Sequence[str]]) -> Split:
 
 def _class_folders(directory: Path, layout: str) -> set[str]:
     try:
-        names = {entry.name for entry in os.scandir(directory) if entry.is_dir()}
+        names = {entry.name for entry in os.scandir(directory) if entry.is_dir() and not _of_a_system(entry.name)}
         if not names:
             raise FileNotFoundError("contains no class folders")
     except OSError as error:

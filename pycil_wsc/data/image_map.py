@@ -65,7 +65,7 @@ def _cache_folder(dataset: Dataset, root: str | Path, side: int) -> Path:
     Bilinear interpolation is not in the name.
     """
     base = Path(common_folder([*dataset.train.images.tolist(), *dataset.test.images.tolist()]))
-    digest = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(os.fsencode(base.resolve())).hexdigest()[:8]
     mode = dataset.info.interpolation
     return Path(root, "resized", f"{base.name}-{digest}-{side}" + ("" if mode == "bilinear" else f"-{mode}"))
 
@@ -88,7 +88,7 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
             index.unlink(missing_ok=True)  # it will no longer match the file of images
             known = _make(paths, keys, path, side, interpolation, earlier, workers)
             _write_index(index, known)
-    return ImageMap(path, known.starts[:-1], known.sizes)
+        return _map_of(path, known)
 
 
 def _keys(paths: np.ndarray, side: int, interpolation: str) -> np.ndarray:
@@ -111,13 +111,17 @@ def _read(index: Path) -> Index | None:
         return None
 
 
+def _map_of(path: Path, known: Index) -> ImageMap:
+    return ImageMap(path, known.starts[:-1], known.sizes, path.stat().st_mtime_ns)
+
+
 def _earlier(folder: Path) -> dict[bytes, tuple[ImageMap, int]]:
     """What is cached in ``folder``: for each digest, a file of images and the number of the image in it."""
     found = {}
     for index in sorted(folder.glob("decoded-*.npz")):
         known = _read(index)
         if known is not None:
-            images = ImageMap(index.with_suffix(".uint8"), known.starts[:-1], known.sizes)
+            images = _map_of(index.with_suffix(".uint8"), known)
             found |= {key: (images, number) for number, key in enumerate(known.keys.tolist())}
     return found
 
@@ -160,8 +164,10 @@ def _make(
         numbered = np.array(list(zip(paths[new].tolist(), starts[new].tolist())), dtype=object)
         resize = v2.Resize(side, v2.InterpolationMode(interpolation))
         decode_part = partial(_decode_into, file=partial_file, resize=resize)
-        for _ in map_parts(decode_part, numbered, pool, "decoding images"):
-            pass
+        problems = [line for part in map_parts(decode_part, numbered, pool, "decoding images") for line in part]
+    if problems:
+        partial_file.unlink()
+        raise _unreadable(problems)
     with open(partial_file, "r+b") as file:
         os.fsync(file.fileno())  # before the index says that it is complete
     os.replace(partial_file, path)
@@ -182,21 +188,33 @@ def _check_space(path: Path, number: int, total: int) -> None:
 def _sizes(paths: np.ndarray, side: int, pool: ProcessPoolExecutor | None) -> np.ndarray:
     """Height and width of each image after resizing: int64 (N, 2)."""
     parts = map_parts(partial(_sizes_of, side=side), paths, pool, "reading sizes of images")
-    return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
+    sizes = [size for part in parts for size in part]
+    if problems := [size for size in sizes if isinstance(size, str)]:
+        raise _unreadable(problems)
+    return np.array(sizes, np.int64).reshape(-1, 2)
 
 
-def _sizes_of(paths: np.ndarray, side: int) -> list[tuple[int, int]]:
-    return [_resized_size(width, height, side) for width, height in map(_size, paths)]
+def _unreadable(problems: list[str]) -> UserError:
+    more = f"; {len(problems) - 1:,} other image(s) cannot be read either" if len(problems) > 1 else ""
+    return UserError(problems[0] + more)
 
 
-def _size(path: str) -> tuple[int, int]:
+def _sizes_of(paths: np.ndarray, side: int) -> list[tuple[int, int] | str]:
+    """The size of each image, or a line for one that cannot be read."""
+    return [size if isinstance(size, str) else _resized_size(*size, side) for size in map(_size, paths)]
+
+
+def _size(path: str) -> tuple[int, int] | str:
     """Width and height of an image file, decoded; the whole file is read only if its header cannot be."""
     try:
         with Image.open(path) as image:
             left, top, right, bottom = middle_box(*image.size)
             return right - left, bottom - top
     except Exception:
-        return decode(path).size
+        try:
+            return decode(path).size
+        except UserError as error:
+            return str(error)
 
 
 def _resized_size(width: int, height: int, side: int) -> tuple[int, int]:
@@ -206,9 +224,16 @@ def _resized_size(width: int, height: int, side: int) -> tuple[int, int]:
     return (side, other) if height <= width else (other, side)
 
 
-def _decode_into(numbered: np.ndarray, file: Path, resize: v2.Resize) -> None:
-    """Decode image files to their places, counted in pixels."""
+def _decode_into(numbered: np.ndarray, file: Path, resize: v2.Resize) -> list[str]:
+    """Decode image files to their places, counted in pixels; returns a line for each that cannot be read."""
+    problems = []
     with open(file, "r+b") as output:
         for path, start in numbered:
+            try:
+                image = decode(path)
+            except UserError as error:
+                problems.append(str(error))
+                continue
             output.seek(3 * start)
-            output.write(np.asarray(resize(decode(path))).tobytes())
+            output.write(np.asarray(resize(image)).tobytes())
+    return problems

@@ -68,6 +68,9 @@ class Source:
         self.info, self.device = info, device
         self.normalise = augment.Normalise(info.mean, info.std, device)
 
+    def close(self) -> None:
+        """End the worker processes, if there are any; the next pass starts new ones."""
+
     def batches(
         self,
         indices: np.ndarray,
@@ -248,6 +251,9 @@ class FolderSource(CroppedSource):
             generator=torch.Generator(),  # of the workers' seeds; torch's own one is for the network
         )
 
+    def close(self) -> None:
+        self.loader = self._loader(self.plan, persistent=self.num_workers > 0)
+
     def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
         keys = self.images.keys(order, train, rng)
         wanted = [keys[batch][rows] for batch, rows in parts if rows is not None]
@@ -319,9 +325,12 @@ class MappedImages(Dataset):
         boxes = crops.boxes(self.images.sizes[order], self.side, rng if train else None)
         return list(zip(order.tolist(), *boxes.T.tolist()))
 
-    def __getitem__(self, key: tuple[int, ...]) -> Tensor:
+    def __getitem__(self, key: tuple[int, ...]) -> Tensor | str:
         index, top, left, height, width = key
-        image = torch.from_numpy(self.images.image(index)).permute(2, 0, 1)
+        try:
+            image = torch.from_numpy(self.images.image(index)).permute(2, 0, 1)
+        except UserError as error:
+            return str(error)
         return v2.functional.resized_crop(image, top, left, height, width, [self.side] * 2, self.mode, True).permute(
             1, 2, 0
         )

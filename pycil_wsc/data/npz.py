@@ -82,7 +82,9 @@ def check_arrays(
     label.
     """
     names = arrays.get("classes")
-    if names is not None and (names.ndim != 1 or names.dtype.kind != "U" or num_classes not in (None, len(names))):
+    if names is not None and (
+        names.ndim != 1 or not len(names) or names.dtype.kind != "U" or num_classes not in (None, len(names))
+    ):
         raise UserError(
             f"{path}: 'classes' is {_form(names)}; it must hold the names of {num_classes or 'the'} classes, "
             "or be omitted"

@@ -188,7 +188,11 @@ class ImageOptions:
         choices=(False, True, "memory", "device"),
     )
     num_workers: int = key(
-        4, "processes that decode image files, at most one per core", low=0, high=1024, decides="speed"
+        4,
+        "processes that decode image files, for training and for tests each, at most one per core",
+        low=0,
+        high=1024,
+        decides="speed",
     )
 
 

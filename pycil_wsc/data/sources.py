@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset
 
 from pycil_wsc.data.datasets import load_dataset, path_of
 from pycil_wsc.data.fingerprint import fingerprint
@@ -115,9 +116,8 @@ def as_array(images: object) -> np.ndarray:
 
 
 def _in_colour(image):
-    """A PIL image with a palette, transparency or other colours as RGB; other images as they are."""
-    colours = ("1", "P", "PA", "LA", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
-    return image.convert("RGB") if isinstance(image, Image.Image) and image.mode in colours else image
+    """A PIL image of 8 bits per channel as RGB; other images as they are."""
+    return image.convert("RGB") if isinstance(image, Image.Image) and image.mode[0] not in "IF" else image
 
 
 def _check_one_shape(what, arrays):
@@ -137,7 +137,7 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 def _of_torch(source: Any) -> Dataset:
     """Read a map-style data set into memory."""
-    if not hasattr(source, "__len__"):
+    if not hasattr(source, "__len__") or isinstance(source, IterableDataset):
         raise UserError(f"{type(source).__name__}: has no length; give a map-style Dataset, with __len__")
     samples = [_sample(source, index) for index in range(len(source))]
     images = [_image(image) for image, _ in samples]
@@ -145,7 +145,8 @@ def _of_torch(source: Any) -> Dataset:
     labels = [_plain(label) for _, label in samples]
     names: Sequence[str] | None = getattr(source, "classes", None)
     if names is not None:
-        if isinstance(names, str) or not isinstance(names, Sequence):
+        named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+        if isinstance(names, str) or not named:
             raise UserError(f"{type(source).__name__}: its 'classes' are {names!r}, not a list of names; correct them")
         if wrong := [label for label in labels if isinstance(label, int) and not 0 <= label < len(names)]:
             raise UserError(f"{type(source).__name__}: label {wrong[0]} has no name in its {len(names)} classes")

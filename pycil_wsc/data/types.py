@@ -1,12 +1,15 @@
 """Frozen dataclasses that describe a data set."""
 
+import os
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pycil_wsc.errors import UserError
 
 Fingerprint = dict[str, Any]  # of a data set: its numbers of samples, its hash and, for a stream, those of its tasks
 
@@ -62,19 +65,21 @@ class DatasetInfo:
 class ImageMap:
     """Decoded images in the file ``path``.
 
-    ``starts``: int64 (N,), the first pixel of each image; ``sizes``: int64 (N, 2), height and width.
+    ``starts``: int64 (N,), the first pixel of each image; ``sizes``: int64 (N, 2), height and width; ``written``: the
+    time of the file that they describe, in ns. Raises :class:`UserError` if the file was replaced before it is mapped.
     """
 
     path: Path
     starts: np.ndarray
     sizes: np.ndarray
+    written: int
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def of(self, rows: np.ndarray) -> "ImageMap":
         """The images of these rows, in this order."""
-        return ImageMap(self.path, self.starts[rows], self.sizes[rows])
+        return replace(self, starts=self.starts[rows], sizes=self.sizes[rows])
 
     def image(self, number: int) -> np.ndarray:
         """A view of one image."""
@@ -85,7 +90,10 @@ class ImageMap:
     @cached_property
     def pixels(self) -> np.ndarray:
         """The pixels of all images: uint8 (pixels, 3), mapped from the file copy-on-write."""
-        return np.memmap(self.path, np.uint8, "c").reshape(-1, 3)
+        with open(self.path, "rb") as file:
+            if os.fstat(file.fileno()).st_mtime_ns != self.written:
+                raise UserError(f"{self.path}: another command has decoded the images anew; start this one again")
+            return np.memmap(file, np.uint8, "c").reshape(-1, 3)
 
     def __getstate__(self) -> dict[str, object]:  # each loader process maps the file itself
         return {name: value for name, value in vars(self).items() if name != "pixels"}

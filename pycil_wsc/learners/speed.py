@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -39,14 +40,14 @@ def measure(config: LearnerConfig, dataset: Dataset) -> Stopwatch:
     device = numbered(resolved_device(config.device))
     keep_freed_memory(device)
     manager = tasks_of(dataset, config)
-    source = open_source(dataset.info, dataset.train, device, config.num_workers)
-    learner = truncated(configured_learner(config))(config, manager, source, device)
-    decoded_ahead = 0 if dataset.train.in_memory else 2 * config.num_workers  # batches ready before the first step
-    watch = Stopwatch(learner, WARM_UP + decoded_ahead)
-    for task in manager.tasks:
-        chosen = task.index in (0, 1, len(manager.tasks) - 1)
-        learner.most_steps = watch.warm_up + TIMED if chosen else 0
-        learner.learn(task, watch)
+    with contextlib.closing(open_source(dataset.info, dataset.train, device, config.num_workers)) as source:
+        learner = truncated(configured_learner(config))(config, manager, source, device)
+        decoded_ahead = 0 if dataset.train.in_memory else 2 * config.num_workers  # batches ready before the first step
+        watch = Stopwatch(learner, WARM_UP + decoded_ahead)
+        for task in manager.tasks:
+            chosen = task.index in (0, 1, len(manager.tasks) - 1)
+            learner.most_steps = watch.warm_up + TIMED if chosen else 0
+            learner.learn(task, watch)
     return watch
 
 

@@ -40,7 +40,7 @@ def make_backbone(
         return backbones[name](**options)
     except ValueError as error:
         raise UserError(f"convnet_options of '{name}': {first_line(error)}") from None
-    except (RuntimeError, MemoryError) as error:  # torch cannot allocate the weights
+    except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # torch cannot allocate the weights
         raise UserError(f"convnet_options of '{name}': {first_line(error)}; choose a smaller network") from None
 
 

@@ -38,7 +38,7 @@ class ClassIncremental(Kind[Config, Dataset]):
             if config.tasks:
                 parts = [as_configured(read(name, config.data_root), config) for name in config.tasks]
                 return joined(parts)
-            return as_configured(load(config.dataset, config.data_root, config.image_size), config)
+            return as_configured(load(config.dataset, config.data_root), config)
 
         return load_for
 

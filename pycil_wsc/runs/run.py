@@ -75,10 +75,10 @@ class Run(Monitor):
         self.device = self.processes.device(resolved_device(config.device))
         self.manager = tasks_of(dataset, config)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
-        test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
+        self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
-        self.evaluator = Evaluator(self.learner, test_source, self._check)
+        self.evaluator = Evaluator(self.learner, self.test_source, self._check)
         self.records = Records(config.analyse, self.learner, self.folder)
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
@@ -104,6 +104,8 @@ class Run(Monitor):
         """Train and test every task that is left."""
         with contextlib.ExitStack() as files:  # closed, too, if the run fails
             self.journal.open_log(files)
+            files.callback(self.train_source.close)
+            files.callback(self.test_source.close)
             self._begin()
             first, resume = self._restore()
             self.journal.open_scalars(self.config, files)
