@@ -152,7 +152,12 @@ def set_aside(configs: Sequence[RunConfig]) -> None:
     for folder in folders:
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"--redo: {folder} is write-protected; make it writable")
-        _check_whose_result(folders[folder])
+        try:
+            finished_result(folders[folder])
+        except OtherSettings as error:
+            raise UserError(f"--redo: {error}") from None
+        except UnusableRun:
+            pass  # one that cannot be read is the run's own
     for folder, config in folders.items():
         try:
             with contextlib.suppress(Timeout), locked(folder, wait=False):
@@ -160,13 +165,3 @@ def set_aside(configs: Sequence[RunConfig]) -> None:
                     set_result_aside(folder, kind_of(config).records)
         except OSError as error:
             raise UserError(f"--redo: {folder} cannot be changed ({error}); make it writable") from None
-
-
-def _check_whose_result(config: RunConfig) -> None:
-    """Raise a :class:`UserError` if the run's folder has another run's result. One that cannot be read is its own."""
-    try:
-        finished_result(config)
-    except OtherSettings as error:
-        raise UserError(f"--redo: {error}") from None
-    except UnusableRun:
-        pass

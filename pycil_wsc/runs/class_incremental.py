@@ -79,9 +79,7 @@ class ClassIncremental(Kind[Config, Dataset]):
                 "start fewer processes, or raise batch_size"
             )
         if count > 1 and config.task_seconds:
-            raise UserError(
-                "budget: 'seconds' needs one process, not several for a run; use 'flops_like' or 'updates_like'"
-            )
+            raise UserError("budget: 'seconds' needs a single process; use 'flops_like' or 'updates_like'")
         if count > 1 and config.batch_norm_parts not in (1, count):
             raise UserError(
                 f"batch_norm_parts: {count} processes have {count} parts of a batch, not {config.batch_norm_parts}; "
