@@ -439,7 +439,7 @@ def test_the_course_of_the_monthly_updates_is_the_record():
         assert cells[:-1] == [f"{found['accuracy'][month - 1]:.1f}" for month in months]
         assert cells[-1] == f"{max(found['peak_bytes']) / 1e9:.1f}"
         assert [found["accuracy"][0], found["accuracy"][-1]] == pytest.approx(before["accuracy"])
-        assert f"{found['resident_bytes'] / 1e9:.1f} GB\nare Python" in page.read_text()
+        assert f"About {found['resident_bytes'] / 1e9:.1f} GB\nof this is Python" in page.read_text()
 
 
 def test_the_table_of_the_gate_is_the_record():
@@ -456,7 +456,7 @@ def test_the_page_says_how_often_calibration_gate_and_shift_err_and_what_they_co
     record = json.loads((ROOT / "results/upkeep-cpu.json").read_text())
     page = " ".join((ROOT / "docs/your_classifier.md").read_text().split())
     one, others = said_of_errors_and_costs(record, page)
-    assert f"On the disk {one}, and {others}" in page
+    assert f"{one} on the disk after the first update, and {others}" in page
     shift, gate, draws = record["shift"], record["gate"], record["draws"]
     good, bad = gate["good"], gate["bad"]
     lost = f"lost {good['drop']:.0f} points on the known classes and one on wrong labels that lost {bad['drop']:.0f}"
@@ -471,7 +471,7 @@ def test_the_page_says_the_same_of_ranpac():
     record = json.loads((ROOT / "results/upkeep-ranpac-cpu.json").read_text())
     page = " ".join((ROOT / "docs/your_classifier.md").read_text().partition("results/upkeep-ranpac")[2].split())
     one, others = said_of_errors_and_costs(record, page)
-    assert f"{one} on the disk, and {others}" in page
+    assert f"{one} on the disk after the first update, and {others}" in page
     shift, gate, draws = record["shift"], record["gate"], record["draws"]
     good, bad = gate["good"], gate["bad"]
     often = f"rejected in {good['rejected']['default']} of {draws} draws, and in {good['rejected']['strict']} with"
@@ -489,9 +489,8 @@ def said_of_errors_and_costs(record, page):
     """
     calibration, shift, draws = record["calibration"], record["shift"], record["draws"]
     before, after = (calibration[name]["median"] for name in ("before", "after"))
-    assert (
-        f"median {before:.1f} % before and {after:.1f} % after; lower in {calibration['improved']} of {draws}" in page
-    )
+    assert f"the median is {before:.1f} % before and {after:.1f} % after calibration" in page
+    assert f"it falls in {calibration['improved']} of {draws} draws" in page
     none, darker = shift["none"], shift["brightness x 0.8"]
     assert none["p <= 0.01"] == 0 and darker["p <= 0.01"] == draws
     alarms = f"no alarm in {draws} draws without a shift at the default level of 1 %, and {none['p <= 0.05']} at 5 %"
@@ -501,7 +500,7 @@ def said_of_errors_and_costs(record, page):
     assert ratio <= 1.1
     one, three = (f"{size / 1e6:.1f} MB" for size in record["bytes"].values())
     first, second = record["update"]["cpu_seconds"]
-    return one, f"{three} with three versions; {first:.0f} and {second:.0f} seconds"
+    return one, f"{three} after the second, with three versions; {first:.0f} and {second:.0f} seconds"
 
 
 def images_per_class(number):

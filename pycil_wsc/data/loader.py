@@ -376,7 +376,7 @@ def held_on(device: torch.device, images: ImageMap) -> Tensor:
 
 
 def _file_on(device, images):
-    return images.path, images.path.stat().st_mtime_ns, device
+    return images.path, images.written, device
 
 
 def _copied_to(device, pixels):
