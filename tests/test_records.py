@@ -12,9 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from pycil_wsc.config.loading import load
+from pycil_wsc.learners.losses import balanced_weights
+from pycil_wsc.results import packed
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "docs" / "speed.md"
@@ -589,7 +592,34 @@ def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, o
     assert f"doubling 40 epochs adds {few:.2f} points at one exemplar and {all_images:.2f} at all images" in page
     assert f"{found[40, 25] - found[40, 1]:.1f} points lie between the two memory sizes" in page
     if where:  # the protocol's own
-        assert f"adds {(few + all_images) / 2:.2f} on average over the two memory sizes" in page
+        assert f"{(few + all_images) / 2:.2f}, on average over the two memory sizes" in page
+
+
+def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_options_were_scaled():
+    """With one exemplar per class; FOSTER's weights are those of :func:`balanced_weights`."""
+    averages = {}
+    for name in ("unscaled", "runs"):
+        for run in packed.lines(ROOT / f"results/night/{name}.jsonl.xz"):
+            config, method = run.result["config"], run.result["config"]["model_name"]
+            usual = config["memory_per_class"] == 1 and config["exemplars"] == "herding" and config["increment"] == 5
+            if usual and method in ("bic", "foster", "replay"):
+                averages.setdefault((name, method), []).append(run.result["avg_acc"])
+    assert {len(seeds) for seeds in averages.values()} == {5}
+    old, new, replay = (
+        [f"{np.mean(averages[name, method]):.1f}" for method in methods]
+        for name, methods in (("unscaled", ("bic", "foster")), ("runs", ("bic", "foster")), ("runs", ("replay",)))
+    )
+    page = " ".join((ROOT / "results/night/README.md").read_text().split())
+    assert "With 4 % of the images BiC had {} % in them, and FOSTER {};".format(*old) in page
+    assert "with the options scaled they have {} and {}, and Replay has {}.".format(*new, *replay) in page
+    ratios = [
+        old / new
+        for old, new in (
+            balanced_weights(torch.tensor(counts), beta).tolist()
+            for counts, beta in (([1, 25], 0.96), ([20, 500], 0.96), ([1, 25], 0.442))
+        )
+    ]
+    assert [float(f"{ratio:.2g}") for ratio in ratios] == [16, 1.8, 1.8]
 
 
 AVERAGES = {  # the rows of docs/wsc.md: `wsc.average_count` and `wsc.average_lr`
