@@ -277,6 +277,11 @@ def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
         ours, half = findings.interval(result.seeds)
         assert len(result.seeds) == findings.SEEDS
         assert line.format(ours=ours, minus=-ours, half=half) in readme
+        if claim.best:
+            averages = findings.by_seed(found, "average").mean()
+            for share in claim.shares:
+                own = averages[findings.cells(("replay", "icarl", "bic", "wa"), share)]
+                assert own.idxmax() == f"icarl@{share}" and "which is iCaRL" in readme
         assert f"{result.paper.mean(axis=1).iloc[0]:.2f} points" in readme
 
 

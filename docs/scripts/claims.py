@@ -27,6 +27,7 @@ from claim_findings import (  # beside this file, as is
     table_of,
 )
 from claims_figure import IMAGE, draw
+from figure import NAMES
 
 from pycil_wsc.results import Record
 
@@ -36,7 +37,6 @@ ESTIMATE: tuple[int, float] | None = None  # all runs, and the hours of two core
 THREE = (4, 40, 100)  # of the shares of memory
 OTHERS = (*DISTILLING, *EXPANDING)
 EIGHT = ("replay", "wsc", *OTHERS)
-NAMES = {"wsc": "WSC", "icarl": "iCaRL", "wa": "WA", "bic": "BiC", "der": "DER", "memo": "MEMO", "foster": "FOSTER"}
 
 
 def with_(rows: Group, setting: str) -> Group:
@@ -128,7 +128,7 @@ CLAIMS = (
         study="twenty",
     ),
 )
-METHODS = tuple(Claim(name, [(row,)], [R]) for row, name in NAMES.items())
+METHODS = tuple(Claim(NAMES[row], [(row,)], [R]) for row in ("wsc", *OTHERS))
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -100,8 +100,8 @@ class ClassIncremental(Kind[Config, Dataset]):
 
     def unrecorded(self, config: Config) -> list[str]:
         folder = run_folder(config)
-        first = {False: "", True: "weights.pt", "every": "weights-task0.pt"}[config.save_weights]
-        return unrecorded(config.analyse, folder) + ([] if (folder / first).exists() else ["save_weights"])
+        weights = {False: "", True: "weights.pt", "every": "weights-task0.pt"}[config.save_weights]
+        return unrecorded(config.analyse, folder) + ([] if (folder / weights).exists() else ["save_weights"])
 
 
 def measured(config: Config, data: Dataset) -> Stopwatch:
