@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,19 +21,30 @@ def write_atomically(path: str | Path, content: bytes | str, durable: bool = Tru
 
     ``durable``: wait for the disk, so that this also holds if the power fails; otherwise the file may then be empty.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
+    write_together({Path(path): content}, durable)
+
+
+def write_together(contents: Mapping[Path, bytes | str], durable: bool = True) -> None:
+    """Write several files, in their order, as :func:`write_atomically` writes one.
+
+    All are complete on the disk before the first one replaces its predecessor, so that an error leaves all of these.
+    """
+    partials = {path: path.with_name(f".{path.name}.partial") for path in contents}
+    path = next(iter(contents))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(partial, path)
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(partials[path], "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+        for path, partial in partials.items():
+            os.replace(partial, path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # no folder, or none that can be written: the first error is reported
-            partial.unlink(missing_ok=True)
+        for partial in partials.values():
+            with contextlib.suppress(OSError):  # no folder, or none that can be written: the first error is reported
+                partial.unlink(missing_ok=True)
         raise Unwritable(
             f"{path}: cannot be written ({error.strerror}); free space or choose another folder with --out. "
             "What was saved before is intact"
@@ -100,7 +111,12 @@ def _without_repeats(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def write_json(path: str | Path, value: Json) -> None:
-    """Write readable JSON: one key or item per line, but lists of numbers on one line."""
+    """Write :func:`readable_json` to ``path``."""
+    write_atomically(path, readable_json(value))
+
+
+def readable_json(value: Json) -> str:
+    """JSON with one key or item per line, but lists of numbers on one line."""
     text = json.dumps(value, indent=2)
     text = re.sub(r'\[\n\s*([^]["{}]*?)\n\s*\]', lambda numbers: "[" + re.sub(r"\n\s*", " ", numbers[1]) + "]", text)
-    write_atomically(path, text + "\n")
+    return text + "\n"

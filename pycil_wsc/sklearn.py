@@ -320,9 +320,15 @@ def in_common(labels: np.ndarray, known: np.dtype[Any]) -> np.ndarray:
 
 def form_of(images: Samples) -> str:
     """``files``, ``images`` or ``rows``."""
-    if isinstance(images, (list, tuple, np.ndarray)) and len(images) and isinstance(images[0], (str, os.PathLike)):
+    names = images if isinstance(images, (list, tuple, np.ndarray)) else _column(images)
+    if len(names) and isinstance(names[0], (str, os.PathLike)):
         return "files"
     return "images" if getattr(images, "ndim", 0) > 2 else "rows"
+
+
+def _column(images: Samples) -> Sequence[object]:
+    """The values of one column, as of a data frame; nothing of another shape."""
+    return np.asarray(images, object) if getattr(images, "ndim", 0) == 1 else ()
 
 
 def in_colour(images: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What a learner answers: names, probabilities, "none of these", and images in any form."""
 
 import io
+import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 from small_learners import FILES, QUICK, arrays, learned, months
 from test_task_lists import photos
 
+from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 
 __all__ = ["months"]
@@ -201,6 +203,39 @@ def test_a_pil_image_that_cannot_be_decoded_is_like_a_file(of_files):
     assert "\n" not in str(error.value)
     found = list(learner.each([whole, cut, whole]))
     assert [answer.name is None for answer in found] == [False, True, False] and found[0].name == found[2].name
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pil_images_whose_files_are_closed_are_one_line_each(workers, of_files):
+    """Pillow raises an AssertionError; with threads, the more images than these have places for were waited for."""
+    learner, files = of_files
+    learner.answers.classifier.workers = workers
+    images = []
+    for file in files:
+        with Image.open(file) as image:
+            images.append(image)
+    found = list(learner.each(images))
+    assert len(found) == 11 > 4 * workers
+    assert {answer.problem for answer in found} == {
+        "image: cannot be decoded (its file is closed); open it again, or replace it"
+    }
+
+
+def test_a_folder_is_asked_about_the_images_that_would_be_learned(of_files, tmp_path, monkeypatch):
+    """Not about those of other programs, and also about those behind links; ``~`` is the home folder."""
+    learner, files = of_files
+    photos(tmp_path / "home", ["cat", "ant"], 1)
+    photos(tmp_path / "more", ["ant"], 2)
+    for folder in ("ant/@eaDir", ".cache"):
+        shutil.copytree(tmp_path / "home" / "cat", tmp_path / "home" / folder)
+    (tmp_path / "home" / "cat" / "._0.png").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "home" / "ant" / "linked").symlink_to(tmp_path / "more" / "ant")
+    (tmp_path / "home" / "ant" / "linked" / "loop").symlink_to(tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    train = read_source("folder:~/home").train
+    found = list(learner.each("folder:~/home"))
+    assert {answer.image for answer in found} == set(train.images.tolist())
+    assert len(found) == len(train) == len(learner.predict("~/home"))
 
 
 def closed():

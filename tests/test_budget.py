@@ -11,9 +11,10 @@ from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners import loop, pace
+from pycil_wsc.learners import loop, pace, rehearsal
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.budget import fit as fit_to_budget
+from pycil_wsc.learners.redo import ReDo
 from pycil_wsc.runs.run import Run
 
 OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 15}
@@ -203,6 +204,28 @@ def test_a_weight_that_grows_over_a_task_ends_at_its_last_value_however_many_epo
     result = finished.execute()
     assert len(result["train_loss"][1]) > 2
     assert finished.learner.terms.tolist() == pytest.approx([0, finished.config.options.reg_term])
+
+
+def test_the_rehearsal_does_not_last_for_the_seconds(settings, monkeypatch):
+    """Real ones: with the budget of the run, its three small tasks would take three minutes."""
+    steps = []
+
+    def after_step(learner):
+        steps.append(learner.config.method)
+        assert len(steps) < 100
+
+    monkeypatch.setattr(BaseLearner, "after_step", after_step)
+    learner = run(settings, model_name="replay", budget={"seconds": 60}).learner
+    rehearsal._learn(learner, torch.device("cpu"), ())
+    assert steps and learner.config.task_seconds == 60
+
+
+def test_the_rehearsal_recycles_units(settings, monkeypatch):
+    recycled = []
+    monkeypatch.setattr(ReDo, "_renew", lambda learner, *arguments: recycled.append(learner.steps))
+    learner = run(settings, model_name="redo").learner
+    rehearsal._learn(learner, torch.device("cpu"), ())
+    assert recycled and learner.config.options.recycle_every == 1000
 
 
 def test_the_schedule_is_stretched_to_the_seconds(settings, clock):

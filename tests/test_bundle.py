@@ -6,6 +6,8 @@ That every learner predicts the same from its folder is tested in ``test_export.
 import hashlib
 import json
 import shutil
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -296,3 +298,36 @@ def test_a_folder_that_is_not_whole_is_one_line(damage, line, folder):
     with pytest.raises(UserError, match=f"exported: {line}") as error:
         pycil_wsc.load_exported(folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("unwritable", ["config.json", "README.md"])
+def test_an_export_that_cannot_be_written_leaves_the_earlier_one(unwritable, exported, folder, months):
+    """As when the disk is full: here a folder is where the file's new content would go."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / f".{unwritable}.partial").mkdir()
+    other = learned(months[0], name="replay", **QUICK)
+    with pytest.raises(UserError, match=f"{unwritable}: cannot be written"):
+        other.export(folder)
+    (folder / f".{unwritable}.partial").rmdir()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    pycil_wsc.load_exported(folder)
+
+
+def test_an_export_that_is_replaced_while_it_is_read_is_read_again(exported, folder, months, monkeypatch):
+    described = (folder / "config.json").read_bytes()
+    learner = learned(months[0], name="replay", **QUICK)
+    learner.export(folder)
+    read, answers = Path.read_bytes, [described]
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: answers.pop() if path.name == "config.json" and answers else read(path)
+    )
+    assert pycil_wsc.load_exported(folder).classes == learner.classes and not answers
+
+
+def test_the_card_has_the_time_of_all_tasks_once(exported, tmp_path):
+    learner = exported[0]
+    with patch("pycil_wsc.classifier.learner.write_bundle") as written:
+        learner.export(tmp_path / "exported")
+    seconds = written.call_args.args[4]
+    times = [line["total_seconds"] for line in learner.history]  # each with those before
+    assert seconds == times[-1] and 0 < times[0] < times[1] < times[2]

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from small_runs import Tiny
 from test_methods import SILENT, SMALL
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.learners.projection import projected
@@ -111,3 +114,21 @@ def test_a_step_is_the_projected_one_and_batch_norm_sees_the_exemplars_first(ste
             assert torch.allclose(statistics.float(), after[name].float(), atol=1e-5), name
         assert not batch.from_memory.any()
     assert projections, "no step was projected"
+
+
+class Spare(Tiny):
+    """A backbone with a layer that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+def test_a_layer_without_a_gradient_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.backbones, "spare", Spare)
+    keys = {"model_name": "gem", "convnet_type": "spare", "out": str(tmp_path), "max_tasks": 2}
+    run = Run(resolve(SMALL | keys), load_dataset("digits", "."))
+    before = copied(run.learner.network.backbone)
+    run.execute()
+    after = copied(run.learner.network.backbone)
+    assert {name for name in before if torch.equal(before[name], after[name])} == {"spare.weight", "spare.bias"}

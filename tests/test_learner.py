@@ -1,5 +1,6 @@
 """`pycil_wsc.Learner`: tasks learned one by one from Python."""
 
+import io
 import multiprocessing
 import os
 import signal
@@ -484,6 +485,13 @@ class Streamed(torch.utils.data.IterableDataset):
         yield COLOUR, 0
 
 
+def damaged():
+    """An image in half a file."""
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)).save(content, "PNG")
+    return Image.open(io.BytesIO(content.getvalue()[:1500]))
+
+
 REFUSED = {
     "tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner("wsc", tasks=["npz:a.npz"]),
     "unknown key 'epoch'; did you mean 'epochs'?": lambda: Learner("wsc", epoch=3),
@@ -500,8 +508,14 @@ REFUSED = {
     "cannot learn from a list; give 'folder:PATH'": lambda: Learner().learn([GREY]),
     "labels: 0.5 is neither a string nor a whole": lambda: Learner().learn(Few([(COLOUR, torch.tensor(0.5))])),
     "labels: an array of shape (9,); give a whole number": lambda: Learner().learn(Few([(COLOUR, torch.ones(9))])),
-    "images: more than 8 bits per channel (mode I;16)": lambda: Learner().learn(Few([(DEEP, 0)])),
-    "images: more than 8 bits per channel (mode F)": lambda: Learner().learn(Few([(Image.fromarray(GREY[0]), 0)])),
+    "Few: item 0: more than 8 bits per channel (mode I;16)": lambda: Learner().learn(Few([(DEEP, 0)])),
+    "Few: item 1: more than 8 bits per channel (mode F)": lambda: Learner().learn(
+        Few([(COLOUR, 0), (Image.fromarray(GREY[0]), 0)])
+    ),
+    "Few: item 0: cannot be decoded (image file is truncated": lambda: Learner().learn(Few([(damaged(), 0)])),
+    "images: item 2: cannot be decoded (image file is truncated": lambda: Learner().learn(
+        ([Image.new("RGB", (32, 32)), damaged()], [0, 1])
+    ),
     "a torch Dataset must return PIL images or uint8 tensors": lambda: Learner().learn(
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),

@@ -138,6 +138,7 @@ def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, s
     measured = {task for task, _ in watch.speeds}
     assert measured == {task for task in (0, 1, 5) if plan[task]}
     assert len(steps) <= len(watch.speeds) * 2 * (speed.WARM_UP + speed.TIMED)
+    assert not any(module._forward_pre_hooks for module in watch.learner.modules()), "a rule of a task watches no other"
 
 
 def test_a_run_that_will_fail_is_said_to_and_the_others_are_measured(settings, tmp_path, capsys):

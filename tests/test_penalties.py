@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 import torch
 from reference import penalties
-from small_runs import batch_of
-from test_methods import BATCH, SILENT, after, digits, grown, negative_log_likelihood  # noqa: F401
+from small_learners import QUICK, learned
+from small_runs import Tiny, batch_of
+from test_methods import BATCH, SILENT, SMALL, after, digits, grown, negative_log_likelihood  # noqa: F401
 from torch.nn.functional import cross_entropy
+
+from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.errors import UnusableRun
+from pycil_wsc.learners.ewc import EWC
+from pycil_wsc.runs.run import Run
 
 NEW = torch.tensor([4, 6, 5, 4, 5, 6])  # of the second task
 
@@ -50,6 +57,45 @@ def test_ewcs_fisher_is_the_twins_and_its_mean_is_over_classes(how, cut, parts, 
         np.testing.assert_allclose(ours.flatten().numpy(), expected, rtol=2e-3, atol=1e-9)
     values = [value for each in found[1].values() for value in each]
     assert max(values) == pytest.approx(cut) and sum(0 < value < cut for value in values) > 100
+
+
+def test_ewcs_mean_counts_the_classes_of_a_task_though_they_are_known(monkeypatch):
+    """Two of cat and ant, then two of them again: half the weight each. PyCIL has no such tasks."""
+    values = iter([1.0, 3.0])
+
+    def constant(learner, task):
+        value = next(values)
+        return {name: torch.full_like(weight, value) for name, weight in learner.trained().items()}
+
+    monkeypatch.setattr(EWC, "new_importance", constant)
+    learner = learned(name="ewc", **QUICK)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 8, 8, 3), np.uint8)
+    for images in pixels:
+        learner.learn((images, ["cat", "ant"] * 8))
+    means = learner._state["learner"]["_extra_state"]["importance"].values()
+    assert means and all((value == 2).all() for value in means)
+
+
+class Unvectorised(Tiny):
+    """A backbone that ``torch.func.vmap`` refuses."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 + 0 * x.mean().item())
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"model_name": "ewc", "fisher": "samples"}, "fisher: 'samples' cannot be computed for 'unvectorised'"),
+        ({"model_name": "wsc", "wsc.importance": "fisher"}, "wsc.importance: 'fisher' cannot be computed for"),
+    ],
+)
+def test_a_backbone_that_has_no_gradients_of_single_samples_is_one_line(keys, message, digits, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(registry.backbones, "unvectorised", Unvectorised)
+    run = Run(resolve(SMALL | {"convnet_type": "unvectorised", "out": str(tmp_path), "max_tasks": 2} | keys), digits)
+    with pytest.raises(UnusableRun) as error:
+        run.execute()
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 def test_mass_importance_is_the_twins_and_adds_up(digits, tmp_path):  # noqa: F811

@@ -141,6 +141,11 @@ def test_a_run_stopped_in_the_second_phase_ends_like_one_never_stopped(settings,
     assert different <= {"config"}
 
 
+def test_label_smoothing_is_refused_in_one_line(settings):
+    with pytest.raises(UserError, match="^label_smoothing: has no part in the loss of 'podnet'; leave it out"):
+        resolve(settings | {"model_name": "podnet", "label_smoothing": 0.1})
+
+
 def test_a_backbone_without_stages_is_refused_in_one_line(settings):
     with pytest.raises(UserError, match="has no stages, which this method needs; use a built-in backbone"):
         run = resolve(settings | {"model_name": "podnet"})

@@ -73,6 +73,16 @@ def test_a_link_to_a_saved_learner_stays_a_link(months, shelf, tmp_path):
     assert_same(Learner.load(shelf), learner)
 
 
+def test_without_the_originals_the_learner_is_loaded_again_from_the_folder_with_the_copies(tmp_path):
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **OF_FILES)
+    learner.save(tmp_path / "shelf", copy_images=True)
+    shutil.rmtree(tmp_path / "january")
+    february = photos(tmp_path / "february", ["bee"], 2)
+    with pytest.raises(UserError, match="or load the learner from a folder in which it was saved with copy_images"):
+        learner.learn(february)
+    Learner.load(tmp_path / "shelf", quiet=True).learn(february)
+
+
 def test_copies_that_are_loaded_through_a_link_are_not_removed(tmp_path):
     learned(photos(tmp_path / "january", ["cat", "ant"], 1), **OF_FILES).save(tmp_path / "shelf", copy_images=True)
     (tmp_path / "link").symlink_to("shelf")

@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -112,6 +113,10 @@ def test_names_of_files_are_learned(tmp_path):
     labels = [Path(file).parent.name for file in files]
     classifier = small(1, image_size=16, keys={"num_workers": 0}).fit(files, labels)
     assert set(classifier.predict(files)) <= {"cat", "ant"} and not hasattr(classifier, "n_features_in_")
+    frame = pd.DataFrame({"path": files, "label": labels})
+    same = small(1, image_size=16, keys={"num_workers": 0}).fit(frame["path"], frame["label"])
+    for column in (frame["path"], frame["path"].values):
+        np.testing.assert_array_equal(same.predict_proba(column), classifier.predict_proba(files))
 
 
 def test_a_seed_decides_and_clones_are_equal(months):

@@ -36,7 +36,7 @@ from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import write_atomically, write_json
+from pycil_wsc.files import readable_json, write_together
 from pycil_wsc.state import State, packed, unpacked
 from pycil_wsc.version import __version__
 
@@ -68,7 +68,7 @@ def write_bundle(
         answers: what the learner predicts with.
         held: its exemplars, whose numbers the card tells.
         config: its configuration.
-        seconds: that it has been trained for.
+        seconds: that its tasks took.
         evaluations: what ``Learner.evaluate`` returned after each task, None for a task that was not tested.
 
     Raises:
@@ -84,14 +84,17 @@ def write_bundle(
     text = card(folder / CARD, held, told, matrix)
     weights, extra = tensors_of(model)
     content = safetensors.torch.save(weights, {"format": "pt"})
-    described = description(answers, held, config) | {"extra": extra, "sha256": hashlib.sha256(content).hexdigest()}
+    described = description(answers, held, config) | {"extra": extra, "sha256": _sha256(content)}
     rebuilt = _answers(json.loads(json.dumps(described)), content, "cpu")
     side = answers.classifier.info.image_size
     check_logits(f"the folder {folder.name}", model, side, Model(rebuilt.classifier.learner, answers.classes))
-    write_atomically(folder / WEIGHTS, content)
-    write_json(folder / CONFIG, described)  # later, as it has the checksum of the weights
-    write_atomically(folder / MLMODEL, MLFLOW.format(python=platform.python_version()))
-    write_atomically(folder / CARD, text)
+    files = {
+        WEIGHTS: content,
+        CONFIG: readable_json(described),  # with the checksum of the weights
+        MLMODEL: MLFLOW.format(python=platform.python_version()),
+        CARD: text,
+    }
+    write_together({folder / name: each for name, each in files.items()})
 
 
 def _refuse_files_of_others(folder: Path) -> None:
@@ -144,14 +147,24 @@ def load_exported(folder: str | Path, device: str = "cpu") -> Answers:
     folder = folder_of("folder", folder)
     remedy = "name a folder that Learner.export wrote, or export the learner again"
     with refusing(folder, "a complete export", remedy, named=True):
-        described = json.loads((folder / CONFIG).read_bytes())
-        return _answers(described, (folder / WEIGHTS).read_bytes(), device)
+        described, content = _read(folder)
+        if _sha256(content) != described["sha256"]:
+            described, content = _read(folder)  # it was replaced while it was read
+        return _answers(described, content, device)
+
+
+def _read(folder: Path) -> tuple[State, bytes]:
+    return json.loads((folder / CONFIG).read_bytes()), (folder / WEIGHTS).read_bytes()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _answers(described: State, content: bytes, device: str) -> Answers:
     if described["library"] != "pycil_wsc" or described["format"] != FORMAT:
         raise UserError(f"was exported by another version (format {described['format']}); use that one")
-    if hashlib.sha256(content).hexdigest() != described["sha256"]:
+    if _sha256(content) != described["sha256"]:
         raise UserError(f"{WEIGHTS} is not the file that {CONFIG} describes; export the learner again")
     classes, seen = described["classes"], described["classes_after_task"]
     temperature = float(described["temperature"])

@@ -59,7 +59,7 @@ The fingerprint is that of the images, labels and names of a task; of image file
 
 ## Training
 
-Backbone `{backbone}`, images of side {side}, {seconds:.0f} seconds of training in all. `config.json` has every setting.
+Backbone `{backbone}`, images of side {side}, learned in {seconds:.0f} seconds. `config.json` has every setting.
 
 ## Licence
 
@@ -73,7 +73,7 @@ class Told(NamedTuple):
     method: str
     backbone: str
     version: str
-    seconds: float  # of training
+    seconds: float  # that its tasks took
 
 
 def card(path: Path, held: Dataset, told: Told, matrix: Matrix | None) -> str:

@@ -109,7 +109,7 @@ def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:
     if missing := [path for path in paths if not os.path.isfile(path)]:
         raise UserError(
             f"{missing[0]}: no longer exists, one of {len(missing)} missing files of exemplars; restore them, or "
-            "save the learner with copy_images=True before the images are removed"
+            "load the learner from a folder in which it was saved with copy_images=True"
         )
     for path in paths:
         if path in hashes and file_hash(path) != hashes[path]:

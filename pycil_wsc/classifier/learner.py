@@ -249,7 +249,7 @@ class Learner(Answering):
                 raise UserError(f"opset: is of ONNX files, and {path.name} is a folder; leave it out")
             with self._changing:  # all of one state
                 answers, present, config = self.answers, self._present(), self.config
-            seconds = sum(line["train_seconds"] for line in present.state["history"])
+            seconds = present.state["history"][-1]["total_seconds"]  # of all tasks
             write_bundle(path, answers, present.held, config, seconds, evaluations)
         elif evaluations is not None:
             raise UserError(f"evaluations: belong to the card of a folder, and {path.name} is none; leave them out")
@@ -264,8 +264,8 @@ class Learner(Answering):
 
         Args:
             folder: where to; made if it is not there.
-            copy_images: also copy the exemplars' image files, so that the learner can be trained further without the
-                originals.
+            copy_images: also copy the exemplars' image files, so that the learner that :meth:`load` returns can be
+                trained further without the originals. This one goes on reading the originals.
             versions: keep this many versions, this one included, for :meth:`rollback` and ``load(version=)``.
         """
         folder = folder_of("folder", folder)

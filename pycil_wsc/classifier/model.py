@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from pycil_wsc.data import augment
-from pycil_wsc.data.image_files import DECODING, decode, middle
+from pycil_wsc.data.image_files import DECODING, decode, in_colour, middle
 from pycil_wsc.data.types import DatasetInfo
-from pycil_wsc.errors import UserError, first_line
+from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.networks.closed_form import ComputedHead
 
@@ -111,7 +111,7 @@ def as_picture(image: Picture) -> Image.Image:
     if isinstance(image, (str, os.PathLike)):
         return decode(os.fspath(image))
     if isinstance(image, Image.Image):
-        return _in_colour(image)
+        return in_colour(image)
     if isinstance(image, Tensor):
         image = image.detach().cpu()
         image = image.permute(1, 2, 0).numpy() if _channels_come_first(image.shape) else image.numpy()
@@ -121,18 +121,6 @@ def as_picture(image: Picture) -> Image.Image:
     if image.dtype != np.uint8 or not (len(shape) == 2 or len(shape) == 3 and shape[2] in (1, 3)) or 0 in shape:
         raise UserError(f"image: {image.dtype} of shape {shape}; {FORMS}")
     return Image.fromarray(image[..., 0] if shape[2:] == (1,) else image).convert("RGB")
-
-
-def _in_colour(image: Image.Image) -> Image.Image:
-    """A PIL image in RGB. Its file is read only now, and may be damaged or closed."""
-    if image.mode.startswith(("I", "F")):
-        raise UserError(f"image: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
-    if 0 in image.size:
-        raise UserError(f"image: has {image.width} x {image.height} pixels; leave it out")
-    try:
-        return image.convert("RGB")
-    except DECODING as error:
-        raise UserError(f"image: cannot be decoded ({first_line(error)}); open it again, or replace it") from None
 
 
 def opened(content: bytes) -> Image.Image:

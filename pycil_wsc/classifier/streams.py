@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from pycil_wsc.classifier.model import Picture, Transform
+from pycil_wsc.data.datasets import path_of
+from pycil_wsc.data.image_files import walked
 from pycil_wsc.data.npz import three_channels
 from pycil_wsc.data.sources import as_array
 from pycil_wsc.errors import UserError
@@ -99,24 +100,12 @@ def _slices(images: np.ndarray, size: int) -> Iterator[Chunk]:
 
 def _files_of(name: str, transform: Transform) -> Iterator[str]:
     """The image files below a folder, by name; each folder is listed when its turn comes."""
-    folder = name.removeprefix("folder:")
+    folder = str(path_of("images", name.removeprefix("folder:")))
     if not os.path.isdir(folder):
         if os.path.isfile(folder):
             raise UserError(f"images: {name!r} is one file; give a list of files: [{name!r}]")
         raise UserError(f"images: {name!r} is no folder; give {_wanted(transform)}, {FORMS}")
-    return _walk(folder)
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for directory, inner, files in os.walk(folder, onerror=_unreadable):
-        inner.sort()
-        for file in sorted(files):
-            if file.lower().endswith(IMG_EXTENSIONS):
-                yield os.path.join(directory, file)
-
-
-def _unreadable(error: OSError) -> None:
-    raise UserError(f"{error.filename}: cannot be read ({error.strerror}); make it readable, or remove it") from None
+    return walked(folder)
 
 
 def _named(images: Iterable[Picture]) -> Iterator[tuple[Key, Picture]]:
@@ -152,10 +141,11 @@ def _read_by_threads(
     room = threading.Semaphore(2 * threads)
 
     def fit(image: Picture, whole: bool) -> np.ndarray | UserError:
-        found = _pixels(transform.fitted, image)
-        if whole:
-            room.release()
-        return found
+        try:
+            return _pixels(transform.fitted, image)
+        finally:
+            if whole:
+                room.release()
 
     with ThreadPoolExecutor(threads) as pool:
         try:

@@ -3,7 +3,7 @@
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from pycil_wsc.data.npz import check_names, check_targets, reason
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split, normal
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, first_line
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -108,10 +108,35 @@ def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:
                 if inode not in entered and inode not in elsewhere:
                     entered.add(inode)
                     pending.append(entry.path)
-            elif entry.name.lower().endswith(IMG_EXTENSIONS) and not entry.name.startswith("._"):  # macOS's, no images
+            elif _is_image(entry.name):
                 real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real_directory, entry.name)
                 found[real] = min(entry.path, found.get(real, entry.path), key=os.path.split)
     return sorted(found.values(), key=os.path.split)
+
+
+def walked(folder: str) -> Iterator[str]:
+    """The image files below ``folder``, each folder's before those of the folders in it, by name.
+
+    Files and folders count as in :func:`image_files`, and each folder is listed when its turn comes. A file to which
+    several names lead is there under each.
+    """
+    entered = {_inode(folder)}
+    pending = [folder]
+    while pending:
+        inner = []
+        for entry in _entries(pending.pop()):
+            if os.path.isdir(entry.path):
+                if not _of_a_system(entry.name) and (inode := _inode(entry.path)) not in entered:
+                    entered.add(inode)
+                    inner.append(entry.path)
+            elif _is_image(entry.name):
+                yield entry.path
+        pending += reversed(inner)
+
+
+def _is_image(name: str) -> bool:
+    """Whether a file has the name of an image; macOS's own files, which begin with ``._``, are none."""
+    return name.lower().endswith(IMG_EXTENSIONS) and not name.startswith("._")
 
 
 def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
@@ -212,6 +237,24 @@ def decode(path: str) -> Image.Image:
     except DECODING as error:
         problem = f"not a readable image ({reason(error)}); replace or remove the file"
     raise UserError(f"{path}: {problem}")
+
+
+def in_colour(image: Image.Image, name: str = "image") -> Image.Image:
+    """A PIL image in RGB. Its file is read only now, and may be damaged or closed.
+
+    Raises a :class:`UserError` that calls it ``name`` if it cannot be converted.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise UserError(f"{name}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
+    if 0 in image.size:
+        raise UserError(f"{name}: has {image.width} x {image.height} pixels; leave it out")
+    try:
+        return image.convert("RGB")
+    except AssertionError:  # Pillow's, of an image whose file is closed
+        problem = "its file is closed"
+    except DECODING as error:
+        problem = first_line(error)
+    raise UserError(f"{name}: cannot be decoded ({problem}); open it again, or replace it")
 
 
 def middle(image: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from pycil_wsc.data.datasets import load_dataset, path_of
 from pycil_wsc.data.fingerprint import fingerprint
-from pycil_wsc.data.image_files import info_of_files, read_task_folder
+from pycil_wsc.data.image_files import in_colour, info_of_files, read_task_folder
 from pycil_wsc.data.npz import check_names, info_of_arrays, three_channels
 from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError, first_line
@@ -100,7 +100,10 @@ def _array(images: torch.Tensor | np.ndarray | Sequence[object]) -> np.ndarray:
     """A tensor, or a list of images of one shape, as an array (N, ...)."""
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return as_array(images)
-    arrays = [as_array(_in_colour(each)) for each in images]
+    arrays = []
+    for number, image in enumerate(images, 1):
+        is_picture = isinstance(image, Image.Image)
+        arrays.append(as_array(in_colour(image, f"images: item {number}") if is_picture else image))
     _check_one_shape("images: shapes", arrays)
     return np.stack(arrays)
 
@@ -113,11 +116,6 @@ def as_array(images: object) -> np.ndarray:
         raise UserError(f"images: an item is not an array; {IMAGES}") from None
     except (TypeError, RuntimeError) as error:  # a sparse tensor, or one without memory
         raise UserError(f"images: are not an array ({first_line(error)}); {IMAGES}") from None
-
-
-def _in_colour(image):
-    """A PIL image of 8 bits per channel as RGB; other images as they are."""
-    return image.convert("RGB") if isinstance(image, Image.Image) and image.mode[0] not in "IF" else image
 
 
 def _check_one_shape(what, arrays):
@@ -140,7 +138,7 @@ def _of_torch(source: Any) -> Dataset:
     if not hasattr(source, "__len__") or isinstance(source, IterableDataset):
         raise UserError(f"{type(source).__name__}: has no length; give a map-style Dataset, with __len__")
     samples = [_sample(source, index) for index in range(len(source))]
-    images = [_image(image) for image, _ in samples]
+    images = [_image(image, f"{type(source).__name__}: item {index}") for index, (image, _) in enumerate(samples)]
     _check_one_shape(f"{type(source).__name__}: images of shapes", images)
     labels = [_plain(label) for _, label in samples]
     names: Sequence[str] | None = getattr(source, "classes", None)
@@ -176,12 +174,10 @@ def _sample(source: Any, index: int) -> tuple[object, object]:
     return image, label
 
 
-def _image(image: object) -> np.ndarray:
+def _image(image: object, name: str) -> np.ndarray:
     """Convert a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3) to uint8 (H, W, 3)."""
     if isinstance(image, Image.Image):
-        if image.mode.startswith(("I", "F")):
-            raise UserError(f"images: more than 8 bits per channel (mode {image.mode}); convert them to 8 bits")
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(in_colour(image, name))
     if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) in (1, 3):
         return image.expand(3, -1, -1).permute(1, 2, 0).numpy()
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:

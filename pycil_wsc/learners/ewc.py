@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -8,6 +9,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.learners.fisher import fisher_of_batches
 from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.penalising import PenalisingLearner, Weights
+from pycil_wsc.learners.scoring import refusing_backbone
 from pycil_wsc.registry import register_learner
 from pycil_wsc.studies.diagonals import fisher_diagonal
 
@@ -16,8 +18,9 @@ from pycil_wsc.studies.diagonals import fisher_diagonal
 class EWC(PenalisingLearner):
     """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017, https://arxiv.org/abs/1612.00796), as in PyCIL.
 
-    The importance is the diagonal of the Fisher information, its mean over tasks weighted by their classes. PyCIL
-    takes the squares of the gradients of whole batches, in training mode with augmentation; the paper, of samples.
+    The importance is the diagonal of the Fisher information, its mean over tasks weighted by their classes, whether
+    or not these are new. PyCIL takes the squares of the gradients of whole batches, in training mode with
+    augmentation; the paper, of samples.
     """
 
     @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class EWC(PenalisingLearner):
         return {name: value.clamp(max=options.fishermax) for name, value in fisher.items()}
 
     def combined(self, old: Tensor, new: Tensor, task: Task) -> Tensor:
-        share = task.num_old / task.num_seen
+        classes = len(np.unique(self.manager.train_targets[task.train_indices]))
+        share = task.num_old / (task.num_old + classes)
         return share * old + (1 - share) * new
 
     @torch.enable_grad()
@@ -60,4 +64,5 @@ class EWC(PenalisingLearner):
         self.eval()
         targets, size = self.manager.train_targets, self.config.batch_size
         batches = self.train_source.batches(task.train_indices, targets, size)
-        return dict(fisher_diagonal(self.network, self.trained(), batches))
+        with refusing_backbone("fisher", "samples", self.config.convnet_type):
+            return dict(fisher_diagonal(self.network, self.trained(), batches))

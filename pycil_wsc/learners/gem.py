@@ -72,10 +72,11 @@ class GEM(BaseLearner):
         gradients = []
         for each, loss in [*self.references, (batch, None)]:
             backward(each, loss)
-            gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+            gradients.append(torch.cat([_gradient(parameter).flatten() for parameter in parameters]))
         parts = projected(torch.stack(gradients)).split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts):
-            parameter.grad.copy_(part.view_as(parameter))
+            if parameter.grad is not None:
+                parameter.grad.copy_(part.view_as(parameter))
 
     def after_step(self) -> None:
         self.keep_statistics()
@@ -83,3 +84,8 @@ class GEM(BaseLearner):
     def keep_statistics(self) -> None:
         """Keep those of batch norm, from before the next step."""
         self.statistics = [buffer.clone() for buffer in self.network.buffers()]
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """The gradient; zeros if the loss does not depend on the parameter."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -63,6 +63,12 @@ class PODNet(DistillingLearner):
     own_schedules = ("ft_epochs",)
 
     @classmethod
+    def check(cls, config: LearnerConfig) -> str | None:
+        if config.label_smoothing:
+            return "label_smoothing: has no part in the loss of 'podnet'; leave it out"
+        return super().check(config)
+
+    @classmethod
     def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
         stages_of(backbone)
 

@@ -49,7 +49,12 @@ class RandomProjection(ComputedHead):
         self.weight = ridge_regression(gram, products, self.ridge()).T.float().contiguous()
 
     def ridge(self) -> float:
-        """The candidate with the least squared error on the images held out, |XW - Y|² = <W, XᵀX W - 2 XᵀY> + |Y|²."""
+        """The candidate with the least squared error on the images held out, |XW - Y|² = <W, XᵀX W - 2 XᵀY> + |Y|².
+
+        1 if no image is held out, as no class has had two in one task.
+        """
+        if not self.held_out.products.any():
+            return 1.0
         errors = []
         for ridge in RIDGES:
             weight = ridge_regression(self.fitted.gram, self.fitted.products, ridge)

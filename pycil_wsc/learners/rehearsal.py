@@ -28,8 +28,8 @@ BATCH = 8
 
 
 def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
-    """Let another learner of the same settings learn small tasks on the device, as the run will: each loss, hook
-    and analysis of the method, its optimiser, the choice of exemplars and the test.
+    """Let another learner of the same settings learn small tasks on the device, as the run will: each loss and hook
+    of the method that an epoch has, its analyses and optimiser, the choice of exemplars and the test.
 
     Raises :class:`UserError` if the device lacks an operator or a dtype. The CPU lacks none. Leaves no trace, since all
     random numbers have an address of their own.
@@ -123,7 +123,7 @@ def _small_tasks(manager):
 def _short(config):
     """The configuration for a single epoch of small batches in each phase, with a reset if it is consolidated."""
     epochs = dict.fromkeys(("init_epoch", "epochs", *configured_learner(config).epoch_keys), 1)
-    options = {name: 1 for name in epochs if name in vars(config.options)}
+    options = {name: 1 for name in (*epochs, "recycle_every") if name in vars(config.options)}
     wsc = {"trigger": "warmup", "warmup": 0.25, "average_every": 0.01}
     return replace(
         config,
@@ -131,6 +131,7 @@ def _short(config):
         options=replace(config.options, **options),
         wsc=replace(config.wsc, **wsc),
         batch_size=min(config.batch_size, BATCH),
+        task_seconds=None,
         warmup_epochs=0,
         pretrained=False,
         compile=False,

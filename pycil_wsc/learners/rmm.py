@@ -113,7 +113,9 @@ class RMMFOSTER(RMM, FOSTER):
         c_rate_list: tuple[float, ...] = key(OF_CLASSES, C_RATES, low=0, high=1, decides="later tasks")
 
     def class_counts(self, task: Task) -> np.ndarray:
-        before = self.manager.tasks[task.index - 1]
         counts = np.bincount(self.manager.train_targets[task.train_indices], minlength=task.num_seen)
-        counts[: task.num_old] = memory_size(self.config, before, self.manager) // task.num_old
+        size = len(self.memory)
+        if not self.config.tasks:  # PyCIL's number, of which shares that are rounded down may leave some unused
+            size = memory_size(self.config, self.manager.tasks[task.index - 1], self.manager)
+        counts[: task.num_old] = size // task.num_old
         return counts

@@ -47,19 +47,26 @@ def _score_by_data(learner, task, params, previous):
     options = learner.config.wsc
     with restored_modes(network):
         network.eval()
-        try:
+        with refusing_backbone("wsc.importance", options.importance, learner.config.convnet_type):
             scores = registry.importances[options.importance](network, params, previous, batches, options)
-        except RuntimeError as error:
-            if not re.search("derivative for .* is not implemented|torch.func", str(error)):
-                raise
-            raise UnusableRun(
-                f"wsc.importance: '{options.importance}' cannot be computed for '{learner.config.convnet_type}' "
-                f"({first_line(error)}); use another importance or backbone"
-            ) from None
     learner.processes.copy_from_first_(scores.values())  # with other rounding, a process might keep other weights
     costs["importance_passes"] += batches.images / len(learner.training_indices(task))
     costs["importance_bytes"] = max(costs["importance_bytes"], sum(score.nbytes for score in scores.values()))
     return scores
+
+
+@contextlib.contextmanager
+def refusing_backbone(key: str, value: str, backbone: str) -> Iterator[None]:
+    """Within, an error of torch that it cannot differentiate or vectorise ``backbone`` is an :class:`UnusableRun`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("derivative for .* is not implemented|torch.func|vmap", str(error)):
+            raise
+        raise UnusableRun(
+            f"{key}: '{value}' cannot be computed for '{backbone}' ({first_line(error)}); choose another value, or "
+            "another backbone"
+        ) from None
 
 
 class UnaugmentedBatches:

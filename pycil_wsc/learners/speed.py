@@ -83,7 +83,12 @@ class Truncated(BaseLearner):
             self.train_flops = before + epochs * len(phase.indices) * (self.step_cost or 0)  # as if it were all done
 
     def end_task(self, task: Task) -> None:
-        """Do nothing: the task is not trained to its end."""
+        """Only detach what is attached to the network: the task is not trained to its end."""
+        for name in ("consolidation", "replacement"):
+            attached = getattr(self, name, None)
+            if attached:
+                attached.detach()
+                setattr(self, name, None)
 
 
 class Stopwatch(Monitor):
