@@ -107,12 +107,12 @@ def test_fosters_weights_count_the_size_of_the_memory_and_whole_classes(digits, 
     assert torch.equal(learner.weights, balanced_weights(torch.tensor([size // 4] * 4 + own.tolist()), 0.99))
 
 
-def test_in_a_stream_they_count_the_exemplars_that_there_are(digits, tmp_path, monkeypatch):  # noqa: F811
+def test_in_a_stream_they_count_the_exemplars_that_there_are(digits, tmp_path):  # noqa: F811
     """Of earlier tasks it has no other images, whose number PyCIL takes the memory's size from."""
     learner, tasks = after("rmm-foster", 1, digits, tmp_path, **RATES)
     learner.grow_for(tasks[1])
     learner.config = replace(learner.config, tasks=("npz:1.npz", "npz:2.npz"))
-    monkeypatch.setitem(tasks, 0, replace(tasks[0], train_indices=learner.memory.indices))
+    tasks[0] = replace(tasks[0], train_indices=learner.memory.indices)  # those of the sequence itself
     assert learner.class_counts(tasks[1])[:4].tolist() == 4 * [len(learner.memory) // 4]
 
 
