@@ -175,6 +175,8 @@ def record(method="wsc", memory=5, analyses=(), **keys):
         ({"wsc__importance": "fisher"}, "wsc importance=fisher"),
         ({"increment": 2, "classes": 40}, "wsc tasks=20"),
         ({"method": "der", "operations_like": "replay"}, "der equal operations"),
+        ({"method": "joint", "init_epoch": 114, "epochs": 114}, "joint"),
+        ({"method": "joint", "init_epoch": 114, "epochs": 40}, "joint in Replay's schedule"),
     ],
 )
 def test_a_run_is_named_by_what_differs_from_the_main_table(keys, name):
@@ -188,19 +190,21 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
         {
             "task": task,
             "share_new": 0.5,
-            "gradients": {"cosine": None if task == 0 else 0.1 * task, "norm": 1.0, "norm_new": 1.0},
+            "gradients": {"cosine": None if task == 0 else 0.1 * task, "norm": float(2 * task), "norm_new": 1.0},
             "drift": {"between": None if task == 0 else {"norm": norms[task]}},
         }
         for task in range(10)
     ]
     found = record(analyses=analyses)
     line = findings.table_of([found]).iloc[0]
-    assert (line["cosine"], line["drift"]) == pytest.approx((0.5, 5))
+    assert (line["cosine"], line["gradient"], line["drift"]) == pytest.approx((0.5, 10, 5))
     assert line["loss"] == pytest.approx(np.mean([losses[-1] for losses in found.data["train_loss"][1:]]))
     assert [line[name] for name in ("average", "newest", "forgetting", "flops")] == [
         found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
     ]
-    assert findings.table_of([record()])[["cosine", "drift"]].isna().all(axis=None), "a run without analyses has none"
+    assert findings.table_of([record()])[["cosine", "gradient", "drift"]].isna().all(axis=None), (
+        "a run without analyses has none"
+    )
 
 
 def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():

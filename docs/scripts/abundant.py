@@ -89,10 +89,16 @@ def runs() -> dict[str, dict[int, dict[int, Run]]]:
     for run in packed("runs"):
         memory, seed = run["config"]["memory_per_class"], run["config"]["seed"]
         for size in [memory] if memory else SIZES:
-            seeds = found.setdefault(method(run["config"]), {}).setdefault(size, {})
-            assert seed not in seeds, f"two runs of {method(run['config'])} at {size} exemplars with seed {seed}"
+            seeds = found.setdefault(row_of(run), {}).setdefault(size, {})
+            assert seed not in seeds, f"two runs of {row_of(run)} at {size} exemplars with seed {seed}"
             seeds[seed] = run
     return found
+
+
+def row_of(run: Run) -> str:
+    """The name of the run's row, which says so if its rule has replaced no unit."""
+    inert = "units_replaced" in run and not any(run["units_replaced"])
+    return method(run["config"]) + (" (no unit replaced)" if inert else "")
 
 
 def differences() -> dict[str, dict[int, Difference]]:
@@ -143,7 +149,8 @@ def settings() -> Iterator[tuple[str, str, Any]]:
     keys = {name: key for name, (key, _) in trials().items()}
     for name, sizes in runs().items():
         config = next(iter(next(iter(sizes.values())).values()))["config"]
-        yield name, keys[name], config[keys[name]]
+        key = keys[method(config)]
+        yield name, key, config[key]
 
 
 def sentences() -> str:

@@ -103,22 +103,25 @@ def row_name(record: Record) -> str:
             parts.append(f"{name.removeprefix('wsc.')}={text}")
     if len(record.curve) != 10:
         parts.append(f"tasks={len(record.curve)}")
+    if record.method == "joint" and record.config["epochs"] < record.config["init_epoch"]:
+        parts.append("in Replay's schedule")
     if record.config.get("operations_like"):
         parts.append("equal operations")
     return " ".join(parts)
 
 
-MEASURES = ("average", "newest", "forgetting", "flops", "loss", "cosine", "drift")
+MEASURES = ("average", "newest", "forgetting", "flops", "loss", "cosine", "gradient", "drift")
 
 
 def measures(record: Record) -> dict[str, float]:
-    """The ``MEASURES`` of a run. Losses, cosines and drifts are means over all tasks but the first."""
+    """The ``MEASURES`` of a run. Those from ``loss`` on are means over all tasks but the first."""
     data = record.data
     losses = [curve[-1] for curve in (data.get("train_loss") or [])[1:] if curve]
     cosines = [line["cosine"] for line in alignment(record)]
+    norms = [line["norm"] for line in alignment(record)]
     drifts = [line["norm"] for line in drift(record)]
     values = (data["avg_acc"], data["new_acc"], data["forgetting"], data["train_flops"])
-    return dict(zip(MEASURES, (*values, *map(_mean, (losses, cosines, drifts))), strict=True))
+    return dict(zip(MEASURES, (*values, *map(_mean, (losses, cosines, norms, drifts))), strict=True))
 
 
 def _mean(values: Sequence[float]) -> float:
