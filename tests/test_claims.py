@@ -264,11 +264,11 @@ def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
     )
     for text, line in (
         ("WSC is ahead of Replay", "WSC is {ours:.2f} ± {half:.2f} points above Replay; in the paper"),
-        ("WSC is ahead of averaging alone", "with the reset, WSC is {ours:.2f} ± {half:.2f} points above it"),
+        ("WSC is ahead of averaging alone", "WSC, which adds the reset, is {ours:.2f} ± {half:.2f} points above it"),
         ("Replay is behind the other methods with a small memory", "Replay is {ours:.2f} ± {half:.2f} points behind"),
         (
             "WSC is ahead of the best method that does not expand",
-            "WSC is {ours:.2f} ± {half:.2f} points ahead of the best",
+            "(a difference of {ours:.2f} ± {half:.2f} points), which is iCaRL",
         ),
         ("Full retraining is ahead of WSC with a large memory", "is {minus:.2f} ± {half:.2f} points behind WSC here"),
         (

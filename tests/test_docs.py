@@ -773,7 +773,7 @@ def test_the_first_task_is_consolidated_nowhere_by_default():
 
     assert resolve({}).wsc.first_task is False
     for page, says in {
-        "any_loop": "All but the first. Before the first task the weights are random",
+        "any_loop": "All but the first: before it the weights are random",
         "pycil": "The consolidation begins with the second task.",
         "huggingface": "The first task is trained without it.",
         "language_models": "The first task is Replay's unless `wsc.first_task` is set.",

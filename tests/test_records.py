@@ -624,7 +624,7 @@ def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_option
 
 AVERAGES = {  # the rows of docs/wsc.md: `wsc.average_count` and `wsc.average_lr`
     "late samples weigh more, constant rate": ("late", 0.1),
-    "plain mean every 5 epochs, constant rate": ("since_reset", 0.1),
+    "plain mean every 5 of 70 epochs, constant rate": ("since_reset", 0.1),
     "late samples weigh more, step decay": ("late", None),
     "the paper's text, step decay": ("absolute", None),
 }

@@ -19,7 +19,7 @@ RUNS = ROOT / "results" / "night" / "averaging.jsonl.xz"
 IMAGES = 25  # of each class
 SETTINGS = {  # the rows, by `wsc.average_count` and `wsc.average_lr`
     ("late", 0.1): "late samples weigh more, constant rate (the default)",
-    ("since_reset", 0.1): "plain mean every 5 epochs, constant rate (`exps/wsc.json`)",
+    ("since_reset", 0.1): "plain mean every 5 of 70 epochs, constant rate (`exps/wsc.json`)",
     ("late", None): "late samples weigh more, step decay",
     ("absolute", None): "the paper's text, step decay (`exps/wsc_literal.json`)",
 }

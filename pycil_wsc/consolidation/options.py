@@ -170,7 +170,7 @@ class EpochOptions(WSCOptions):
     )
     reset_every: str | int = option(
         "once",
-        "how often to reset once the warm-up has ended: `once`, each `epoch` or `iteration`, or every so many epochs",
+        "how often to reset once the warm-up has ended: `once`, each `epoch` or `iteration`, or a number of epochs",
     )
     average_lr: float | None = option(
         0.1,

@@ -43,7 +43,7 @@ class TaskOptions:
     )
     max_tasks: int | None = key(
         None,
-        "for trials: learn only the first so many tasks; null: all",
+        "for trials: learn only this many tasks, the first ones; null: all",
         low=1,
         decides="later tasks",
         only="experiments",
@@ -59,7 +59,7 @@ class TaskOptions:
     )
     images_per_class: int | None = key(
         None,
-        "for trials: learn only so many training images of each class, drawn by `seed`, after `validation_split` has"
+        "for trials: learn only this many training images of each class, drawn by `seed`, after `validation_split` has"
         " held out its share; null: all",
         low=1,
         decides="data",

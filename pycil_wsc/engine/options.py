@@ -69,7 +69,7 @@ class BudgetOptions:
         choices=(None, "replay"),
     )
     task_seconds: float | None = key(
-        None, "a task is trained for so many seconds; null: the epochs count. Set by `budget`", above=0
+        None, "seconds for which a task is trained; null: the epochs count. Set by `budget`", above=0
     )
 
 
@@ -127,7 +127,7 @@ class DeviceOptions:
     )
     batch_norm_parts: int = key(
         1,
-        "in training, batch norm normalises this many equal parts of a batch separately, as PyCIL does on so many "
+        "in training, batch norm normalises this many equal parts of a batch separately, as PyCIL does on as many "
         "GPUs; 1: the whole batch",
         low=1,
         high=1024,
