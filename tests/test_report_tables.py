@@ -331,6 +331,31 @@ def test_the_papers_number_stands_beside_and_a_difference_that_chance_does_not_e
         assert line["differs_by"] == "" if apart is None else float(line["differs_by"]) == pytest.approx(apart)
 
 
+@pytest.mark.parametrize(
+    "keys", [{"convnet_options": {"width": 8}}, {"lrate": 0.01}, {"batch_size": 1024}, {"wsc.blend": 1.0}], ids=str
+)
+def test_runs_with_other_settings_than_the_papers_are_not_marked(keys, tmp_path, undrawn):
+    """They have its numbers beside, and a note that names the key."""
+    results = [synthetic.result("wsc", classes=100, seed=seed) for seed in (1, 2, 3)]
+    for result in results:
+        result["config"] |= keys
+        result["avg_acc"] = 90.0 + result["config"]["seed"]
+    synthetic.write(tmp_path, *results)
+    folder = report.write_report(tmp_path).parent
+    (line,) = (line for line in lines_of(folder, f"accuracy-{HERE}") if line["column"] == "20")
+    assert float(line["paper_mean"]) > 50 and line["differs_by"] == ""
+    text = (folder / "tables" / f"accuracy-{HERE}.md").read_text()
+    assert (
+        f"WSC: other values than the paper's of {next(iter(keys))}, so the paper's numbers are for orientation" in text
+    )
+    for result in results:
+        del result["config"][next(iter(keys))]
+    synthetic.write(tmp_path / "usual", *results)
+    folder = report.write_report(tmp_path / "usual").parent
+    (line,) = (line for line in lines_of(folder, f"accuracy-{HERE}") if line["column"] == "20")
+    assert float(line["differs_by"]) == pytest.approx(92 - float(line["paper_mean"]))
+
+
 @pytest.mark.parametrize("part", [{"max_tasks": 2}, {"classes": list(range(20))}])
 def test_runs_on_a_part_of_the_data_have_a_table_of_their_own_without_the_papers_numbers(part, tmp_path, undrawn):
     results = [synthetic.result(classes=20, seed=seed) for seed in (1, 2, 3)]

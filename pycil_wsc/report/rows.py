@@ -12,6 +12,7 @@ from pycil_wsc.results.duplicates import Variant
 
 PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
 EXPANDING = {"beef", "der", "foster", "memo", "rmm-foster", "tagfex"}  # a network that grows with the tasks, or doubles
+SETTINGS = PAPER["settings"]  # the values of keys that are the same in all of its runs
 SCHEDULES = {method: tuple(epochs) for method, epochs in PAPER["schedules"].items()}  # epochs of first, later tasks
 
 
@@ -65,14 +66,15 @@ def rows_of(variants: Mapping[Record, Variant]) -> pd.DataFrame:
     """The table of rows, by method, memory size and seed.
 
     ``variant``: the values that decide the result, except method, memory size and seed; ``frozen``: the same as a
-    hashable. ``changed``: the keys of the paper's studies in which a run differs from the paper's method. ``label``:
-    the name that is set in its configuration, or None.
+    hashable. ``changed``: the keys of the paper's studies in which a run differs from the paper's method; ``others``:
+    those of its ``SETTINGS``. ``label``: the name that is set in its configuration, or None.
     """
     lines = []
     for record in sorted(variants, key=lambda record: (method_rank(record.method), record.memory, record.seed)):
         label = record.config.get("label")
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
         line |= {"variant": variants[record], "frozen": variants[record].frozen, "changed": record.changed}
+        line["others"] = {name for name, usual in SETTINGS.items() if record.config.get(name) not in (None, usual)}
         line |= {"schedule": (record.config.get("init_epoch"), record.config.get("epochs"))}
         line |= {"expands": expands(record.method), "label": clean(label) if label and isinstance(label, str) else None}
         lines.append(line)

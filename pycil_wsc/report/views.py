@@ -82,7 +82,7 @@ def accuracy(group: Group, study: Study) -> Table | None:
     below = [
         *texts("seeds", accuracies, group.options.spread_name),
         *texts("bold", accuracies, len(comparable) > 0, others),
-        *texts("paper", accuracies, compared, _other_schedules(rows, group)),
+        *texts("paper", accuracies, compared, _other_schedules(rows, group), _other_settings(rows, group)),
     ]
     below += [study.note] if study.note else []
     below += texts("missing", _gaps(accuracies, corner, group.shown if corner == "method" else str))
@@ -115,17 +115,17 @@ def rest_of(rows: pd.DataFrame, studied: Sequence[str]) -> list[tuple[tuple[str,
 def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Study) -> None:
     """Add the paper's numbers to the cells whose runs differ from the paper's in nothing but the study's subject.
 
-    Ours are compared with them if they are of the paper's schedule.
+    Ours are compared with them if they are of the paper's schedule and settings.
     """
     place = [rows[study.corner], rows["memory"].map(memory_text)]
     unlike = rows["changed"].map(lambda changed: not changed <= set(study.studied)).groupby(place).any()
-    rescheduled = (rows["schedule"] != rows["learner"].map(SCHEDULES)).groupby(place).any()
+    elsewise = ((rows["schedule"] != rows["learner"].map(SCHEDULES)) | rows["others"].map(bool)).groupby(place).any()
     numbers = group.reference.get(study.slug, {})
     for i, entry, *cell in cells[["entry", study.corner, "column"]].itertuples(name=None):
         theirs = numbers.get(entry, {}).get(cell[1].replace(",", ""))
         if theirs and not unlike.get(tuple(cell)):
             cells.loc[i, PUBLISHED] = theirs["mean"], theirs.get("se", np.nan)
-            cells.loc[i, "compared"] = not rescheduled.get(tuple(cell), True)
+            cells.loc[i, "compared"] = not elsewise.get(tuple(cell), True)
     theirs = cells[[*PUBLISHED]].set_axis(["mean", "standard_error"], axis=1).assign(averaged_over=PAPER["seeds"])
     marked = cells["compared"] & apart(cells, theirs)
     cells.loc[marked, "differs_by"] = cells["mean"] - cells["paper_mean"]
@@ -143,6 +143,12 @@ def _other_schedules(rows: pd.DataFrame, group: Group) -> list[tuple[bool, int, 
         theirs = sorted("{} and {}".format(*schedule) for schedule in schedules)
         found.append((shorter, first, later, names, theirs))
     return found
+
+
+def _other_settings(rows: pd.DataFrame, group: Group) -> dict[str, list[str]]:
+    """The keys whose values are not the paper's, of each method that has some."""
+    keys = rows.groupby("learner")["others"].agg(lambda own: sorted(set().union(*own)))
+    return {group.shown(method): keys[method] for method in sorted(keys.index, key=method_rank) if keys[method]}
 
 
 def _gaps(cells: pd.DataFrame, corner: str, shown: Callable[[str], str]) -> dict[str, list[str]]:
