@@ -69,6 +69,17 @@ def test_each_class_is_its_mean_feature_and_the_scores_are_cosines(learned):
     assert trained == (tuned[-1] is None), "PyCIL's head for two branches is a new one"
 
 
+def test_cosines_are_compared_in_fp32_whatever_the_precision(learned):
+    """In bf16, those of a hundred similar classes would be a few numbers."""
+    learner = learned[0].learner
+    features = torch.randn(64, learner.network.head.in_features, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = learner.classify(features)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, learner.network.classify(features).detach(), rtol=0, atol=1e-6)
+    assert len(found.unique()) > 0.9 * found.numel()
+
+
 def test_only_the_first_task_trains_the_backbone_and_only_the_second_its_copy(learned):
     _, backbones, tuned = learned
     first = backbones[0].state_dict()

@@ -1,6 +1,5 @@
 """The base of the methods whose classifier is computed from features instead of trained."""
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -83,9 +82,7 @@ class ClosedForm(BaseLearner):
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: large logits whose differences count."""
-        device_type = self.device.type
-        lowered = torch.is_autocast_enabled(device_type)  # not in a program that is exported
-        with torch.autocast(device_type, enabled=False) if lowered else contextlib.nullcontext():
+        with self.without_autocast():
             return self.network.classify(features)
 
     @classmethod

@@ -261,6 +261,10 @@ class Toolbox(nn.Module):
             torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
         )
 
+    def without_autocast(self) -> contextlib.AbstractContextManager:
+        lowered = torch.is_autocast_enabled(self.device.type)  # not in a program that is exported
+        return torch.autocast(self.device.type, enabled=False) if lowered else contextlib.nullcontext()
+
     @property
     def precision(self) -> str:
         """``fp32`` or ``bf16``; fp32 on a CPU where the backbone's gradients are undefined in bf16."""
