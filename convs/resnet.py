@@ -14,6 +14,11 @@ def resnet18(pretrained: bool = False, progress: bool = True, args: Mapping[str,
         raise UserError("resnet18: pretrained weights are not included; use pretrained=False")
     if args is None:
         raise UserError("resnet18: pass PyCIL's args, which determine the stem")
+    return Convnet(ResNet18(stem(args)))
+
+
+def stem(args: Mapping[str, Any]) -> str:
+    """The first layers of ResNet-18 with PyCIL's ``args``: those for ``imagenet``, for ``cifar``, or ``small`` ones."""
     if "cifar" in args["dataset"]:
-        return Convnet(ResNet18("imagenet" if args.get("model_name") == "memo" else "cifar"))
-    return Convnet(ResNet18("imagenet" if args["init_cls"] == args["increment"] else "small"))
+        return "imagenet" if args.get("model_name") == "memo" else "cifar"
+    return "imagenet" if args["init_cls"] == args["increment"] else "small"

@@ -250,6 +250,19 @@ def test_a_list_of_gpus_brings_a_line_on_batch_norm(keys, more, gpus, tmp_path, 
     assert not gpus or f"of the {gpus} GPUs" in lines[0] and lines[0].endswith(f"batch_norm_parts to {gpus}")
 
 
+def test_an_axis_has_pycils_values_too(tmp_path):
+    """Of the backbones of ``cifar100_aa``, and of its augmentation, which the command line may replace."""
+    path = write(
+        tmp_path, {"model_name": "replay", "dataset": "cifar100_aa", "convnet_type": ["resnet18", "memo_resnet32"]}
+    )
+    assert [run.convnet_type for run in load(path)] == ["resnet18_cifar", "resnet32"]
+    assert {(run.dataset, run.augmentation) for run in load(path)} == {("cifar100", "autoaugment")}
+    assert {run.augmentation for run in load(path, {"augmentation": ["pycil", "timm"]})} == {
+        "pycil",
+        "timm",
+    }
+
+
 def test_a_list_of_other_devices_is_not_pycils(tmp_path):
     with pytest.raises(UserError, match='device: "cpu" and "cuda" for one run|device: "cuda" and "cpu" for one run'):
         load(write(tmp_path, {"device": ["cpu", "cuda"]}))

@@ -9,6 +9,7 @@ import torch
 from test_methods import SILENT, SMALL
 
 from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs.run import Run
@@ -113,3 +114,8 @@ def test_adam_in_pycils_file_of_aper_is_adamw_with_the_constants_of_sgd_as_there
         (run,) = load(path)
         assert (run.optimizer, run.epochs, run.init_lr, run.lrate) == (optimizer, 20, *rates)
         assert (run.init_weight_decay, run.weight_decay) == ((5e-4, 0.005) if optimizer == "adamw" else (0, 0))
+    path.write_text(json.dumps({"model_name": "aper_finetune", "optimizer": "sgd", "tuned_epoch": 20}))
+    (run,) = load(path, {"optimizer": "adam"})
+    assert (run.optimizer, run.init_lr, run.weight_decay) == ("adamw", 0.01, 0.005)
+    with pytest.raises(UserError, match="optimizer: 'adam' has its own rates in PyCIL's aper_finetune.json"):
+        load(path, {"optimizer": ["sgd", "adam"]})

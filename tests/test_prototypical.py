@@ -233,3 +233,18 @@ def test_one_schedule_of_pycils_file_is_that_of_the_first_task_and_of_later_ones
     path.write_text(f'{{"model_name": "{name}", "lr": 0.01, "step_size": 1, "epochs": {10**9}}}')
     with pytest.raises(UserError, match="step_size: needs one whole number above 0"):  # not a list of 10**9 milestones
         load(path)
+
+
+def test_on_the_command_line_its_keys_hold_for_all_tasks_too(tmp_path):
+    path = tmp_path / "pass.json"
+    path.write_text(
+        '{"model_name": "pass", "lr": 0.01, "epochs": 7, "step_size": 3, "gamma": 0.2, "weight_decay": 1e-4}'
+    )
+    (run,) = load(path, {"lr": 0.02, "gamma": 0.5, "weight_decay": 0.1, "epochs": 9, "step_size": 4})
+    assert (run.init_lr, run.lrate, run.init_lr_decay, run.lrate_decay) == (0.02, 0.02, 0.5, 0.5)
+    assert (run.init_epoch, run.epochs, run.init_weight_decay, run.weight_decay) == (9, 9, 0.1, 0.1)
+    assert run.init_milestones == run.milestones == (4, 8)
+    (run,) = load(path, {"epochs": 8, "init_epoch": 7})
+    assert (run.init_epoch, run.epochs) == (7, 8), "a key of its own is nearer"
+    with pytest.raises(UserError, match="gamma: is one value in PyCIL's file of pass; give init_lr_decay and lrate_d"):
+        load(path, {"gamma": [0.1, 0.5]})

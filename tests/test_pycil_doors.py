@@ -15,7 +15,9 @@ from convs.resnet import resnet18
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import augment
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
+from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs.run import Run
 from utils import factory
 from utils.data_manager import DataManager
@@ -59,7 +61,7 @@ def trained_by_a_script_for_pycil(args):
         curves["nme"].append(nme["top1"])
         assert model.exemplar_size == 5 * data.get_accumulate_tasksize(task)
         groups = [name for name in cnn["grouped"] if "-" in name]
-        assert groups[0] == "00-02" and {"total", "old", "new"} <= cnn["grouped"].keys()
+        assert groups[0] == "00-09" and {"total", "old", "new"} <= cnn["grouped"].keys()
     return curves
 
 
@@ -249,12 +251,36 @@ def imported_by_name(tree, function=None):
 
 
 @pytest.mark.parametrize(
+    "changes, stem",
+    [
+        ({"dataset": "cifar100"}, "resnet18_cifar"),
+        ({"dataset": "cifar100", "model_name": "memo"}, "resnet18"),
+        ({"dataset": "imagenet100"}, "resnet18_small"),
+        ({"dataset": "imagenet100", "init_cls": 3}, "resnet18"),
+    ],
+)
+def test_a_learners_resnet18_has_the_stem_of_pycils(changes, stem):
+    """The same as that of ``get_convnet``."""
+    args = ARGS | {"convnet_type": "resnet18"} | changes
+    model = factory.get_model(args["model_name"], args)
+    assert model.learner.config.convnet_type == stem
+    ours, theirs = (dict(module.named_parameters()) for module in (make_backbone(stem), get_convnet(args)))
+    assert [value.shape for value in ours.values()] == [value.shape for value in theirs.values()]
+
+
+def test_a_method_that_needs_another_augmentation_says_so():
+    with pytest.raises(UserError, match="^model_name: 'fetril' needs augmentation 'autoaugment'"):
+        factory.get_model("fetril", ARGS | {"model_name": "fetril"})
+
+
+@pytest.mark.parametrize(
     "changes", [{"convnet_type": "memo_resnet32"}, {"device": ["0", "1"]}, {"wsc": {"retain": 0.5}}]
 )
 def test_values_in_pycils_form_are_taken(changes):
     name = "wsc" if "wsc" in changes else "memo"
     model = factory.get_model(name, ARGS | {"memory_per_class": 5} | changes)
-    assert model.learner.config.method == name and model.device == torch.device("cpu")
+    device = numbered(resolved_device("gpu:0")) if changes.get("device") == ["0", "1"] else torch.device("cpu")
+    assert model.learner.config.method == name and model.device == device
     assert "retain" not in changes.get("wsc", {}) or model.learner.config.wsc.retain == 0.5
 
 

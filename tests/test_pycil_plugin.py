@@ -148,6 +148,8 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
         ),
         ({"memory_per_class": "absent"}, "model_name: 'wsc' needs the key 'memory_per_class' in the JSON file; add it"),
         ({"model_name": 5}, 'expected a JSON object with a "model_name"'),
+        ({"seed": 1993}, "seed: is 1993; PyCIL takes a list, such as \\[1993\\]"),
+        ({"device": "auto"}, "device: is 'auto'; PyCIL takes a list"),
         ({"wsc": 0.2}, '"wsc" must be an object of options'),
         ({"wsc": {"retian": 0.2}}, "wsc: unknown option 'retian'; did you mean 'retain'\\?"),
         ({"wsc.retain": 1.5}, "wsc: retain: 1.5 is above 1"),

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from convs.resnet import stem
 from pycil_wsc.config.loading import flatten, resolve
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.config.pycil import our_names, our_values
@@ -40,12 +41,19 @@ def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
         keys["device"] = str(device[0])
     if isinstance(keys.get("seed"), list):
         keys["seed"] = keys["seed"][0]
+    if keys.get("convnet_type") == "resnet18":
+        keys["convnet_type"] = {"imagenet": "resnet18", "cifar": "resnet18_cifar", "small": "resnet18_small"}[
+            stem(keys)
+        ]
     config = resolve(our_values(our_names(flatten(keys))))
     if is_timm(config.convnet_type):
         raise UserError("convnet_type: timm's models are not available in scripts written for PyCIL; use main.py")
     for name in sorted(OF_WHOLE_RUNS):
-        if getattr(config, name) != KEYS[name].default:
+        value = getattr(config, name)
+        if value != KEYS[name].default and name in keys:
             raise UserError(f"{name}: is not available in scripts written for PyCIL; leave it out, or use main.py")
+        if value != KEYS[name].default:
+            raise UserError(f"model_name: '{config.method}' needs {name} {value!r}, as main.py sets it; use main.py")
     return Model(args, config)
 
 
@@ -98,5 +106,5 @@ class Model:
 
     def _accuracies(self, best):
         targets: np.ndarray = self.learner.manager.test_targets[self.task.test_indices]
-        grouped = accuracy(best[:, 0], targets, self._known_classes, self.learner.config.increment)
+        grouped = accuracy(best[:, 0], targets, self._known_classes)
         return {"grouped": grouped, "top1": grouped["total"], "top5": round(metrics.top_k_accuracy(best, targets), 2)}

@@ -78,6 +78,7 @@ def run_folder(config: RunConfig) -> Path:
 @register_form(DEFAULT)
 class ClassIncremental(Form[Config]):
     def merge(self, file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
+        file, overrides = pycil.overridden(file, overrides)
         return pycil.our_values({**pycil.our_names(file, overrides.get("dataset")), **overrides})
 
     def takes_list(self, name: str) -> bool:

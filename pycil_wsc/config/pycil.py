@@ -1,7 +1,7 @@
 """Translates PyCIL's JSON files: keys and values that have other names there are renamed to ours."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
@@ -29,7 +29,7 @@ OF_SCHEDULER = {
     "decay": "init_lr_decay",
 }
 SCHEDULERS = {"MultiStep": "steplr", "CosineAnnealing": "cosine"}
-STOCK = {"skip": False, "debug": False, "t_max": None}  # in memo.json: not supported here, ignored at these values
+STOCK = {"skip": False, "debug": False, "t_max": None, "aug": 1}  # not supported here, ignored at these values
 OF_ALL_TASKS = {  # in the files of methods that have one schedule for all tasks
     "lr": ("init_lr", "lrate"),
     "gamma": ("init_lr_decay", "lrate_decay"),
@@ -50,6 +50,27 @@ STOCK_OF = {
 def alias_names() -> set[str]:
     """The names that only PyCIL's files of some methods have."""
     return set().union({"ta_convnet_type", "gamma", "step_size"}, *ALIASES.values(), *STOCK_OF.values())
+
+
+def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
+    """The file and the overrides, where an override of a key that only PyCIL's file has is moved into the file.
+
+    If the file has one schedule for all tasks, an override of its keys holds for all tasks, too.
+    """
+    file, overrides = dict(file), dict(overrides)
+    method = str(file.get("model_name")).lower()
+    if method == "aper_finetune" and "optimizer" in overrides:
+        file["optimizer"] = overrides.pop("optimizer")
+    if method in ONE_SCHEDULE and "lr" in file:
+        if "step_size" in overrides:
+            file["step_size"] = overrides.pop("step_size")
+            file["epochs"] = overrides.get("epochs", file.get("epochs"))
+        for name, both in OF_ALL_TASKS.items():
+            if name in overrides:
+                _refuse_list(name, overrides, method)
+                value = overrides[name] if name in both else overrides.pop(name)
+                overrides = dict.fromkeys(both, value) | overrides
+    return file, overrides
 
 
 def our_names(file: Mapping[str, Json], dataset: Json = None) -> dict[str, Json]:
@@ -75,9 +96,14 @@ def our_names(file: Mapping[str, Json], dataset: Json = None) -> dict[str, Json]
         if name in file and ours in file:
             raise UserError(f"{name}: is PyCIL's name of {ours}, which is given, too; leave one of the two out")
     ours = {aliases.get(name, name): value for name, value in file.items() if name not in stock or value != stock[name]}
-    if method == "aper_finetune" and file.get("optimizer") == "adam" and not aliases.keys().isdisjoint(file):
-        return APERS_ADAM | ours | {"optimizer": "adamw"}
-    return ours
+    return _with_apers_rates(ours) if method == "aper_finetune" and not aliases.keys().isdisjoint(file) else ours
+
+
+def _with_apers_rates(ours: dict[str, Json]) -> dict[str, Json]:
+    optimizer = ours.get("optimizer")
+    if isinstance(optimizer, list) and "adam" in optimizer:
+        raise UserError("optimizer: 'adam' has its own rates in PyCIL's aper_finetune.json; give it in 'runs'")
+    return APERS_ADAM | ours | {"optimizer": "adamw"} if optimizer == "adam" else ours
 
 
 def is_configuration(name: str, model_name: Json) -> bool:
@@ -130,11 +156,10 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     usual = registry.learner_defaults[method]
     changed = {name: value for name, value in file.items() if name not in (*OF_ALL_TASKS, "step_size")}
     for name, both in OF_ALL_TASKS.items():
-        if isinstance(file.get(name), list):
-            raise UserError(f"{name}: is one value in PyCIL's file of {method}; give {' and '.join(both)} in 'runs'")
-        if name in file:
+        _refuse_list(name, file, method)
+        if file.get(name) is not None:
             changed |= dict.fromkeys((ours for ours in both if ours not in changed), file[name])
-    step, epochs = file.get("step_size"), file.get("epochs", usual["epochs"])
+    step, epochs = file.get("step_size"), file.get("epochs") or usual["epochs"]
     if step is not None:
         if type(step) is not int or type(epochs) is not int or step < 1 or epochs > 10_000 * step:
             raise UserError(
@@ -146,16 +171,29 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     return changed
 
 
+def _refuse_list(name: str, keys: Mapping[str, Json], method: str) -> None:
+    if isinstance(keys.get(name), list):
+        both = " and ".join(OF_ALL_TASKS[name])
+        raise UserError(f"{name}: is one value in PyCIL's file of {method}; give {both} in 'runs'")
+
+
 def our_values(flat: Mapping[str, Json]) -> dict[str, Json]:
     """Rename the values of ``convnet_type``, ``dataset`` and ``device``."""
     flat = dict(flat)
     if flat.get("dataset") in ("cifar10_aa", "cifar100_aa"):  # with AutoAugment; its ResNet-18 has the stem for CIFAR
-        flat |= {"dataset": flat["dataset"].removesuffix("_aa"), "augmentation": "autoaugment"}
-        if flat.get("convnet_type") == "resnet18":
-            flat["convnet_type"] = "resnet18_cifar"
-    if str(flat.get("convnet_type")).startswith("memo_"):
-        flat["convnet_type"] = flat["convnet_type"].removeprefix("memo_")
+        flat = {"augmentation": "autoaugment"} | flat | {"dataset": flat["dataset"].removesuffix("_aa")}
+        flat |= _renamed(flat, "convnet_type", lambda name: "resnet18_cifar" if name == "resnet18" else name)
+    flat |= _renamed(flat, "convnet_type", lambda name: name.removeprefix("memo_"))
     return flat | {"device": _first_device(flat["device"])} if "device" in flat else flat
+
+
+def _renamed(flat: Mapping[str, Json], key: str, rename: Callable[[str], str]) -> dict[str, Json]:
+    """The ``key`` with its value renamed, or each value of its axis; nothing if it is not given."""
+    if key not in flat:
+        return {}
+    values = flat[key] if isinstance(flat[key], list) else [flat[key]]
+    renamed = [rename(value) if isinstance(value, str) else value for value in values]
+    return {key: renamed if isinstance(flat[key], list) else renamed[0]}
 
 
 def _first_device(device: Json) -> Json:
@@ -169,6 +207,8 @@ def _first_device(device: Json) -> Json:
 def refuse_alias(name: str) -> None:
     """Raise a :class:`UserError` for a name that is accepted in the PyCIL files of some methods only."""
     files = [f"{method}.json" for method, aliases in ALIASES.items() if name in aliases]
+    if files and name in OF_ALL_TASKS:
+        files += [f"{method}.json" for method in ONE_SCHEDULE]
     if files:
         ours = {aliases[name] for aliases in ALIASES.values() if name in aliases}
         instead = "init_lr (first task) or lrate (later tasks)" if name == "lr" else " or ".join(sorted(ours))

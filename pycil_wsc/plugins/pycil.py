@@ -21,7 +21,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
@@ -276,6 +276,7 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
         raise BadInput(f"--config {path}: not valid JSON ({error}); correct the file") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("model_name"), str):
         raise BadInput(f'--config {path}: expected a JSON object with a "model_name"; use one of PyCIL\'s exps/*.json')
+    _refuse_scalars(path, raw)
     inner = raw.pop("wsc", {})
     if not isinstance(inner, dict):
         raise BadInput(f'--config {path}: "wsc" must be an object of options, such as {{"retain": 0.2}}')
@@ -300,6 +301,12 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
     except (ValueError, OverflowError) as error:
         raise BadInput(f"--config {path}: wsc: {error}") from None
     return raw, settings
+
+
+def _refuse_scalars(path: Path, raw: Mapping[str, Any]) -> None:
+    for name, form in (("seed", "[1993]"), ("device", '["0"]')):
+        if name in raw and not isinstance(raw[name], list):
+            raise BadInput(f"--config {path}: {name}: is {raw[name]!r}; PyCIL takes a list, such as {form}")
 
 
 if __name__ == "__main__":
