@@ -1,7 +1,6 @@
 """Regression tests: attacks that once succeeded, with the required outcome of each.
 
-``FIXED``: what is done at a :class:`attacks.Place`, the exit code, and what is printed. ``HELD``: findings of another
-form, and the tests that hold them.
+``FIXED``: what is done at a :class:`attacks.Place`, the exit code, and what is printed.
 """
 
 import contextlib
@@ -267,44 +266,6 @@ FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> (action, exit code, 
     "a last batch of one image in two phases": (functools.partial(batch_of_one, "bic"), 0, "Report: "),
     "images of a negative number": (functools.partial(header_of_the_images, "(-1, 8, 8, 3)"), 2, "not a complete npz"),
     "images of 10^20": (functools.partial(header_of_the_images, f"({10**20}, 8, 8, 3)"), 2, "not a complete npz"),
-}
-HELD = {  # the file of a test -> finding -> the test that holds it
-    "test_docs.py": {
-        "the page's LwF in bf16": "test_the_pages_learner_predicts_in_bf16_as_its_run_did",
-        "brackets that zsh takes for a pattern": "test_examples_of_the_help_are_quoted",
-        "PyCIL's files that run are not named": "test_pycils_files_that_run_are_those_that_the_pages_name",
-        "one rule for the first task": "test_the_first_task_is_consolidated_nowhere_by_default",
-        "the class names of an npz file are undocumented": "test_class_names_of_a_file_are_documented",
-        "differences between machines": "test_differences_between_machines_stand_beside_the_numbers",
-    },
-    "test_saved.py": {
-        "equal logits told apart otherwise by load": "test_equal_logits_are_told_apart_in_one_way",
-        "mangled weights": "test_mangled_weights_are_one_line_or_do_no_harm",
-    },
-    "test_state.py": {
-        "a byte of weights.pt flipped": "test_every_flipped_bit_is_noticed_or_does_no_harm",
-        "an executed pickle": "test_nothing_in_a_file_is_executed",
-    },
-    "test_output.py": {
-        "printing to a closed pipe and a full disk": "test_every_run_ends_wherever_its_output_goes",
-        "printing in ASCII": "test_what_an_encoding_lacks_is_printed_as_an_escape",
-        "Ctrl-C during imports": "test_ctrl_c_while_modules_are_imported_is_one_line",
-    },
-    "test_runs.py": {
-        "divergence in the last step, every method": "test_a_last_step_that_spoils_the_weights_is_no_result",
-        "a checkpoint beside a result stays": "test_a_checkpoint_beside_a_result_is_removed",
-    },
-    "test_data.py": {
-        "SIGBUS: data overwritten during a run": "test_a_file_that_is_overwritten_changes_nothing_that_was_read",
-        "a dangling image link": "test_a_dangling_image_link_is_named",
-    },
-    "test_report_counts.py": {
-        "a report that fails": "test_a_report_that_fails_costs_a_finished_sweep_nothing",
-        "HTML, LaTeX, formulas, control characters": "test_foreign_names_reach_no_file_as_anything_but_text",
-    },
-    "test_config.py": {
-        "bare words in a list on the command line": "test_bare_words_in_a_list_are_strings",
-    },
 }
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_llm import small_settings
 from small_runs import ROOT, killed_at, small_data, without_measurements
+from test_torchrun import nearly
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
@@ -167,7 +168,8 @@ def test_every_learner_is_that_of_the_cpu_with_every_optimiser(name, tmp_path):
     if steps:
         waits, uploads = (max(each) for each in zip(*steps))
         print(f"{name}: {sum(steps.values())} steps, at most {waits} waits and {uploads} uploads in one")
-    assert steps.keys() <= {(0, 0)} | OTHER_STEPS.get(name, set())
+    others = OTHER_STEPS.get(name, set())
+    assert others <= steps.keys() <= {(0, 0)} | others
 
 
 OPTIMISERS = ("aten::_fused_sgd_", "aten::_fused_adam")  # of all optimisers; the rehearsal tries its own
@@ -511,9 +513,15 @@ def test_bf16_is_not_chosen_where_there_is_none(settings):
 def test_analyses_without_float64_say_so_and_are_near_those_with_it(settings, monkeypatch, caplog, rehearsed):
     monkeypatch.setattr(Flatness, "directions", 1)
     keys = {"max_tasks": 2, "analyse": sorted(registry.analyses)}
-    with without(float64=False):
-        run_on("sim", settings, **keys).execute()
-    assert "analyse: 'sim:0' has no float64; sums are in float32" in caplog.text
+    found = []
+    for name, lacking in (("in32", {"float64": False}), ("in64", {})):
+        caplog.clear()
+        with without(**lacking):
+            analysed = run_on("sim", settings, prefix=name, **keys)
+            analysed.execute()
+        assert ("analyse: 'sim:0' has no float64; sums are in float32" in caplog.text) == bool(lacking)
+        found.append(analysed.records.lines)
+    assert nearly(*found) and found[0]
 
 
 # ---- deliberate mistakes ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 
 __all__ = ["months"]
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,17 @@ def test_the_rate_of_bics_second_phase_drops_at_the_shares_of_its_own_milestones
 def test_the_warm_up_is_a_share_of_the_steps_that_a_budget_leaves(keys, settings):
     short = {"init_epoch": 1, "epochs": 1, "milestones": [], "init_milestones": [], "batch_size": 2, "max_tasks": 2}
     finished = run(settings, **OPERATIONS | short | keys, consolidate=True)
+    begun, started = [], finished.phase_started
+
+    def phase_started(task, phase, first):
+        if task.index:
+            begun.append((finished.learner.consolidation.warmup_steps, phase.steps))
+        started(task, phase, first)
+
+    finished.phase_started = phase_started
     finished.execute()
+    ((warmup, steps),) = begun
+    assert warmup == pytest.approx(keys.get("wsc.warmup", 0.25) * steps, abs=1) and 0 < warmup < steps
     assert finished.learner.warmups[-1] is not None
 
 

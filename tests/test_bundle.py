@@ -23,7 +23,7 @@ from pycil_wsc.classifier.bundle import _load_pyfunc
 from pycil_wsc.errors import UserError
 
 __all__ = ["months"]
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pycil_wsc.classifier import drift
 from pycil_wsc.classifier.drift import compared
 from pycil_wsc.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
 
 def noisy(count, seed, names=("ant", "cat"), brighter=0):

@@ -28,6 +28,7 @@ with pytest.MonkeyPatch.context() as patch:
     claims = importlib.import_module("claims")
     findings = importlib.import_module("claim_findings")
     claims_figure = importlib.import_module("claims_figure")
+recorded = functools.cache(lambda: findings.recorded(findings.RUNS))  # the committed runs
 A_OVER_B = findings.Claim("A is ahead of B", [("a",)], [("b",)], (4, 40))
 
 
@@ -231,7 +232,7 @@ def test_without_runs_every_claim_is_not_run_yet(tmp_path):
 
 
 def test_the_page_is_that_of_the_recorded_runs():
-    text = claims.page(findings.recorded(findings.RUNS))
+    text = claims.page(recorded())
     assert claims.PAGE.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
 
 
@@ -249,7 +250,7 @@ def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
 
 
 def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
-    found = findings.recorded(findings.RUNS)
+    found = recorded()
     assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(found))), (
         "run docs/scripts/claims.py"
     )
@@ -260,7 +261,7 @@ def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
 def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
     readme, found = (
         (ROOT / "README.md").read_text(encoding="utf-8"),
-        findings.table_of(findings.recorded(findings.RUNS)),
+        findings.table_of(recorded()),
     )
     for text, line in (
         ("WSC is ahead of Replay", "WSC is {ours:.2f} ± {half:.2f} points above Replay; in the paper"),

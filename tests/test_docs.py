@@ -768,7 +768,7 @@ def test_examples_of_the_help_are_quoted():
     assert len(list(commands("\n".join(examples)))) == len(examples) > 5 and "--set '" in EXAMPLES
 
 
-def test_the_first_task_is_consolidated_nowhere_by_default():
+def test_the_first_task_is_consolidated_nowhere_by_default_and_the_pages_say_so():
     from pycil_wsc.config.loading import resolve
 
     assert resolve({}).wsc.first_task is False

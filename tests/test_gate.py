@@ -22,7 +22,7 @@ from pycil_wsc.classifier.gate import decided, drop_interval, drop_score, wilson
 from pycil_wsc.errors import UserError
 
 __all__ = ["months"]
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
 
 @pytest.fixture(scope="module")

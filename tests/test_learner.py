@@ -29,7 +29,7 @@ from pycil_wsc.runs.run import Run
 from pycil_wsc.runs.testing import Evaluator
 
 __all__ = ["january", "shelf"]
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def test_ewcs_fisher_is_the_twins_and_its_mean_is_over_classes(how, cut, parts, 
             found.append(penalties.fisher_of_batches(learner.network, batches, cut))
         else:
             found.append(penalties.fisher_of_samples(learner.network, batches_of(learner, task), cut))
+    assert learner.importance.keys() == found[1].keys() == learner.trained().keys()
     for name, ours in learner.importance.items():
         old, expected = found[0][name], list(found[1][name])
         for place, value in enumerate(old):
@@ -104,6 +105,7 @@ def test_mass_importance_is_the_twins_and_adds_up(digits, tmp_path):  # noqa: F8
     for task in tasks[:2]:
         learner.learn(task, SILENT)
         found.append(penalties.sensitivity(learner.network, batches_of(learner, task)))
+    assert learner.importance.keys() == found[1].keys() == learner.trained().keys()
     for name, ours in learner.importance.items():
         expected = np.array(found[1][name])
         expected[: len(found[0][name])] += found[0][name]

@@ -22,7 +22,7 @@ from pycil_wsc.results import packed
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "docs" / "speed.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# columns of a table of runs -> a run's value; other columns (names, the paper's values) are not checked
+# columns of a table of runs -> a run's value
 MEASURES = {
     "average accuracy": lambda run, runs: with_student(run),
     "last accuracy": lambda run, runs: f"{run['last_acc']:.2f}",
@@ -36,6 +36,12 @@ MEASURES = {
     "scoring, s": lambda run, runs: f"{run['importance_seconds']:.1f}",
     "scoring, MiB": lambda run, runs: f"{run['importance_bytes'] / 2**20:.1f}",
     "scoring, passes": lambda run, runs: f"{run['importance_passes']:.2f}",
+}
+
+
+PAPERS = {
+    "paper",
+    *(f"{measure} accuracy in the {source}" for measure in ("average", "last") for source in ("paper", "survey")),
 }
 
 
@@ -95,6 +101,8 @@ def test_each_row_is_a_run(page, folder, header, rows):
     runs = records(folder)
     for row in rows:
         candidates = [run for run in runs if all(named(run, column, cell) for column, cell in zip(header, row))]
+        others = {column for column in header if column not in MEASURES and not column.startswith("`")}
+        assert others <= {"method", "exemplars per class", "precision"} | PAPERS, "a column that nothing checks"
         said = {column: cell for column, cell in zip(header, row) if column in MEASURES}
         assert any(all(MEASURES[column](run, runs) == cell for column, cell in said.items()) for run in candidates), row
 
@@ -764,6 +772,32 @@ def test_the_runs_of_a_rule_that_replaced_no_unit_are_replays_with_the_default_w
         (size, seed) for size in inert for seed in inert[size] if inert[size][seed]["avg_acc"] == replay[size, seed]
     }
     assert equal == {(1, 1993), (1, 1994), (10, 1993), (25, 1993)}
+
+
+def test_without_its_alignment_wa_has_the_accuracies_of_the_page():
+    found, told = {}, {}
+    with open(ROOT / "results/night/wa_alignment.csv", newline="") as file:
+        for line in csv.DictReader(file):
+            place = int(line["memory_per_class"]), int(line["seed"])
+            found.setdefault(place, []).append(float(line["accuracy"]))
+            if line["old_norm"]:
+                told.setdefault(place[0], []).append(float(line["old_norm"]) / float(line["new_norm"]))
+    recorded = {}
+    for run in packed.lines(ROOT / "results/night/runs.jsonl.xz"):
+        config = run.result["config"]
+        if config["model_name"] in ("wa", "replay") and config["increment"] == 5 and config["exemplars"] == "herding":
+            recorded[config["model_name"], config["memory_per_class"], config["seed"]] = run.result["avg_acc"]
+    gains = [
+        interval([np.mean(found[memory, seed]) - recorded[name, memory, seed] for seed in range(1993, 1998)])
+        for name in ("wa", "replay")
+        for memory in (1, 25)
+    ]
+    of_wa, over_wa, of_replay, over_replay = (gain.strip("*").removeprefix("+") for gain in gains)
+    page = " ".join((ROOT / "docs/claims.md").read_text(encoding="utf-8").split())
+    assert f"is higher by {of_wa} and by {over_wa} points, and {of_replay} and {over_replay} above Replay's" in page
+    few, all_images = (f"{np.mean(told[memory]):.2f} times" for memory in (1, 25))
+    assert f"{few} as long on average with 4 % of the images in memory, and {all_images} with all of them" in page
+    assert min(map(len, found.values())) == 10 and len(found) == 10
 
 
 def interval(values):

@@ -13,7 +13,7 @@ from PIL import Image
 from small_learners import FILES, Learner, learned
 from test_task_lists import photos
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 testclient = pytest.importorskip("fastapi.testclient", reason="fastapi and httpx are not installed")
 SERVE = Path(__file__).parent.parent / "examples/serve.py"
 REQUESTS = 200

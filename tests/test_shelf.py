@@ -20,7 +20,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.state import load_state, save_state
 
 __all__ = ["january", "months", "shelf"]
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 QUICK = {"epochs": 1, "init_epoch": 1}
 OF_FILES = {"image_size": 16, "num_workers": 0, **QUICK}
 OLD = Path(__file__).parent / "old_formats"  # written by version 0.2.0 at commit 3c19aa9

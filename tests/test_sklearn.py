@@ -23,7 +23,7 @@ from pycil_wsc.classifier.ledger import Ledger
 from pycil_wsc.errors import UserError
 from pycil_wsc.sklearn import ContinualClassifier
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 TINY = {"convnet_type": "tiny", "batch_size": 8, "device": "cpu", "memory_per_class": 4}
 EXCEPTIONS = {  # those of docs/classifier_details.md
     "check_methods_sample_order_invariance": "float32's rounding depends on an image's place in its batch",

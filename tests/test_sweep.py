@@ -18,7 +18,7 @@ import pytest
 import torch
 from filelock import FileLock
 from PIL import Image
-from small_runs import command, killed_at, results, wait_until, without_measurements, write
+from small_runs import command, killed_at, results, wait_until, without_checkpoints, without_measurements, write
 
 from main import main
 from pycil_wsc import registry
@@ -58,7 +58,8 @@ def test_ten_runs_killed_twice_end_like_those_never_disturbed(settings, tmp_path
     """Parent and workers are killed together at random moments."""
     settings, chance = settings | TEN, random.Random(0)
     undisturbed = settings | {"out": str(tmp_path / "undisturbed")}
-    assert main(["--config", write(tmp_path, undisturbed)]) == 0
+    with without_checkpoints():
+        assert main(["--config", write(tmp_path, undisturbed)]) == 0
     for _ in range(2):
         process = command(tmp_path, settings, "--workers", "2")
         enough = sum(epochs_logged(settings)) + chance.randint(24, 48)  # of 160

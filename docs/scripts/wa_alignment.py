@@ -46,13 +46,14 @@ def write(config: Path) -> int:
     if code:
         return code
     with OUT.open("w", newline="") as file:
-        rows = csv.writer(file)
+        rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["memory_per_class", "seed", "task", "old_norm", "new_norm", "accuracy"])
         for (memory, seed), lengths in sorted(norms.items()):
             (path,) = Path("runs", "wa_alignment").glob(f"*/wa_unaligned/m{memory}/seed{seed}-*/result.json")
             accuracies = json.loads(path.read_text())["curve"]
-            for task, (old, new) in enumerate(lengths, start=2):
-                rows.writerow([memory, seed, task, f"{old:.4f}", f"{new:.4f}", f"{accuracies[task - 1]:.2f}"])
+            rows.writerow([memory, seed, 1, "", "", f"{accuracies[0]:.2f}"])
+            for task, ((old, new), accuracy) in enumerate(zip(lengths, accuracies[1:], strict=True), start=2):
+                rows.writerow([memory, seed, task, f"{old:.4f}", f"{new:.4f}", f"{accuracy:.2f}"])
     return 0
 
 
