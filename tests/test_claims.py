@@ -314,6 +314,15 @@ def test_the_night_files_are_complete():
     assert counts == {name: len(found) for name, found in runs.items()}
 
 
+def test_fresh_weights_are_trained_as_replays_are():
+    """In the night's file of the training loss, and in the paper's."""
+    for file in (NIGHT / "training_loss.json", ROOT / "exps" / "figure_training_loss.json"):
+        keys = ("epochs", "milestones", "lrate", "lrate_decay", "weight_decay", "batch_size", "optimizer", "scheduler")
+        schedules = {(run.model_name, *(getattr(run, key) for key in keys)) for run in load(file)}
+        (joint, *ours), (replay, *theirs) = sorted(schedules)
+        assert (joint, replay) == ("joint", "replay") and ours == theirs
+
+
 def planned(config):
     """A record with the configuration of a run that is yet to come."""
     tasks = min(config.max_tasks, 100 // config.increment)

@@ -160,8 +160,8 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
     """The schedule that each run's is taken for.
 
     Methods have their own epochs, so schedules differ only where one method has several. Then those of the method with
-    the most schedules count. Each other run joins the first of them that has the same epochs, the same share of its
-    method's usual epochs, or the same epochs for the first task.
+    the most schedules count. Each other run joins the first of them that has the same share of its method's usual
+    epochs, up to rounding, the same epochs, or the same epochs for the first task.
     """
     own = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}
     by_method: dict[str, Counter[Schedule]] = defaultdict(Counter)
@@ -173,13 +173,27 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
         return dict.fromkeys(records, known[0])
 
     def share(method: str, epochs: Schedule) -> tuple[float, float] | str:
-        first, later = usual.get(method.removesuffix("+wsc"), (0, 0))
+        first, later = _usual(method, usual)
         return (epochs[0] / first, epochs[1] / later) if first else method
 
     taken = {}
     for record, epochs in own.items():
-        same = [other for other in known if other == epochs]
-        same += [other for other in known if share(anchor, other) == share(record.method, epochs)]
+        same = [other for other in known if share(anchor, other) == share(record.method, epochs)]
+        counts = _usual(anchor, usual), _usual(record.method, usual)
+        same += [other for other in known if _alike(other, epochs, *counts)]
+        same += [other for other in known if other == epochs]
         same += [other for other in known if other[0] == epochs[0]]
         taken[record] = same[0] if same else epochs
     return taken
+
+
+def _usual(method: str, usual: Mapping[str, Schedule]) -> Schedule:
+    return usual.get(method.removesuffix("+wsc"), (0, 0))
+
+
+def _alike(one: Schedule, other: Schedule, usual_of_one: Schedule, usual_of_other: Schedule) -> bool:
+    """Whether two schedules are the same multiple of two others, each rounded to whole epochs."""
+    for a, b, of_a, of_b in zip(one, other, usual_of_one, usual_of_other):
+        if not of_a or not of_b or abs(a / of_a - b / of_b) > 0.5 / of_a + 0.5 / of_b:
+            return False
+    return True
