@@ -326,9 +326,9 @@ def form_of(images: Samples) -> str:
     return "images" if getattr(images, "ndim", 0) > 2 else "rows"
 
 
-def _column(images: Samples) -> Sequence[object]:
-    """The values of one column, as of a data frame; nothing of another shape."""
-    return np.asarray(images, object) if getattr(images, "ndim", 0) == 1 else ()
+def _column(images: Samples) -> list[object]:
+    """The values of one column, as of a data frame; none of another shape."""
+    return list(np.asarray(images, object)) if getattr(images, "ndim", 0) == 1 else []
 
 
 def in_colour(images: np.ndarray) -> np.ndarray:

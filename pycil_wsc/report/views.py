@@ -147,8 +147,10 @@ def _other_schedules(rows: pd.DataFrame, group: Group) -> list[tuple[bool, int, 
 
 def _other_settings(rows: pd.DataFrame, group: Group) -> dict[str, list[str]]:
     """The keys whose values are not the paper's, of each method that has some."""
-    keys = rows.groupby("learner")["others"].agg(lambda own: sorted(set().union(*own)))
-    return {group.shown(method): keys[method] for method in sorted(keys.index, key=method_rank) if keys[method]}
+    keys: dict[str, set[str]] = defaultdict(set)
+    for method, others in zip(rows["learner"], rows["others"]):
+        keys[method] |= others
+    return {group.shown(method): sorted(keys[method]) for method in sorted(keys, key=method_rank) if keys[method]}
 
 
 def _gaps(cells: pd.DataFrame, corner: str, shown: Callable[[str], str]) -> dict[str, list[str]]:
