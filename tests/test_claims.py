@@ -288,6 +288,15 @@ def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
                 own = averages[findings.cells(("replay", "icarl", "bic", "wa"), share)]
                 assert own.idxmax() == f"icarl@{share}" and "which is iCaRL" in readme
         assert f"{result.paper.mean(axis=1).iloc[0]:.2f} points" in readme
+    (claim,) = (claim for claim in claims.CLAIMS if claim.text == "Replay is ahead of expansion with a large memory")
+    result = findings.finding(claim, found)
+    ours, half = findings.interval(result.seeds)
+    seeds = {4: "the four", 5: "all five"}[len(result.seeds)]
+    assert f"In {seeds} seeds in which growing networks have run at these sizes" in readme
+    assert (
+        f"Replay is {-ours:.2f} ± {half:.2f} points behind the mean of the three; in the paper, 0.02 points" in readme
+    )
+    assert result.paper.mean(axis=1).iloc[0] == pytest.approx(-0.02, abs=0.005)
 
 
 def test_the_night_files_are_complete():
