@@ -96,8 +96,8 @@ WITH_ADAMW += ["fetril", "coil", "sam", "redo"]  # the head alone; with transpor
 @pytest.mark.parametrize("name", WITH_ADAMW)
 def test_learners_learn_with_adamw(name, settings):
     keys = {"model_name": name, "optimizer": "adamw", "layer_decay": 0.7, "checkpoint_seconds": 3600}
-    keys |= {"compression_epochs": 4, "max_tasks": 2}
-    result = run(settings, label_smoothing=0.1, clip_norm=1.0, precision="fp32", **keys).execute()
+    keys |= {"compression_epochs": 4, "max_tasks": 2, "label_smoothing": 0.0 if name == "podnet" else 0.1}
+    result = run(settings, clip_norm=1.0, precision="fp32", **keys).execute()
     first, other = result["train_loss"]
     assert len(first) == 3 and first[-1] < first[0]
     assert len(other) == {"bic": 8, "foster": 8, "podnet": 5, "beef": 5}.get(name, 4)
