@@ -97,7 +97,7 @@ def test_seeds_from_before_and_after_a_key_was_added_are_averaged(name, place):
     assert len(set(names_of(group).values())) == 1
 
 
-def test_the_runs_of_the_small_protocol_are_one_comparison():
+def test_the_runs_of_the_small_protocol_are_one_comparison_but_for_fresh_weights():
     """They were made by several versions, which have other keys."""
     records = [Record.of(run.result) for run in lines(RESULTS / "night" / "runs.jsonl.xz")]
     assert len({record.data["commit"] for record in records}) > 1
@@ -105,9 +105,21 @@ def test_the_runs_of_the_small_protocol_are_one_comparison():
     fresh = [record for record in records if record.method == "joint" and record.config["epochs"] == 40]
     main, *others = sorted(groups, key=lambda group: -len(group.records))
     assert len(main.records) == len(records) - len(fresh) and not problems
-    if fresh:  # full retraining in Replay's schedule, for the training loss, is beside that in its own
-        (variants,) = others
-        assert variants.variants_of == ["joint"] and {record.method for record in variants.records} == {"joint"}
+    # full retraining in Replay's schedule, for the training loss, is beside that in its own
+    (variants,) = others
+    assert fresh and variants.variants_of == ["joint"]
+    assert {record.method for record in variants.records} == {"joint"}
+
+
+def test_schedules_of_methods_that_the_paper_does_not_have_are_compared_apart(undrawn):
+    results = [
+        synthetic.result(method, seed=seed) for method in ("er_ace", "gdumb") for seed in (1, 2) for _ in (70, 35)
+    ]
+    for number, result in enumerate(results):
+        result["config"] |= {"init_epoch": 200, "epochs": (70, 35)[number % 2]}
+    groups, problems = group_runs([Record.of(result) for result in results])
+    found = [sorted({record.config["epochs"] for record in group.records}) for group in groups]
+    assert sorted(found) == [[35], [70]] and [len(group.records) for group in groups] == [4, 4] and not problems
 
 
 def test_results_of_one_run_that_contradict_each_other_are_named(tmp_path, undrawn):

@@ -6,6 +6,7 @@ Runs may differ in the method, in the keys that it chooses, in the size of the m
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -160,8 +161,8 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
     """The schedule that each run's is taken for.
 
     Methods have their own epochs, so schedules differ only where one method has several. Then those of the method with
-    the most schedules count. Each other run joins the first of them that has the same share of its method's usual
-    epochs, up to rounding, the same epochs, or the same epochs for the first task.
+    the most schedules count. Each run of another method joins the first of them that has the nearest share of its
+    method's usual epochs, the same share up to rounding, or else the same epochs, or the same for the first task.
     """
     own = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}
     by_method: dict[str, Counter[Schedule]] = defaultdict(Counter)
@@ -172,15 +173,25 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
     if len(known) == 1:
         return dict.fromkeys(records, known[0])
 
-    def share(method: str, epochs: Schedule) -> tuple[float, float] | str:
-        first, later = _usual(method, usual)
-        return (epochs[0] / first, epochs[1] / later) if first else method
+    def distance(schedule: Schedule, record: Record) -> float:
+        """How far two shares are from each other; infinite if by more than their rounding to whole epochs."""
+        total = 0.0
+        counts = zip(schedule, _usual(anchor, usual), own[record], _usual(record.method, usual))
+        for theirs, usual_there, ours, usual_here in counts:
+            if not usual_there or not usual_here:
+                return math.inf
+            apart = abs(theirs / usual_there - ours / usual_here)
+            if apart > 0.5 / usual_there + 0.5 / usual_here:
+                return math.inf
+            total += apart
+        return total
 
     taken = {}
     for record, epochs in own.items():
-        same = [other for other in known if share(anchor, other) == share(record.method, epochs)]
-        counts = _usual(anchor, usual), _usual(record.method, usual)
-        same += [other for other in known if _alike(other, epochs, *counts)]
+        same = [epochs] if record.method == anchor else []
+        nearest = min(known, key=lambda schedule: distance(schedule, record))
+        if distance(nearest, record) < math.inf:
+            same.append(nearest)
         same += [other for other in known if other == epochs]
         same += [other for other in known if other[0] == epochs[0]]
         taken[record] = same[0] if same else epochs
@@ -189,11 +200,3 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
 
 def _usual(method: str, usual: Mapping[str, Schedule]) -> Schedule:
     return usual.get(method.removesuffix("+wsc"), (0, 0))
-
-
-def _alike(one: Schedule, other: Schedule, usual_of_one: Schedule, usual_of_other: Schedule) -> bool:
-    """Whether two schedules are the same multiple of two others, each rounded to whole epochs."""
-    for a, b, of_a, of_b in zip(one, other, usual_of_one, usual_of_other):
-        if not of_a or not of_b or abs(a / of_a - b / of_b) > 0.5 / of_a + 0.5 / of_b:
-            return False
-    return True
