@@ -27,6 +27,7 @@ OF_WHOLE_RUNS = {name for name, key in KEYS.items() if key.decides in ("data", "
 OF_WHOLE_RUNS -= {"dataset", "shuffle", "init_cls", "increment", "data_root"}  # the DataManager's
 OF_WHOLE_RUNS |= {"max_tasks", "validation_split", "memory_bytes", "cache_images", "deterministic", "threads"}
 IGNORED = ("aug", "config", "csv_name", "logfilename", "time_str")  # keys of PyCIL's trainer without effect here
+RESNET18 = {"imagenet": "resnet18", "cifar": "resnet18_cifar", "small": "resnet18_small"}  # by the stem
 NO_MONITOR = dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
 
 
@@ -42,9 +43,7 @@ def get_model(model_name: str, args: Mapping[str, Any]) -> "Model":
     if isinstance(keys.get("seed"), list):
         keys["seed"] = keys["seed"][0]
     if keys.get("convnet_type") == "resnet18":
-        keys["convnet_type"] = {"imagenet": "resnet18", "cifar": "resnet18_cifar", "small": "resnet18_small"}[
-            stem(keys)
-        ]
+        keys["convnet_type"] = RESNET18[stem(keys)]
     config = resolve(our_values(our_names(flatten(keys))))
     if is_timm(config.convnet_type):
         raise UserError("convnet_type: timm's models are not available in scripts written for PyCIL; use main.py")

@@ -64,7 +64,7 @@ def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> tuple
     if method in ONE_SCHEDULE and "lr" in file:
         if "step_size" in overrides:
             file["step_size"] = overrides.pop("step_size")
-            file["epochs"] = overrides.get("epochs", file.get("epochs"))
+            file |= {"epochs": overrides["epochs"]} if "epochs" in overrides else {}
         for name, both in OF_ALL_TASKS.items():
             if name in overrides:
                 _refuse_list(name, overrides, method)
@@ -157,9 +157,9 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     changed = {name: value for name, value in file.items() if name not in (*OF_ALL_TASKS, "step_size")}
     for name, both in OF_ALL_TASKS.items():
         _refuse_list(name, file, method)
-        if file.get(name) is not None:
+        if name in file:
             changed |= dict.fromkeys((ours for ours in both if ours not in changed), file[name])
-    step, epochs = file.get("step_size"), file.get("epochs") or usual["epochs"]
+    step, epochs = file.get("step_size"), file.get("epochs", usual["epochs"])
     if step is not None:
         if type(step) is not int or type(epochs) is not int or step < 1 or epochs > 10_000 * step:
             raise UserError(

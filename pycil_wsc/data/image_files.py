@@ -3,7 +3,7 @@
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,22 +95,13 @@ def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:
     give the images of another class.
     """
     found: dict[str, str] = {}  # real path -> path
-    entered = {_inode(folder)}
-    pending = [str(folder)]
-    while pending:
-        directory = pending.pop()
-        real_directory = os.path.realpath(directory)
-        for entry in _entries(directory):
-            if os.path.isdir(entry.path):  # False for a link to itself
-                if _of_a_system(entry.name):
-                    continue
-                inode = _inode(entry.path)
-                if inode not in entered and inode not in elsewhere:
-                    entered.add(inode)
-                    pending.append(entry.path)
-            elif _is_image(entry.name):
-                real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real_directory, entry.name)
-                found[real] = min(entry.path, found.get(real, entry.path), key=os.path.split)
+    real_folders: dict[str, str] = {}
+    for entry in _images_below(folder, elsewhere):
+        directory = os.path.dirname(entry.path)
+        if directory not in real_folders:
+            real_folders[directory] = os.path.realpath(directory)
+        real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real_folders[directory], entry.name)
+        found[real] = min(entry.path, found.get(real, entry.path), key=os.path.split)
     return sorted(found.values(), key=os.path.split)
 
 
@@ -120,17 +111,25 @@ def walked(folder: str) -> Iterator[str]:
     Files and folders count as in :func:`image_files`, and each folder is listed when its turn comes. A file to which
     several names lead is there under each.
     """
+    return (entry.path for entry in _images_below(folder))
+
+
+def _images_below(folder: str | Path, elsewhere: Collection[tuple[int, int]] = ()) -> Iterator[os.DirEntry[str]]:
+    """The image files, where links lead to them, too; each folder but those ``elsewhere`` is entered once."""
     entered = {_inode(folder)}
-    pending = [folder]
+    pending = [str(folder)]
     while pending:
         inner = []
         for entry in _entries(pending.pop()):
-            if os.path.isdir(entry.path):
-                if not _of_a_system(entry.name) and (inode := _inode(entry.path)) not in entered:
+            if os.path.isdir(entry.path):  # False for a link to itself
+                if _of_a_system(entry.name):
+                    continue
+                inode = _inode(entry.path)
+                if inode not in entered and inode not in elsewhere:
                     entered.add(inode)
                     inner.append(entry.path)
             elif _is_image(entry.name):
-                yield entry.path
+                yield entry
         pending += reversed(inner)
 
 

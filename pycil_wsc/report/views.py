@@ -119,13 +119,13 @@ def _add_paper(cells: pd.DataFrame, rows: pd.DataFrame, group: Group, study: Stu
     """
     place = [rows[study.corner], rows["memory"].map(memory_text)]
     unlike = rows["changed"].map(lambda changed: not changed <= set(study.studied)).groupby(place).any()
-    elsewise = ((rows["schedule"] != rows["learner"].map(SCHEDULES)) | rows["others"].map(bool)).groupby(place).any()
+    unusual = ((rows["schedule"] != rows["learner"].map(SCHEDULES)) | rows["others"].map(bool)).groupby(place).any()
     numbers = group.reference.get(study.slug, {})
     for i, entry, *cell in cells[["entry", study.corner, "column"]].itertuples(name=None):
         theirs = numbers.get(entry, {}).get(cell[1].replace(",", ""))
         if theirs and not unlike.get(tuple(cell)):
             cells.loc[i, PUBLISHED] = theirs["mean"], theirs.get("se", np.nan)
-            cells.loc[i, "compared"] = not elsewise.get(tuple(cell), True)
+            cells.loc[i, "compared"] = not unusual.get(tuple(cell), True)
     theirs = cells[[*PUBLISHED]].set_axis(["mean", "standard_error"], axis=1).assign(averaged_over=PAPER["seeds"])
     marked = cells["compared"] & apart(cells, theirs)
     cells.loc[marked, "differs_by"] = cells["mean"] - cells["paper_mean"]
