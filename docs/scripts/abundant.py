@@ -18,6 +18,8 @@ TRIALS, STUDY = ROOT / "exps" / "abundant_tune.json", ROOT / "exps" / "abundant.
 SIZES = {1: "4 %", 10: "40 %", 25: "100 %"}  # exemplars per class, of 25 images
 RESETS = {"shrink_perturb": "Shrink and perturb", "continual_backprop": "Continual backprop"}
 WITHOUT_MEMORY = ("LwF", "EWC", "SI", "MAS")  # far below the others: not in the figure
+DEFAULT_DECAY = "Continual backprop (no unit replaced)"  # that is, Replay with the default weight decay
+NEAR = ("WSC", "ReDo", "EMA", "WiSE-FT", "CoFiMA")  # methods with the default weight decay, and near Replay
 MEASURES = ("train_flops", "avg_acc")
 FIGURE = "![Difference from Replay of each method at Replay's operations, at three memory sizes](images/abundant.svg)"
 Run = dict[str, Any]
@@ -101,12 +103,12 @@ def row_of(run: Run) -> str:
     return method(run["config"]) + (" (no unit replaced)" if inert else "")
 
 
-def differences() -> dict[str, dict[int, Difference]]:
-    """{method: {exemplars per class: its difference from Replay}}, the best at full memory first."""
+def differences(baseline: str = "Replay") -> dict[str, dict[int, Difference]]:
+    """{method: {exemplars per class: its difference from ``baseline``}}, the best at full memory first."""
     from pycil_wsc.report.stats import reach
 
     every = runs()
-    replay, found = every.pop("Replay", {}), {}
+    replay, found = every.pop(baseline, {}), {}
     for name, sizes in every.items():
         for size, mine in sizes.items():
             pairs = [mine[seed]["avg_acc"] - replay[size][seed]["avg_acc"] for seed in mine if seed in replay[size]]
@@ -114,6 +116,13 @@ def differences() -> dict[str, dict[int, Difference]]:
                 half = reach(len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
                 found.setdefault(name, {})[size] = Difference(statistics.mean(pairs), half)
     return dict(sorted(found.items(), key=lambda item: -item[1][25].mean if 25 in item[1] else 1e9))
+
+
+def rows_at_equal_decay() -> list[tuple[str, ...]]:
+    """The header and the rows of the page's second table; empty without records."""
+    found = differences(DEFAULT_DECAY)
+    header = ("against Replay with `weight_decay` 0.0002", *SIZES.values())
+    return [header, *((name, *(str(found[name][size]) for size in SIZES)) for name in NEAR)] if found else []
 
 
 def over_replay(mine: dict[int, dict[int, Run]], replay: dict[int, dict[int, Run]]) -> float:

@@ -54,13 +54,17 @@ def difference(wide: pd.DataFrame, row: str, other: str) -> str:
 
 
 def sentence() -> str:
-    """The plain mean against the default, on average over the table's columns; empty without records."""
+    """The plain mean against the default with each number of epochs, over the memory sizes; empty without records."""
     table = averages()
-    if table.empty:
-        return ""
-    by_seed = pd.DataFrame(table.groupby(level="seed").mean())
-    gain = difference(by_seed, PLAIN, DEFAULT)
-    return f"On average over the columns, the difference of the plain mean from the default is {gain} points."
+    gains = [
+        f"{difference(pd.DataFrame(part.groupby(level='seed').mean()), PLAIN, DEFAULT)} with {epochs} epochs"
+        for epochs, part in table.groupby(level="epochs")
+    ]
+    return (
+        f"On average over the memory sizes, the plain mean is above the default by {' and by '.join(gains)}."
+        if gains
+        else ""
+    )
 
 
 def rows() -> list[tuple[str, ...]]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from math import factorial, inf, prod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, ttest_1samp
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -110,17 +111,20 @@ def row_name(record: Record) -> str:
     return " ".join(parts)
 
 
-MEASURES = ("average", "newest", "forgetting", "flops", "loss", "cosine", "gradient", "drift")
+MEASURES = ("average", "first", "later", "newest", "forgetting", "flops", "loss", "cosine", "gradient", "drift")
 
 
 def measures(record: Record) -> dict[str, float]:
-    """The ``MEASURES`` of a run. Those from ``loss`` on are means over all tasks but the first."""
+    """The ``MEASURES`` of a run: ``first`` and ``later`` are the accuracy after the first task, and its mean after the
+    others. Those from ``loss`` on are means over all tasks but the first.
+    """
     data = record.data
     losses = [curve[-1] for curve in (data.get("train_loss") or [])[1:] if curve]
     cosines = [line["cosine"] for line in alignment(record)]
     norms = [line["norm"] for line in alignment(record)]
     drifts = [line["norm"] for line in drift(record)]
-    values = (data["avg_acc"], data["new_acc"], data["forgetting"], data["train_flops"])
+    first, *later = record.curve
+    values = (data["avg_acc"], first, _mean(later), data["new_acc"], data["forgetting"], data["train_flops"])
     return dict(zip(MEASURES, (*values, *map(_mean, (losses, cosines, norms, drifts))), strict=True))
 
 
@@ -225,8 +229,42 @@ def finding(claim: Claim, table: pd.DataFrame) -> Finding:
     return Finding(claim, paper, differences(claim, wide), runs, SEEDS * len(claim.cells()))
 
 
-def correlation(wide: pd.DataFrame, methods: Sequence[str], share: int) -> tuple[float, float, float] | None:
-    """Kendall's tau between our averages of the methods and the paper's, with its 95 % interval.
+def by_chance(findings: Sequence[Finding]) -> tuple[int, list[str]] | None:
+    """The number of claims that a difference is above 0, and those told from 0 that by Holm's correction are not.
+
+    None if there is no such claim.
+    """
+    chances = {}
+    for each in findings:
+        if each.verdict != NOT_RUN and each.seeds.std():
+            chances[each.claim.text] = float(np.asarray(ttest_1samp(each.seeds, 0))[1])
+    lost, count, kept = [], len(chances), True
+    for rank, (text, chance) in enumerate(sorted(chances.items(), key=lambda pair: pair[1])):
+        kept = kept and chance <= 0.05 / (count - rank)
+        if not kept and chance <= 0.05:
+            lost.append(text)
+    return (count, lost) if lost else None
+
+
+def first_tasks_apart(table: pd.DataFrame) -> float:
+    """The largest difference in accuracy after the first task between runs of a seed that train it in the same way."""
+    same = table.loc[~table["row"].str.contains("^joint|tasks=|equal operations")]
+    firsts = same.groupby("seed")["first"]
+    return float((firsts.max() - firsts.min()).max()) if len(same) else 0.0
+
+
+class Correlation(NamedTuple):
+    """Kendall's tau, its 95 % interval, the probability without correlation, and the number of seeds."""
+
+    tau: float
+    low: float
+    high: float
+    chance: float
+    seeds: int
+
+
+def correlation(wide: pd.DataFrame, methods: Sequence[str], share: int) -> Correlation | None:
+    """The correlation of our averages of the methods and the paper's, over the seeds that have all methods.
 
     The interval is that of the bootstrap over seeds, of all resamples. None with fewer than two seeds.
     """
@@ -238,12 +276,13 @@ def correlation(wide: pd.DataFrame, methods: Sequence[str], share: int) -> tuple
     paper = papers_table("accuracy")[columns].iloc[0]
     taus, weights = [], []
     for chosen in combinations_with_replacement(range(count), count):
-        taus.append(_tau(ours.iloc[list(chosen)].mean(), paper))
+        taus.append(_tau(ours.iloc[list(chosen)].mean(), paper)[0])
         weights.append(factorial(count) // prod(map(factorial, Counter(chosen).values())))
     low, high = np.quantile(np.repeat(taus, weights), [0.025, 0.975])
-    return _tau(ours.mean(), paper), float(low), float(high)
+    tau, chance = _tau(ours.mean(), paper)
+    return Correlation(tau, float(low), float(high), chance, count)
 
 
-def _tau(ours: pd.Series, paper: pd.Series) -> float:
-    tau = np.asarray(kendalltau(ours.to_numpy(), paper.to_numpy()))[0]
-    return float(tau)
+def _tau(ours: pd.Series, paper: pd.Series) -> tuple[float, float]:
+    tau, chance = np.asarray(kendalltau(ours.to_numpy(), paper.to_numpy()))
+    return float(tau), float(chance)

@@ -16,7 +16,13 @@ WSC = "wsc"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
 RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
-RECORDS |= {"scaling-cpu": SPEED, "image-folder-cpu": SPEED, "abundant": ABUNDANT, "averaging": WSC}
+RECORDS |= {
+    "scaling-cpu": SPEED,
+    "image-folder-cpu": SPEED,
+    "abundant": ABUNDANT,
+    "equal decay": ABUNDANT,
+    "averaging": WSC,
+}
 GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
 
 
@@ -93,6 +99,8 @@ def recorded(name):
         return f"{rows(lines[0], lines[1:])}\n{abundant.sentences()}\n{abundant.FIGURE}\n" if lines else "None yet.\n"
     if name in speed_tables.TABLES:
         lines = speed_tables.rows(name)
+    elif name == "equal decay":
+        lines = abundant.rows_at_equal_decay()
     elif name == "averaging":
         lines = averaging.rows()
         return f"{rows(lines[0], lines[1:])}\n{averaging.sentence()}\n" if lines else "None yet.\n"
