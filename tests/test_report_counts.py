@@ -390,6 +390,19 @@ def test_bold_are_the_best_and_all_that_the_paired_error_does_not_tell_from_it(w
     assert {line["method"] for line in accuracy(folder, column="20") if line["best"] == "1"} == bold
 
 
+def test_a_row_with_two_lucky_seeds_hides_no_row_that_is_ahead_of_all(tmp_path, undrawn):
+    """Replay's mean is the highest, but WSC is ahead of it in both seeds, and of WA in all five."""
+    averages = {
+        "replay": (40.0, 41.0),
+        "wsc": (42.0, 43.2, 30.0, 31.0, 32.0),
+        "wa": (39.5, 40.4, 28.0, 29.1, 30.2),
+    }
+    runs = [with_average(name, seed, value) for name, values in averages.items() for seed, value in enumerate(values)]
+    synthetic.write(tmp_path, *runs)
+    folder = report.write_report(tmp_path).parent
+    assert {line["method"] for line in accuracy(folder, column="20") if line["best"] == "1"} == {"wsc"}
+
+
 def test_the_baseline_is_chosen(tmp_path, capsys, undrawn):
     synthetic.write(tmp_path, *(with_average(name, 1, value) for name, value in (("wa", 60.0), ("replay", 50.0))))
     assert command.main([str(tmp_path), "--baseline", "wa"]) == 0

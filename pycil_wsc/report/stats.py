@@ -31,7 +31,7 @@ def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
 
 
 def best(seeds: pd.DataFrame) -> pd.Index:
-    """The line with the highest mean, and all that it is not ahead of.
+    """The lines that no other line is ahead of.
 
     Lines are compared over the seeds that both have or, if these are fewer than two, by the difference of their means
     (Welch). Those with a single seed are ignored. With fewer than two lines, the result is empty.
@@ -41,8 +41,10 @@ def best(seeds: pd.DataFrame) -> pd.Index:
         return seeds.index[:0]
     means = pd.DataFrame({"mean": seeds.mean(axis=1), "standard_error": seeds.sem(axis=1)})
     means["averaged_over"] = seeds.count(axis=1)
-    top = means["mean"].idxmax()
-    differences = seeds.rsub(seeds.loc[top], axis="columns")
-    paired = differences.count(axis=1) > 1
-    behind = is_ahead(differences).where(paired, apart(means, means.loc[top]))
+    behind = pd.Series(False, seeds.index)
+    for other in seeds.index:
+        differences = seeds.rsub(seeds.loc[other], axis="columns")
+        paired = differences.count(axis=1) > 1
+        higher = means["mean"] < means.loc[other, "mean"]
+        behind |= is_ahead(differences).where(paired, apart(means, means.loc[other]) & higher)
     return seeds.index[~behind]
