@@ -45,9 +45,12 @@ def described(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def one_line(text: str) -> str:
+def one_line(text: object) -> str:
     """``text`` with unprintable characters (line breaks, control characters, lone surrogates) as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

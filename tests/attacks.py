@@ -49,7 +49,7 @@ def answer(arguments: list[str]) -> tuple[int, str, str]:
 @contextlib.contextmanager
 def undrawn() -> Iterator[None]:
     """Reports without figures, which would take seconds."""
-    with patch("pycil_wsc.report.page.figures", lambda group, brief=False: ()):
+    with patch("pycil_wsc.report.page.figures", lambda group: ()):
         yield
 
 

@@ -108,10 +108,10 @@ def made(tmp_path_factory):
     synthetic.write(folder, *results)
     labels = {}
 
-    def drawn(group, brief=False):
+    def drawn(group):
         if group.slug != synthetic.HERE:
             return
-        for plot in figures(group, brief):
+        for plot in figures(group):
             texts = [text for axes in plot.figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
             labels[plot.slug] = set(texts) - {""}
             yield plot

@@ -15,10 +15,11 @@ from pycil_wsc import registry, report
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.data.options import ALL
+from pycil_wsc.errors import one_line
 from pycil_wsc.keys import Key, having
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import Options, group_runs
-from pycil_wsc.report.texts import clean, dataset_names, method_name
+from pycil_wsc.report.texts import dataset_names, method_name
 from pycil_wsc.report.views import console_text, tables
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
 from pycil_wsc.results.packed import lines
@@ -527,9 +528,9 @@ def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path, monkeypatch)
 
 
 @given(st.text(st.characters()))
-def test_clean_text_is_one_printable_line_of_unicode(text):
-    assert clean(text).isprintable() and clean(text).encode().decode() == clean(text)
-    assert clean(text) == text or not text.isprintable()
+def test_a_text_is_shown_on_one_printable_line_of_unicode(text):
+    assert one_line(text).isprintable() and one_line(text).encode().decode() == one_line(text)
+    assert one_line(text) == text or not text.isprintable()
 
 
 def test_a_report_that_fails_costs_a_finished_sweep_nothing(tmp_path, capsys, monkeypatch):

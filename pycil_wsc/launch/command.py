@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -91,7 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0, 1 if a run failed, 2 for invalid input, 130 if stopped by Ctrl-C.
     """
-    logging.raiseExceptions = False  # a log line that cannot be written does not stop the run
     with best_effort_output():
         if argv is None:
             on_signals(_leave)

@@ -3,9 +3,9 @@
 import contextlib
 import heapq
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from filelock import Timeout
 
@@ -19,23 +19,11 @@ from pycil_wsc.launch.overview import Overview
 from pycil_wsc.results import finished_result, has_result, is_finished, set_result_aside
 from pycil_wsc.runs.progress import Progress
 
+if TYPE_CHECKING:
+    from pycil_wsc.launch.ray_cluster import Cluster
+    from pycil_wsc.launch.workers import Workers
+
 FRESH, AGAIN, ELSEWHERE = range(3)  # places in the queue
-
-
-class Launcher(Protocol):
-    """Starts runs, and tells what they report; the last message of each is an :class:`Outcome`."""
-
-    @property
-    def slots(self) -> Collection[object]: ...  # free places
-
-    @property
-    def running(self) -> Collection[object]: ...
-
-    def start(self, job: Job) -> None: ...
-
-    def messages(self) -> Iterable[tuple[Job, Progress | Outcome]]: ...
-
-    def stop(self) -> None: ...
 
 
 class Schedule:
@@ -100,7 +88,7 @@ class Schedule:
         _, number = heapq.heappop(self.queue)
         return self.jobs[number - 1]
 
-    def complete(self, launcher: Launcher) -> None:
+    def complete(self, launcher: "Workers | Cluster") -> None:
         """Execute the runs with ``launcher``."""
         self.data.forget()
         try:

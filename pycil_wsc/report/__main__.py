@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, one_line
 from pycil_wsc.output import best_effort_output
 from pycil_wsc.report import DEFAULT, Options, find_runs, write_report
-from pycil_wsc.report.texts import clean
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             args = _parse(argv)
             options = Options(args.spread, args.baseline, tuple(args.labels), args.paper, args.all_figures)
-            print(f"Report: {clean(_write(args.folders, args.out, options))}")
+            print(f"Report: {one_line(_write(args.folders, args.out, options))}")
             return 0
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -55,7 +54,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _label(text: str) -> tuple[str, str]:
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern or not name.strip():
-        raise UserError(f"--label {clean(text)}: expected PATTERN=NAME")
+        raise UserError(f"--label {text}: expected PATTERN=NAME")
     return pattern, name
 
 
@@ -63,15 +62,13 @@ def _write(folders: Sequence[str], out: str | None, options: Options) -> Path:
     """Write the report of the folders and print the problems of their files; returns the page's path."""
     for folder in folders:
         if not os.path.lexists(folder):
-            raise UserError(f"{clean(folder)}: no such file or folder")
+            raise UserError(f"{folder}: no such file or folder")
     found = find_runs(folders)
     for path, reason in found.problems:
-        print(f"problem: {clean(path)}: {clean(reason)}", file=sys.stderr)
+        print(f"problem: {one_line(path)}: {one_line(reason)}", file=sys.stderr)
     if not found.records and not found.language:
-        raise UserError(
-            f"{clean(', '.join(folders))}: no finished run found (no usable result.json); "
-            "give the folder of a sweep, runs/<prefix>"
-        )
+        unusable = "no finished run found (no usable result.json); give the folder of a sweep, runs/<prefix>"
+        raise UserError(f"{', '.join(folders)}: {unusable}")
     common = Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
     beside = (common if common.is_dir() else common.parent) / "report"
     return write_report(*folders, out=out or beside, options=options, found=found)

@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from pycil_wsc.errors import one_line
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.rows import AVERAGE, measured, memory_text
 from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.studies import STUDIES, WITHOUT
 from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, panels, wrapped
-from pycil_wsc.report.texts import clean
 from pycil_wsc.report.views import rest_of
 from pycil_wsc.results import ALL
 from pycil_wsc.results.curves import CURVES
@@ -25,10 +25,10 @@ SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the la
 ACCURACY, *_, TIME = SPECS["accuracies"]
 
 
-def figures(group: Group, brief: bool = False) -> Iterator[Plot]:
+def figures(group: Group) -> Iterator[Plot]:
     """Yield every :class:`Plot` for which the group has runs, drawn one at a time.
 
-    ``brief``: only the accuracies. Trials, used to choose hyperparameters, are not drawn.
+    Trials, used to choose hyperparameters, are not drawn.
     """
     if group.setting.validation_split:
         return
@@ -40,8 +40,6 @@ def figures(group: Group, brief: bool = False) -> Iterator[Plot]:
     if group.tasks:
         (score,) = SPECS["curves of language models"]
         parts = [partial(draw_curve, spec=score), partial(over_memory, specs=SPECS["scores"])]
-    elif brief:
-        parts = [accuracy, partial(over_memory, specs=[ACCURACY])]
     series = Series(group)
     if series.rows.empty:  # all runs belong to studies
         parts = [part for part in parts if part is retain_rates]
@@ -153,7 +151,7 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     for _, own in rows.groupby(line_of):
         memory, last, variant = own[["memory", "last", "variant"]].iloc[0]
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
-        name = memory_text(memory) + (WITHOUT if last else "") + clean(variant.removeprefix("wsc"))
+        name = memory_text(memory) + (WITHOUT if last else "") + one_line(variant.removeprefix("wsc"))
         rows.loc[own.index, "name"] = name
         marker = "osD^vPX"[variants.index(variant) % 7]
         styles[name] = {"color": colour, "marker": marker, "linestyle": ":" if last else "-"}

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pandas as pd
 
-from pycil_wsc.errors import UserError, described
+from pycil_wsc.errors import UserError, described, one_line
 from pycil_wsc.report.rows import PAPER, SCHEDULES, rows_of
 from pycil_wsc.report.studies import STUDIES, Study
-from pycil_wsc.report.texts import as_text, clean, dataset_names, method_name, method_rank, texts
+from pycil_wsc.report.texts import as_text, dataset_names, method_name, method_rank, texts
 from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.comparable import Comparison, Setting, comparisons
 from pycil_wsc.results.duplicates import Variant
@@ -69,8 +69,8 @@ class Group:
         learners = cast(pd.Series, self.rows.groupby("own")["learner"].transform("nunique"))
         self.rows["own"] = self.rows["own"].where(learners < 2, self.rows["own"] + " (" + self.rows["learner"] + ")")
         self.rows["main"] = self._shown_in_no_study()
-        model = clean(setting.convnet_type)
-        self.tasks = [clean(task) for task in setting.tasks]
+        model = one_line(setting.convnet_type)
+        self.tasks = [one_line(task) for task in setting.tasks]
         self.reference = _papers_numbers(setting) if options.paper and not self.variants_of else {}
         self.memory_title = "exemplars per class" if setting.fixed_memory else "exemplars in total"
         self.slug = self._slug()
@@ -155,14 +155,14 @@ class Group:
     def shown(self, name: str) -> str:
         """The display name of a row or line."""
         if any(name == own or name.startswith(f"{own} ") for own in self.labels):
-            return clean(name)
+            return one_line(name)
         return method_name(name, self.options.labels)
 
     def _slug(self) -> str:
         """The part of file names that identifies the group."""
         setting = self.setting
         if setting.tasks:
-            return _as_slug(f"{clean(setting.dataset)}-{clean(setting.convnet_type)}-{len(setting.tasks)}", 80)
+            return _as_slug(f"{one_line(setting.dataset)}-{one_line(setting.convnet_type)}-{len(setting.tasks)}", 80)
         split = f"b{setting.init_cls}-inc{setting.increment}" if setting.increment else "tasks"
         parts = [_as_slug(setting.dataset), split, _as_slug(setting.convnet_type)]
         if not setting.fixed_memory:
@@ -207,7 +207,7 @@ def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[l
     groups: list[Group] = []
     for comparison in found:
         setting = comparison.setting
-        dataset = clean(setting.dataset) if setting.tasks else shown[setting.dataset]
+        dataset = one_line(setting.dataset) if setting.tasks else shown[setting.dataset]
         group = Group(comparison, dataset, options)
         group.only_tuning = len(searched) < 2
         slugs[group.slug] += 1

@@ -11,15 +11,16 @@ from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pycil_wsc.errors import one_line
 from pycil_wsc.report.rows import memory_text
 from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.style import PAGE, arranged
-from pycil_wsc.report.texts import clean, texts
+from pycil_wsc.report.texts import texts
 from pycil_wsc.results import Record
 
 NUMBERED = 10  # numbers are written for at most this many tasks
 NAMED = 20  # class names are written for at most this many classes
-FOLDED = 2  # with more memory sizes between the smallest and the largest, these are not drawn
+SIZES = 4  # memory sizes that are all drawn; of more, only the smallest and the largest
 LONG = 18  # longest class name in characters; longer ones are cut
 MATRIX, CONFUSION = SPECS["maps"]
 
@@ -69,8 +70,8 @@ def _heat_maps(
 
     Of many memory sizes, only the outermost are drawn.
     """
-    between = sorted(set(rows["memory"]) - {0})[1:-1]
-    undrawn = [] if series.group.options.all_figures or len(between) <= FOLDED else between
+    sizes = sorted(set(rows["memory"]) - {0})
+    undrawn = [] if series.group.options.all_figures or len(sizes) <= SIZES else sizes[1:-1]
     unit = series.group.memory_title
     more = texts("undrawn", [memory_text(memory) for memory in undrawn], unit)
     for memory, own in rows.loc[~rows["memory"].isin(undrawn)].groupby("memory"):
@@ -89,7 +90,7 @@ def _heat_maps(
         size = memory_text(memory)
         notes = [*texts("means", methods.size()), *spec.notes, *more]
         slug = f"{spec.slug}-m{size.replace(',', '')}"
-        yield Plot(slug, f"{spec.title}, {size} {unit}", figure, notes, memory in between)
+        yield Plot(slug, f"{spec.title}, {size} {unit}", figure, notes)
 
 
 def _draw_map(ax: Axes, values: np.ndarray, norm: Normalize, names: Sequence[str], numbered: bool) -> None:
@@ -102,7 +103,7 @@ def _draw_map(ax: Axes, values: np.ndarray, norm: Normalize, names: Sequence[str
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(5, integer=True))
     if len(names) == count <= NAMED:
-        short = [textwrap.shorten(clean(name), LONG, placeholder="…") or clean(name)[:LONG] for name in names]
+        short = [textwrap.shorten(one_line(name), LONG, placeholder="…") or one_line(name)[:LONG] for name in names]
         ax.set_xticks(range(count), short, rotation=90, fontsize=6.5)
         ax.set_yticks(range(count), short, fontsize=6.5)
     if not numbered or count > NUMBERED:

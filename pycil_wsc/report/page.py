@@ -4,7 +4,7 @@ import base64
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import PAPER
-from pycil_wsc.report.series import Plot
 from pycil_wsc.report.style import drawing, to_files
 from pycil_wsc.report.texts import HTML
 from pycil_wsc.report.trials import write_winners
@@ -20,8 +19,7 @@ from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
 from pycil_wsc.results.repetition import experiment
 
-DRAWN = 4  # figures are drawn for this many groups of a setting, those with the most runs
-LARGE = 1000  # runs; a larger report has figures of accuracies only, for one group in each of DRAWN settings
+DRAWN = 8  # figures are drawn for this many groups, those with the most runs
 
 
 def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Path], out: Path) -> Path:
@@ -29,7 +27,9 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
 
     Failed tables and figures are listed on the page. Raises a :class:`UserError` if ``out`` cannot be written.
     """
-    sections = [_section(group, groups, out) for group in groups]
+    tested = [group for group in groups if not group.setting.validation_split and not group.tasks]
+    smaller = sorted(tested, key=lambda group: -len(group.records))[DRAWN:]
+    sections = [_section(group, group in smaller and not group.options.all_figures, out) for group in groups]
     records = list(dict.fromkeys(record for group in groups for record in group.records))  # some are in two groups
     keys = ("device", "precision", "torch", "commit")
     origins = Counter(tuple(str(record.data.get(key) or "unknown") for key in keys) for record in records)
@@ -49,15 +49,14 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
     return out / "index.html"
 
 
-def _section(group: Group, groups: Sequence[Group], out: Path) -> dict[str, Any]:
-    """What the page shows of one group. Writes the files of its tables, figures and configuration."""
-    section: dict[str, Any] = {"group": group, "tables": list(tables(group)), "command": ""}
+def _section(group: Group, undrawn: bool, out: Path) -> dict[str, Any]:
+    """What the page shows of a group. Writes its tables, configuration and, unless ``undrawn``, figures."""
+    section: dict[str, Any] = {"group": group, "tables": list(tables(group)), "command": "", "undrawn": undrawn}
     for table in section["tables"]:
         _write(out / "tables", table.slug, table.files())
-    plots, section["undrawn"] = _figures_of(group, groups)
     section["figures"] = shown = []
     with drawing():
-        for plot in plots:
+        for plot in () if undrawn else figures(group):
             with group.attempt(plot.title):
                 files = to_files(plot.figure)
                 slug, width = f"{plot.slug}-{group.slug}", round(96 * plot.figure.get_figwidth())
@@ -72,25 +71,6 @@ def _section(group: Group, groups: Sequence[Group], out: Path) -> dict[str, Any]
         section["command"] = f"python main.py --config {shlex.quote(str(path))}"
         section["listing"] = json.dumps(content, indent=2, ensure_ascii=False).split("\n")
     return section
-
-
-def _figures_of(group: Group, groups: Sequence[Group]) -> tuple[Iterable[Plot], str]:
-    """The figures of a group, and a note on those that are not drawn.
-
-    If a setting has many groups, only those with the most runs have figures. In a report of very many runs, only the
-    largest group of a setting has figures, and only those of accuracies. Trials have none.
-    """
-    if group.options.all_figures or group.setting.validation_split or group.tasks:
-        return figures(group), ""
-    tested = [other for other in groups if not other.setting.validation_split and not other.tasks]
-    ranked = sorted(tested, key=lambda other: -len(other.records))
-    siblings = [other for other in ranked if other.setting == group.setting]
-    large = sum(len(other.records) for other in ranked) > LARGE
-    settings = list(dict.fromkeys(other.setting for other in ranked))
-    if large and group.setting not in settings[:DRAWN] or group not in siblings[: 1 if large else DRAWN]:
-        return (), "Not drawn: the figures of this section, because other sections have more runs."
-    note = "Not drawn, because the report is large: time, forgetting, loss, cost, analyses, studies and matrices."
-    return figures(group, brief=large), note if large else ""
 
 
 def _write(folder: Path, slug: str, files: Mapping[str, str | bytes]) -> None:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.report.texts import clean, data_file, method_rank
+from pycil_wsc.errors import one_line
+from pycil_wsc.report.texts import data_file, method_rank
 from pycil_wsc.results import ALL, Record
 from pycil_wsc.results.duplicates import Variant
 
@@ -71,12 +72,12 @@ def rows_of(variants: Mapping[Record, Variant]) -> pd.DataFrame:
     """
     lines = []
     for record in sorted(variants, key=lambda record: (method_rank(record.method), record.memory, record.seed)):
-        label = record.config.get("label")
+        label = record.config.get("label") or None
         line = {"record": record, "learner": record.method, "memory": record.memory, "seed": record.seed}
         line |= {"variant": variants[record], "frozen": variants[record].frozen, "changed": record.changed}
         line["others"] = {name for name, usual in SETTINGS.items() if record.config.get(name) not in (None, usual)}
         line |= {"schedule": (record.config.get("init_epoch"), record.config.get("epochs"))}
-        line |= {"expands": expands(record.method), "label": clean(label) if label and isinstance(label, str) else None}
+        line |= {"expands": expands(record.method), "label": one_line(label) if isinstance(label, str) else None}
         lines.append(line)
     return pd.DataFrame(lines)
 

@@ -41,7 +41,6 @@ class Plot(NamedTuple):
     title: str
     figure: Figure
     notes: Sequence[str] = ()
-    folded: bool = False  # collapsed on the page
 
 
 class Series:
@@ -77,19 +76,13 @@ class Series:
         return spec.axes[1].format(self.unit)
 
     def notes(self, rows: pd.DataFrame, *further: str, errors: str = "") -> list[str]:
-        """Notes on the number of seeds of ``rows``, ``further``, and notes on missing runs.
+        """Notes on the number of seeds of ``rows``, and ``further``.
 
         ``errors``: what shows the spread in the figure, such as "error bars", if anything does.
         """
         counts = rows.groupby(["name", "memory"])["record"].nunique()
-        gaps = {}
-        for name, own in self.rows.groupby("name", sort=False)["memory"]:
-            wanted = [memory for memory in self.memories if memory] if own.any() else [0]
-            lacking = [memory_text(memory) for memory in wanted if (name, memory) not in counts]
-            if lacking:
-                gaps[self.labels[str(name)]] = lacking
         seeds = texts("means", counts, errors, self.group.options.spread_name)
-        return [*seeds, *further, *texts("figure", self.rows["expands"].any(), self.left_out), *texts("missing", gaps)]
+        return [*seeds, *further, *texts("figure", self.rows["expands"].any(), self.left_out)]
 
     def sizes(self, several: str) -> str:
         """A note on the memory sizes of a figure, which begins with ``several`` if there are several."""

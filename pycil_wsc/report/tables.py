@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from pycil_wsc.errors import one_line
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import Column
-from pycil_wsc.report.texts import LATEX, MARKDOWN, clean
+from pycil_wsc.report.texts import LATEX, MARKDOWN
 
 DAGGER = "†"  # marks methods that expand
 MEASURED = ["mean", "standard_error", "standard_deviation", "averaged_over", "best"]
@@ -91,7 +92,7 @@ class Table:
             texts = []
             for cell, column in zip(cells[number * width : (number + 1) * width], self.columns):
                 texts.append(_as_text(cell, column, self.group.options.spread))
-            rows.append(([shown + (f" {DAGGER}" if expands else ""), *map(clean, others)], texts))
+            rows.append(([shown + (f" {DAGGER}" if expands else ""), *map(one_line, others)], texts))
         return rows
 
     def files(self) -> dict[str, str]:
@@ -114,10 +115,10 @@ class Table:
         labels = self.cells[[*self.labels]].to_numpy(dtype=object)[:: len(self.columns)]
         frame = pd.DataFrame(
             [[cell.own for cell in cells] for _, cells in self.rows],
-            index=[" ".join(map(clean, names)) for names in labels],
+            index=[" ".join(map(one_line, names)) for names in labels],
             columns=pd.Index([column.label for column in self.columns], name="/".join(self.labels)),
         )
-        return f"{clean(title)}\n{frame.to_string()}"
+        return f"{one_line(title)}\n{frame.to_string()}"
 
 
 def _as_text(cell: Any, column: Column, spread: str) -> Text:
@@ -139,5 +140,5 @@ def _without_formula(label: object) -> object:
     """Escape a label that a spreadsheet would read as a formula; numbers are returned unchanged."""
     if not isinstance(label, str):
         return label
-    text = clean(label)
+    text = one_line(label)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text

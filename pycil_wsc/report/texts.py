@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from pycil_wsc.errors import shown
+from pycil_wsc.errors import one_line, shown
 
 
 def data_file(name: str) -> Any:
@@ -23,14 +23,6 @@ RANKS = {method: place for place, method in enumerate(METHODS)}
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "imagenet100": "ImageNet-100", "digits": "Digits"}
 LONGEST = 60  # longest name of a user's data set, in characters
 Patterns = Sequence[tuple[str, str]]  # (shell pattern, name) of methods or data sets; the first match is used
-
-
-def clean(text: object) -> str:
-    """``text`` on one line, with unprintable characters (control characters, lone surrogates) replaced by U+FFFD."""
-    line = str(text)
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "\ufffd" for c in line)
 
 
 def as_text(value: object) -> str:
@@ -47,8 +39,8 @@ def method_name(name: str, patterns: Patterns = ()) -> str:
     if whole is not None:
         return whole
     if own is None:
-        own = " + ".join(METHODS[part]["name"] if part in METHODS else clean(part) for part in method.split("+"))
-    return own + space + clean(keys)
+        own = " + ".join(METHODS[part]["name"] if part in METHODS else one_line(part) for part in method.split("+"))
+    return own + space + one_line(keys)
 
 
 def method_rank(method: str) -> tuple[int, bool, str]:
@@ -74,27 +66,27 @@ def _dataset_name(dataset: str, patterns: Patterns, parts: int) -> str:
         return own
     kind, colon, path = dataset.partition(":")
     if kind not in ("npz", "folder") or not colon:
-        return DATASETS.get(dataset, clean(dataset)[:LONGEST])
+        return DATASETS.get(dataset, one_line(dataset)[:LONGEST])
     name = "/".join(PurePath(path).parts[-parts:])
-    return clean(name.removesuffix(".npz") if kind == "npz" else name)[-LONGEST:] or kind
+    return one_line(name.removesuffix(".npz") if kind == "npz" else name)[-LONGEST:] or kind
 
 
 def _matching(name: str, patterns: Patterns) -> str | None:
-    return next((clean(own) for pattern, own in patterns if name == pattern or fnmatchcase(name, pattern)), None)
+    return next((one_line(own) for pattern, own in patterns if name == pattern or fnmatchcase(name, pattern)), None)
 
 
 MARKDOWN_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {c: f"\\{c}" for c in "\\`*[]|"})
 LATEX_ESCAPES = str.maketrans(
     {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "†": r"$^\dagger$", "–": "--", "−": "--"}
-    | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "\ufffd": "?"}
+    | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$"}
     | {"[": "{[}", "*": "{*}"}  # after a line's end, these would be read as its argument
     | {c: f"\\{c}" for c in "&%$#_{}"}
 )
 
 
 def _latex(text: str) -> str:
-    return clean(text).translate(LATEX_ESCAPES)
+    return one_line(text).translate(LATEX_ESCAPES)
 
 
 def _number(text: str) -> str:
@@ -109,9 +101,9 @@ MARKDOWN = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 LATEX = MARKDOWN.overlay("<%", "%>", "<<", ">>", "<#", "#>")  # braces are LaTeX's own
-HTML = MARKDOWN.overlay(autoescape=True, finalize=lambda text: text if isinstance(text, Markup) else clean(text))
-MARKDOWN.filters |= {"latex": _latex, "number": _number, "clean": clean, "shown": shown, "as_text": as_text}
-MARKDOWN.filters["markdown"] = lambda text: clean(text).translate(MARKDOWN_ESCAPES)  # all environments share these
+HTML = MARKDOWN.overlay(autoescape=True, finalize=lambda text: text if isinstance(text, Markup) else one_line(text))
+MARKDOWN.filters |= {"latex": _latex, "number": _number, "one_line": one_line, "shown": shown, "as_text": as_text}
+MARKDOWN.filters["markdown"] = lambda text: one_line(text).translate(MARKDOWN_ESCAPES)  # all environments share these
 
 
 def texts(macro: str, *facts: object) -> list[str]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from pycil_wsc.errors import one_line
 from pycil_wsc.files import write_json
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import AVERAGE, Column, measured
 from pycil_wsc.report.tables import Table, aggregate
-from pycil_wsc.report.texts import clean, texts
+from pycil_wsc.report.texts import texts
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
 
@@ -74,5 +75,5 @@ def write_winners(group: Group, out: Path) -> None:
 
 
 def _file(method: str, group: Group | None = None) -> str:
-    name = re.sub(r"[^\w.+-]", "-", clean(method), flags=re.ASCII)
+    name = re.sub(r"[^\w.+-]", "-", one_line(method), flags=re.ASCII)
     return f"tuned_{name}.json" if group is None or group.only_tuning else f"tuned_{name}-{group.slug}.json"

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, one_line
 from pycil_wsc.report.groups import DEFAULT, Group, Options
 from pycil_wsc.report.rows import MEASURES, PAPER, SCHEDULES, Column, by_memory, measured, melted, memory_text, scores
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, seeds_of
-from pycil_wsc.report.texts import clean, method_rank, texts
+from pycil_wsc.report.texts import method_rank, texts
 from pycil_wsc.report.trials import tuning
 from pycil_wsc.results import ALL
 from pycil_wsc.results.identity import distinguishing_keys
@@ -208,8 +208,8 @@ def check_baseline(groups: Iterable[Group], options: Options) -> None:
         return
     present: set[str] = set().union(*(rows["own"] for rows in rows_of.values()))
     raise UserError(
-        f"--baseline {clean(options.baseline)}: no method or row of the table of average accuracies; "
-        f"available: {clean(', '.join(sorted(present))) or 'none'}"
+        f"--baseline {options.baseline}: no method or row of the table of average accuracies; "
+        f"available: {', '.join(sorted(present)) or 'none'}"
     )
 
 
@@ -218,7 +218,7 @@ def check_baseline(groups: Iterable[Group], options: Options) -> None:
 
 def cost(group: Group) -> Table:
     """The costs of all image runs of the group."""
-    machines = sorted({clean(record.data.get("device") or "unknown") for record in group.records})
+    machines = sorted({one_line(record.data.get("device") or "unknown") for record in group.records})
     spent = measured(group.rows, SPENT)
     spared = bool((~np.isnan(spent) & (spent != measured(group.rows, TRAINING))).any())
     columns = [column for column in MEASURES["cost"] if spared or column != SPENT]
