@@ -16,6 +16,8 @@ import pycil_wsc
 
 learner = pycil_wsc.Learner.load(os.environ.get("SHELF", "shelf"), quiet=True)
 pause = float(os.environ.get("RELOAD_SECONDS", "1"))
+LARGEST = 20_000_000  # bytes of a request
+Image.MAX_IMAGE_PIXELS = 32_000_000  # twice as many are refused before they are decoded: a small file can have billions
 
 
 def watch(stop: threading.Event):
@@ -27,23 +29,31 @@ def watch(stop: threading.Event):
 @contextlib.asynccontextmanager
 async def reloading(app: FastAPI):
     stop = threading.Event()
-    threading.Thread(target=watch, args=(stop,)).start()
-    yield
-    stop.set()
+    threading.Thread(target=watch, args=(stop,), daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
 
 
 app = FastAPI(lifespan=reloading)
 
 
 async def body(request: Request):
-    return await request.body()
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > LARGEST:
+            raise HTTPException(413, f"more than {LARGEST:,} bytes")
+    return bytes(content)
 
 
 @app.post("/predict")
 def predict(content: bytes = Depends(body)):  # in a thread of FastAPI's
     answers = learner.answers  # one version for the whole answer
     try:
-        names, values = answers.top([Image.open(io.BytesIO(content))], min(3, len(answers.classes)))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, pycil_wsc.UserError) as error:
-        raise HTTPException(422, f"not a readable image: {error}") from None
+        image = Image.open(io.BytesIO(content), formats=["JPEG", "PNG", "WEBP"])
+        names, values = answers.top([image], min(3, len(answers.classes)))
+    except (OSError, ValueError, Image.DecompressionBombError, pycil_wsc.UserError):
+        raise HTTPException(422, "not a readable image") from None
     return {"version": answers.version, "answers": dict(zip(names[0].tolist(), values[0].tolist()))}

@@ -274,6 +274,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def _images(self, X, reset):
         """The images in a form that the learner takes."""
         if form_of(X) == "files":
+            if wrong := [place for place, name in enumerate(X) if not isinstance(name, (str, os.PathLike))]:
+                raise UserError(f"X: row {wrong[0]} is no file name, as the first one is; leave it out")
             return [os.fspath(name) for name in X]
         if form_of(X) == "images":
             return in_colour(np.asarray(X))
@@ -352,7 +354,7 @@ def shape_of(pixels: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
     if wanted is None:
         side = math.isqrt(pixels - 1) + 1
         return side, side
-    shape = [*wanted] if isinstance(wanted, Sequence) else []
+    shape = [*wanted] if isinstance(wanted, (list, tuple)) and all(type(each) is int for each in wanted) else []
     if len(shape) not in (2, 3) or shape[0] != shape[1] or shape[2:] not in ([], [3]) or math.prod(shape) != pixels:
         raise UserError(f"image_shape: {wanted} is not (side, side) or (side, side, 3) with {pixels} pixels in all")
     return tuple(shape)

@@ -196,6 +196,15 @@ def test_names_of_classes_are_text_in_the_card(tmp_path):
     assert pycil_wsc.load_exported(tmp_path / "exported").classes == learner.classes
 
 
+def test_keys_of_a_machine_in_a_strangers_file_have_no_effect(folder, exported):
+    """``pretrained`` would download weights, or read any file."""
+    described = json.loads((folder / "config.json").read_text())
+    described["config"] |= {"pretrained": "/etc/passwd", "compile": True, "cache_images": True, "num_workers": 9}
+    (folder / "config.json").write_text(json.dumps(described))
+    learner, _, _, images = exported
+    assert pycil_wsc.load_exported(folder).predict(images).tolist() == learner.predict(images).tolist()
+
+
 # ---- MLflow ----------------------------------------------------------------------------------------------------------
 
 
@@ -204,13 +213,21 @@ def test_mlflow_loads_the_folder_and_predicts(exported, tmp_path):
     learner, _, folder, images = exported
     model = mlflow.load_model(str(folder))
     assert model.predict(images).tolist() == learner.predict(images).tolist()
+    assert set(model.predict(images, params={"threshold": 1.0})) == {"unknown"}
+    for names in (["a.png"], "a.png", np.array(["a.png"])):
+        with pytest.raises(UserError, match="^images: names of files, which a server does not read"):
+            model.predict(names)
+    reading = mlflow.load_model(str(folder), model_config={"file_names": True})
+    with pytest.raises(UserError, match="^a.png: No such file"):
+        reading.predict(["a.png"])
 
 
 def test_its_model_takes_what_mlflow_hands_it(exported, tmp_path):
     """Arrays of whole numbers, as JSON gives them; data frames of names and of the bytes of files; lists."""
     pandas = pytest.importorskip("pandas")
     learner, _, folder, images = exported
-    model, expected = _load_pyfunc(str(folder)), learner.predict(images).tolist()
+    model = _load_pyfunc(str(folder), {"file_names": True})
+    expected = learner.predict(images).tolist()
     files = [tmp_path / f"{number}.png" for number in range(len(images))]
     for file, image in zip(files, images):
         Image.fromarray(image).save(file)
@@ -222,6 +239,8 @@ def test_its_model_takes_what_mlflow_hands_it(exported, tmp_path):
     assert set(model.predict(images, {"threshold": 1.0, "otherwise": "none"})) == {"none"}
     with pytest.raises(UserError, match="^image: 4 bytes that are not an image file's; replace them"):
         model.predict(pandas.DataFrame({"image": [contents[0], b"html"]}))
+    with pytest.raises(UserError, match="^images: a ndarray; give uint8"):
+        model.predict(np.array("a.png"))
     with pytest.raises(UserError, match="^images: values from -1 to 7; give pixels from 0 to 255"):
         model.predict(np.array([-1, 7]))
 
@@ -235,6 +254,8 @@ def test_its_model_takes_what_mlflow_hands_it(exported, tmp_path):
         ({}, "evaluations: a dict; give a list with one for each of the 3 tasks"),
         ([None], "evaluations: 1; give a list with one for each of the 3 tasks"),
         ([None, 3, None], "evaluations: item 2 is not what evaluate returns; give that, or None"),
+        ([None, None, {"classes": {"cat": None}}], "evaluations: item 3 has no accuracy of 'cat' in percent, but None"),
+        ([{"classes": {1: 2.0, "dog": 1.0}}, None, None], "evaluations: item 1 has '1', which was not learned by then"),
         ([{"classes": {"dog": 1.0}}, None, None], "evaluations: item 1 has 'dog', which was not learned by then"),
     ],
 )

@@ -1,6 +1,9 @@
 """`Learner.export`: what predicts, as ONNX, as a program of torch.export and as a folder, for every learner."""
 
+import importlib.util
 import json
+import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -118,6 +121,17 @@ def test_the_files_say_what_their_columns_are_and_what_is_done_to_an_image(repla
     for description in (session.get_modelmeta().custom_metadata_map, found):
         assert json.loads(description["classes"]) == learner.classes
         assert json.loads(description["transform"]) == learner.transform.settings()
+
+
+def test_the_files_name_no_file_of_this_machine(replay, tmp_path):
+    for name in ["model.pt2"] + ["model.onnx"] * bool(importlib.util.find_spec("onnxscript")):
+        replay[0].export(tmp_path / name)
+        content = (tmp_path / name).read_bytes()
+        if name.endswith("pt2"):
+            with zipfile.ZipFile(tmp_path / name) as parts:
+                content = b"".join(map(parts.read, parts.namelist()))
+        for place in (os.path.dirname(os.path.dirname(pycil_wsc.__file__)), os.path.dirname(torch.__file__)):
+            assert place.encode() not in content
 
 
 def test_the_version_of_the_operators_may_be_chosen(replay, tmp_path, onnxruntime):

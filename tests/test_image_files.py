@@ -1,14 +1,16 @@
 """Folders of image files: which files belong to which class, whatever links and names there are."""
 
 import os
+import subprocess
 import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
+from pycil_wsc.classifier.model import opened
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.sources import read_source
@@ -40,6 +42,22 @@ def test_the_order_is_torchvisions(tmp_path):
     expected = make_dataset(str(tmp_path), {"A": 0, "b": 1, "c d": 2}, IMG_EXTENSIONS)
     found = read_source(f"folder:{tmp_path}").train
     assert list(zip(found.images, found.targets)) == expected and len(expected) == 8
+
+
+def test_a_file_is_decoded_as_one_of_few_formats_whatever_its_name_is(tmp_path, monkeypatch):
+    """Pillow would start Ghostscript for PostScript, and decoders of rare formats fail in any way."""
+    monkeypatch.setattr(subprocess, "check_call", lambda *arguments, **options: pytest.fail("started a program"))
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
+    picture = Image.new("RGB", (8, 8), "red")
+    for kind in ("EPS", "PCX", "TGA"):
+        picture.save(tmp_path / "a.jpg", kind)
+        with pytest.raises(UserError, match="a.jpg: not a readable image"):
+            decode(str(tmp_path / "a.jpg"))
+        with pytest.raises(UserError, match="not an image file's"):
+            opened((tmp_path / "a.jpg").read_bytes())
+    for kind in ("PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF"):
+        picture.save(tmp_path / "a.jpg", kind)
+        assert abs(np.asarray(decode(str(tmp_path / "a.jpg"))) - np.asarray(picture, int)).max() <= 1  # WebP's loss
 
 
 def test_links_to_folders_above_or_of_other_classes_add_nothing(tmp_path):

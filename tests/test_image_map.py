@@ -1,5 +1,6 @@
 """Decoded image files: kept whole or not at all, cropped as torchvision does it, in workers and on the device."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from pycil_wsc.data.loader import DeviceSource, FolderSource, open_source
 from pycil_wsc.data.order import Share
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.types import Split
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import Unwritable, UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.learners import speed
 from pycil_wsc.runs.class_incremental import ClassIncremental
@@ -250,6 +252,13 @@ def test_a_full_disk_and_a_broken_file_are_one_line(dataset, tmp_path, monkeypat
             decoded(dataset, tmp_path, 0, False)
         assert str(error.value).startswith(f"{dataset.train.images[named]}: not a readable image")
         assert str(error.value).endswith("; 1 other image(s) cannot be read either") == (place != 6)
+    assert not [path for path in tmp_path.rglob("*decoded-*") if path.is_file()]
+
+
+def test_a_disk_that_fills_up_while_images_are_decoded_is_one_line_and_nothing_is_left(dataset, tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with patch.object(image_map, "_decode_into", side_effect=full), pytest.raises(Unwritable, match="No space left"):
+        decoded(dataset, tmp_path, 0, False)
     assert not [path for path in tmp_path.rglob("*decoded-*") if path.is_file()]
 
 

@@ -4,6 +4,7 @@ import io
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -140,6 +141,21 @@ def test_an_interrupted_task_does_not_go_on_with_other_images_held_out(months, t
         learned(months[0], out=tmp_path / "work", held_out=2, on_progress=seen.append)
     assert not seen and len(learned(months[0], out=tmp_path / "work").history) == 1
     assert not list(tmp_path.rglob("held_out.json"))
+
+
+def test_files_in_the_place_of_a_finished_task_are_refused_before_it_is_learned(months, tmp_path):
+    (tmp_path / "work" / "task1").mkdir(parents=True)
+    (tmp_path / "work" / "task1" / "notes.txt").touch()
+    seen = []
+    with pytest.raises(UserError, match="task1: has files, but no learner; move or remove it"):
+        learned(months[0], out=tmp_path / "work", on_progress=seen.append)
+    assert not seen
+
+
+def test_without_a_temporary_folder_it_asks_for_one(months, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    with pytest.raises(UserError, match="^learn: no temporary folder can be made .*; set TMPDIR"):
+        learned(months[0])
 
 
 def test_the_threads_of_a_learner_are_its_own_and_its_log_is_closed_after_an_error(months, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import asyncio
 import importlib.util
 import io
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ def serve(tmp_path, monkeypatch):
     learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES).save(tmp_path / "shelf")
     monkeypatch.setenv("SHELF", str(tmp_path / "shelf"))
     monkeypatch.setenv("RELOAD_SECONDS", "0.01")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # which the server sets
     spec = importlib.util.spec_from_file_location("serve", SERVE)
     serve = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(serve)
@@ -142,8 +144,41 @@ def test_what_is_no_image_is_an_answer_too(serve, tmp_path):
         assert response.json()["version"] == 1, "the version that was loaded goes on"
 
 
-def test_the_server_has_thirty_lines():
+def test_the_server_has_forty_lines():
     """Of code, without its description and empty lines."""
     text = SERVE.read_text()
     body = text.replace(ast.get_docstring(ast.parse(text), clean=False), "").replace('""""""', "")
-    assert len([line for line in body.splitlines() if line.strip()]) <= 30
+    assert len([line for line in body.splitlines() if line.strip()]) <= 40
+
+
+@pytest.mark.parametrize("side, status", [(9000, 422), (600, 200)])
+def test_a_small_file_of_many_pixels_is_refused_before_it_is_decoded(side, status, serve):
+    content = io.BytesIO()
+    Image.new("1", (side, side)).save(content, "png")
+    with testclient.TestClient(serve.app) as client:
+        assert client.post("/predict", content=content.getvalue()).status_code == status
+        assert len(content.getvalue()) < 20_000
+
+
+def test_a_large_request_is_not_read_to_its_end_and_formats_are_few(serve, monkeypatch):
+    monkeypatch.setattr(serve, "LARGEST", 1000)
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "pcx")
+    with testclient.TestClient(serve.app) as client:
+        assert client.post("/predict", content=b"x" * 1001).status_code == 413
+        assert client.post("/predict", content=content.getvalue()).status_code == 422
+
+
+def test_the_server_looks_for_new_versions_until_it_ends_even_by_an_error(serve):
+    async def failing():
+        async with serve.reloading(serve.app):
+            raise ZeroDivisionError
+
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(failing())
+    for _ in range(1000):
+        if threading.active_count() <= before:
+            return
+        time.sleep(0.01)
+    pytest.fail("its thread goes on")

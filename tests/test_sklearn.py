@@ -269,6 +269,9 @@ REFUSED = {
     "^image_shape: 3 is not .side, side. or": lambda: small(image_shape=3).fit(np.eye(9), np.arange(9) % 2),
     "^value_range: 3 is not .black, white., two numbers": lambda: small(value_range=3).fit(np.eye(4), [0, 1, 0, 1]),
     "^value_range: .'a', 1. is not .black": lambda: small(value_range=("a", 1)).fit(np.eye(4), [0, 1, 0, 1]),
+    "^image_shape: 88 is not .side, side. or": lambda: small(image_shape="88").fit(np.eye(64), np.arange(64) % 2),
+    "^image_shape: .8.0, 8. is not .side": lambda: small(image_shape=(8.0, 8)).fit(np.eye(64), np.arange(64) % 2),
+    "^X: row 1 is no file name, as the first one is; leave it out": lambda: small().fit(["a.png", None], [0, 1]),
     "^classes: 0 is in y, but not in classes": lambda: small().partial_fit(IMAGES, [0, 3, 0, 3], classes=3),
 }
 

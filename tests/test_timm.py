@@ -291,7 +291,16 @@ def test_wrong_options_and_missing_weights_are_one_line(settings):
 
 
 @pytest.mark.parametrize(
-    "name, value", [("num_classes", 10), ("pretrained", True), ("features_only", True), ("in_chans", 1)]
+    "name, value",
+    [
+        ("num_classes", 10),
+        ("pretrained", True),
+        ("features_only", True),
+        ("in_chans", 1),
+        ("checkpoint_path", "a.pth"),
+        ("pretrained_cfg", {}),
+        ("cache_dir", "a"),
+    ],
 )
 def test_an_argument_of_timm_that_is_not_an_option_is_refused_by_name(name, value, settings):
     with pytest.raises(UserError, match=rf"^convnet_options\.{name}: cannot be set"):

@@ -17,6 +17,7 @@ from test_task_lists import month, photos
 
 from pycil_wsc import Learner
 from pycil_wsc.errors import UserError
+from pycil_wsc.state import save_state
 
 __all__ = ["months"]
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -356,6 +357,12 @@ def test_processes_that_load_the_same_folder_answer_alike_and_see_a_new_version(
         np.testing.assert_allclose(rows, learners[2].predict_proba(images), atol=1e-6)
     for rows in second:
         np.testing.assert_allclose(rows, learners[0].predict_proba(images), atol=1e-6)
+
+
+def test_a_file_that_is_no_learner_hides_no_version(learners, shelf):
+    expected = Learner.versions(shelf)
+    save_state(shelf / "versions" / "000007.safetensors", {"format": 2})
+    assert Learner.versions(shelf) == expected
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

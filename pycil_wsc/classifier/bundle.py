@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +48,15 @@ MLFLOW = """flavors:
   python_function:
     loader_module: pycil_wsc.classifier.bundle
     python_version: {python}
+    config:
+      file_names: false
+signature:
+  params: '{params}'
 """
+PARAMS = [  # that predict takes, without which MLflow drops them
+    {"name": "threshold", "type": "double", "default": None, "shape": None},
+    {"name": "otherwise", "type": "string", "default": "unknown", "shape": None},
+]
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -91,7 +100,7 @@ def write_bundle(
     files = {
         WEIGHTS: content,
         CONFIG: readable_json(described),  # with the checksum of the weights
-        MLMODEL: MLFLOW.format(python=platform.python_version()),
+        MLMODEL: MLFLOW.format(python=platform.python_version(), params=json.dumps(PARAMS)),
         CARD: text,
     }
     write_together({folder / name: each for name, each in files.items()})
@@ -170,7 +179,8 @@ def _answers(described: State, content: bytes, device: str) -> Answers:
     temperature = float(described["temperature"])
     if not seen or seen[-1] != len(classes) or not 0 < temperature < math.inf:
         raise ValueError("its parts do not fit together")
-    values = without_dropped(described["config"]) | {"device": str(device)}
+    kept = {name: value for name, value in described["config"].items() if name not in OF_THIS_MACHINE}
+    values = without_dropped(kept) | {"device": str(device)}
     lists = {name: tuple(described["images"][name]) for name in ("mean", "std")}
     info = checked_info(described["images"] | lists | {"name": "exported", "classes": tuple(classes)})
     config = configured(values, tuple(f"task {number + 1}" for number in range(len(seen))))
@@ -189,22 +199,32 @@ def _answers(described: State, content: bytes, device: str) -> Answers:
 
 
 class PyFunc:
-    """The folder in MLflow: images -> names of classes."""
+    """The folder in MLflow: images -> names of classes.
 
-    def __init__(self, answers: Answers) -> None:
+    ``file_names``: read the files that are named. A server must not, since its clients would choose them.
+    """
+
+    def __init__(self, answers: Answers, file_names: bool) -> None:
         self.answers = answers
+        self.file_names = file_names
 
     def predict(self, images: Any, params: Mapping[str, Any] | None = None) -> np.ndarray:
         """The most likely class of each image: names, (B,).
 
         ``images``: what :meth:`Answers.predict` takes; arrays of whole numbers from 0 to 255 of any type, as JSON
-        gives them; or a pandas data frame whose first column has file names or the bytes of image files. ``params``:
-        ``threshold`` and ``otherwise``.
+        gives them; or a pandas data frame whose first column has the bytes of image files or, with ``file_names``,
+        their names. ``params``: ``threshold`` and ``otherwise``.
         """
         if hasattr(images, "iloc"):
-            images = images.iloc[:, 0].tolist()
+            images = (images.iloc[:, 0] if images.ndim == 2 else images).tolist()
         if isinstance(images, np.ndarray) and images.dtype.kind in "iu":
             images = _as_bytes(images)
+        named = [images] if isinstance(images, (str, os.PathLike)) or getattr(images, "ndim", 1) == 0 else images
+        if not self.file_names and any(isinstance(each, (str, os.PathLike)) for each in named):
+            raise UserError(
+                "images: names of files, which a server does not read; give their bytes, or load the model with "
+                'model_config={"file_names": True}'
+            )
         if isinstance(images, list):
             images = [opened(each) if isinstance(each, bytes) else each for each in images]
         return self.answers.predict(images, **(params or {}))
@@ -216,6 +236,6 @@ def _as_bytes(images: np.ndarray) -> np.ndarray:
     return images.astype(np.uint8)
 
 
-def _load_pyfunc(path: str) -> PyFunc:
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyFunc:
     """MLflow calls this with the folder."""
-    return PyFunc(load_exported(path))
+    return PyFunc(load_exported(path), bool((model_config or {}).get("file_names")))

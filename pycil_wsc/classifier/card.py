@@ -169,7 +169,10 @@ def _row(number: int, found: object, classes: Sequence[str], seen: Sequence[int]
     if not isinstance(by_class, Mapping):
         raise UserError(f"evaluations: item {number + 1} is not what evaluate returns; give that, or None")
     if later := by_class.keys() - set(classes[: seen[number]]):
-        raise UserError(f"evaluations: item {number + 1} has '{min(later)}', which was not learned by then")
+        raise UserError(f"evaluations: item {number + 1} has '{min(map(str, later))}', which was not learned by then")
+    for name, value in by_class.items():
+        if not isinstance(value, (int, float)) or not 0 <= value <= 100:
+            raise UserError(f"evaluations: item {number + 1} has no accuracy of '{name}' in percent, but {value!r}")
     row: list[float | None] = []
     for start, end in zip([0, *seen], seen[: number + 1]):
         measured = [by_class[name] for name in classes[start:end] if name in by_class]

@@ -76,7 +76,11 @@ def program_of(model: Model, side: int) -> torch.export.ExportedProgram:
     images = torch.zeros(2, 3, side, side)  # two, since sizes of 0 and 1 are taken for constants
     shapes = {INPUT: {0: torch.export.Dim("batch")}}
     with explained():
-        return torch.export.export(model, (images,), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(model, (images,), dynamic_shapes=shapes, strict=False)
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # names files of this machine
+    return program
 
 
 def pt2_of(model: Model, side: int, description: Mapping[str, str]) -> bytes:

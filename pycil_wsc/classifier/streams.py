@@ -60,7 +60,7 @@ def chunks(images: Images, transform: Transform, size: int, threads: int = 0) ->
         images = images.permute(0, 2, 3, 1)
     if isinstance(images, torch.Tensor) or isinstance(images, np.ndarray) and images.dtype.kind not in "UO":
         return _of_array(as_array(images), transform, size, threads)
-    if isinstance(images, Iterable) and not isinstance(images, (bytes, dict)):
+    if isinstance(images, Iterable) and not isinstance(images, (bytes, dict)) and getattr(images, "ndim", 1):
         return _of_items(_named(images), transform, size, threads)
     raise UserError(f"images: a {type(images).__name__}; give {_wanted(transform)}, {FORMS}")
 

@@ -117,6 +117,8 @@ class Update:
                 return Outcome(None, None, read_rejection(record))
             if shelf.exists(saved):
                 return self._restored(saved, stream, tests)
+            if saved.exists() and any(saved.iterdir()):
+                raise UserError(f"{saved}: has files, but no learner; move or remove it, or choose another out")
             self._refuse_other_held_out(work)
             trained = self._trained(work, stream)
             learned, answers, decision = self._judged(trained, tests, started)
@@ -234,8 +236,13 @@ class Update:
     def _folder(self) -> Iterator[Path]:
         """``out``, locked for other processes, or a temporary folder if ``out`` is None."""
         if self.out is None:
-            with tempfile.TemporaryDirectory(prefix="pycil_wsc-") as folder:
-                yield Path(folder)
+            try:
+                folder = tempfile.TemporaryDirectory(prefix="pycil_wsc-")
+            except OSError as error:
+                problem = f"no temporary folder can be made ({error.strerror})"
+                raise UserError(f"learn: {problem}; set TMPDIR to a folder that can be written, or give out") from None
+            with folder as name:
+                yield Path(name)
             return
         try:
             lock = locked(self.out, wait=False)

@@ -148,7 +148,7 @@ def listed(folder: Path) -> list[Version]:
     found = []
     for each, path in sorted(files.items()):
         content = _peeked(path)
-        if not content:
+        if not {"config", "info"} <= content.keys():  # not a learner
             continue
         entries = content.get("ledger", {}).get("entries", ())
         version = Version(

@@ -1,8 +1,8 @@
 """Data sets of image files: ``PATH/{train,val}/<class>/*.jpg``."""
 
+import functools
 import os
 import stat
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -221,19 +221,26 @@ def image_status(path: str) -> os.stat_result:
 
 
 LONGEST = 50  # times its shorter side: to this an image is cut when it is decoded
-# by which decoders of damaged images fail; RuntimeError: that of AVIF
-DECODING = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, zlib.error, Image.DecompressionBombError)
+DECODED = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "PPM", "TIFF")  # formats, whatever a file's name is
+
+
+@functools.cache
+def decoders() -> list[str]:
+    """Pillow's names of the formats that are decoded: no others, as some start other programs."""
+    Image.init()
+    return [name for name in DECODED if name in Image.OPEN]
 
 
 def decode(path: str) -> Image.Image:
     """Decode an image file as RGB, the :func:`middle` of it if it is very long."""
     image_status(path)
     try:
-        with Image.open(str(path)) as image:  # a name out of an array would be quoted as such in the error
+        # an error would quote a name out of an array as such
+        with Image.open(str(path), formats=decoders()) as image:
             if not image.mode.startswith(("I", "F")):
                 return middle(image.convert("RGB"))
             problem = f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
-    except DECODING as error:
+    except Exception as error:  # decoders raise what they like about a damaged image
         problem = f"not a readable image ({reason(error)}); replace or remove the file"
     raise UserError(f"{path}: {problem}")
 
@@ -251,7 +258,7 @@ def in_colour(image: Image.Image, name: str = "image") -> Image.Image:
         return image.convert("RGB")
     except AssertionError:  # Pillow's, of an image whose file is closed
         problem = "its file is closed"
-    except DECODING as error:
+    except Exception as error:
         problem = first_line(error)
     raise UserError(f"{name}: cannot be decoded ({problem}); open it again, or replace it")
 

@@ -6,12 +6,14 @@ damaged, a digest differs, or the file of images has another size, both are made
 any file of the folder are then copied from there, not decoded.
 """
 
+import contextlib
 import hashlib
 import io
 import logging
 import os
 import shutil
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,10 +24,10 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import v2
 
-from pycil_wsc.data.image_files import common_folder, decode, image_status, middle_box
+from pycil_wsc.data.image_files import common_folder, decode, decoders, image_status, middle_box
 from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import Unwritable, UserError
 from pycil_wsc.files import locked, write_atomically
 
 
@@ -153,25 +155,39 @@ def _make(
         sizes[new] = _sizes(paths[new], side, pool)
         starts = np.concatenate([[0], np.cumsum(sizes.prod(1))])
         _check_space(path, len(new), 3 * int(starts[-1]))
-        partial_file = path.with_name(f".{path.name}.partial")
-        with open(partial_file, "wb") as file:
-            file.truncate(3 * int(starts[-1]))
-            for start, source in zip(starts, copied):
-                if source is not None:
-                    images, place = source
-                    file.seek(3 * start)
-                    file.write(images.image(place).tobytes())
         numbered = np.array(list(zip(paths[new].tolist(), starts[new].tolist())), dtype=object)
         resize = v2.Resize(side, v2.InterpolationMode(interpolation))
-        decode_part = partial(_decode_into, file=partial_file, resize=resize)
-        problems = [line for part in map_parts(decode_part, numbered, pool, "decoding images") for line in part]
-    if problems:
-        partial_file.unlink()
-        raise _unreadable(problems)
-    with open(partial_file, "r+b") as file:
-        os.fsync(file.fileno())  # before the index says that it is complete
-    os.replace(partial_file, path)
+        with _replacing(path) as file:
+            with open(file, "wb") as output:
+                output.truncate(3 * int(starts[-1]))
+                for start, source in zip(starts, copied):
+                    if source is not None:
+                        images, place = source
+                        output.seek(3 * start)
+                        output.write(images.image(place).tobytes())
+            decode_part = partial(_decode_into, file=file, resize=resize)
+            problems = [line for part in map_parts(decode_part, numbered, pool, "decoding images") for line in part]
+            if problems:
+                raise _unreadable(problems)
     return Index(keys, starts, sizes)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A new file to write to, which takes the place of ``path`` at the end; of an error, nothing is left."""
+    file = path.with_name(f".{path.name}.partial")
+    try:
+        yield file
+        with open(file, "r+b") as written:
+            os.fsync(written.fileno())  # before the index says that it is complete
+        os.replace(file, path)
+    except OSError as error:
+        raise Unwritable(
+            f"cache_images: {path} cannot be written ({error.strerror or error}); free space, choose another folder "
+            "with --data-root, or use false"
+        ) from None
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _check_space(path: Path, number: int, total: int) -> None:
@@ -207,7 +223,7 @@ def _sizes_of(paths: np.ndarray, side: int) -> list[tuple[int, int] | str]:
 def _size(path: str) -> tuple[int, int] | str:
     """Width and height of an image file, decoded; the whole file is read only if its header cannot be."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=decoders()) as image:
             left, top, right, bottom = middle_box(*image.size)
             return right - left, bottom - top
     except Exception:

@@ -19,6 +19,10 @@ NOT_OPTIONS = {  # arguments of timm.create_model, and why they cannot be in con
     "pretrained": "it is a key of its own, beside convnet_options",
     "features_only": "a backbone gives one vector of features for each image",
     "in_chans": "images have three channels",
+    "checkpoint_path": "weights are read from the file that pretrained names",  # timm may run code in this one
+    "pretrained_cfg": "timm's own is used",  # may name files, too, as may the next
+    "pretrained_cfg_overlay": "timm's own is used",
+    "cache_dir": "timm's own is used",
 }
 
 
