@@ -470,13 +470,13 @@ def check_pycil(names, output):
 def prepare_any_loop(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    tasks = [[(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)] for _ in range(2)]
-    return {"torch": torch, "model": model, "tasks": tasks, "epochs": 4}
+    tasks = [[(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(80)] for _ in range(2)]
+    return {"torch": torch, "model": model, "tasks": tasks, "epochs": 3}
 
 
 @checks("any_loop.md")
 def check_any_loop(names, output):
-    assert (names["wsc"].phase, names["wsc"].resets, names["wsc"].steps) == ("finished", 1, 4)
+    assert (names["wsc"].phase, names["wsc"].resets, names["wsc"].steps) == ("finished", 1, 80)
 
 
 @prepares("huggingface.md")

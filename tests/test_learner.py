@@ -601,13 +601,18 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
         ({"memory_per_class": 9}, None),
         ({"memory_per_class": 11}, "memory_per_class: 11 is more than any class has images (at most 10); all images"),
         ({"memory_per_class": "all"}, None),
+        (
+            {"name": "wsc", "lrate": 0.01},
+            "wsc.average_lr: after the warm-up the learning rate rises from lrate 0.01 to 0.1",
+        ),
+        ({"name": "wsc", "lrate": 0.01, "wsc.average_lr": None}, None),
     ],
 )
-def test_memory_keys_without_effect_are_told_in_a_line(keys, line, months, capsys):
-    learned(months[0], name="replay", **{"quiet": False, "epochs": 1, "init_epoch": 1} | keys)
+def test_keys_without_effect_or_with_one_that_may_surprise_are_told_in_a_line(keys, line, months, capsys):
+    learned(months[0], **{"name": "replay", "quiet": False, "epochs": 1, "init_epoch": 1} | keys)
     lines = [text for text in capsys.readouterr().out.splitlines() if "is held out" not in text]
     assert len(lines) == 1 + bool(line) and (line is None or line in lines[0])
-    learned(months[0], name="replay", **{"epochs": 1, "init_epoch": 1} | keys)
+    learned(months[0], **{"name": "replay", "epochs": 1, "init_epoch": 1} | keys)
     assert capsys.readouterr().out == ""
 
 

@@ -66,9 +66,18 @@ def check(config: Config) -> None:
 
 
 def remarks(config: Config, largest: int) -> list[str]:
-    """Settings of the memory without effect, a line each. ``largest``: the training images of the largest class."""
+    """Settings without effect, or with one that may surprise, a line each.
+
+    ``largest``: the training images of the largest class.
+    """
     lines: list[str] = []
     learner = registry.learners[config.model_name]
+    held = config.wsc.average_lr if config.wsc.holds_rate else None
+    if (config.consolidate or learner.consolidates) and held is not None and held > config.lrate:
+        lines.append(
+            f"wsc.average_lr: after the warm-up the learning rate rises from lrate {config.lrate:g} to {held:g}; "
+            "set it to lrate, or to null to keep the schedule"
+        )
     if not learner.uses_memory or config.memory_bytes is not None:
         return lines
     unused, used = config.memory_keys
